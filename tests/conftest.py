@@ -1,0 +1,22 @@
+"""Fixtures shared by every test: the pools of ranks, one a world size, for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.ranks import RankPool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Callable[[int], RankPool]]:
+    """``pool(n)`` is the session's pool of ``n`` ranks; its processes start at first use."""
+    pools: dict[int, RankPool] = {}
+
+    def of_size(world_size: int) -> RankPool:
+        return pools.setdefault(world_size, RankPool(world_size))
+
+    yield of_size
+    for each in pools.values():
+        each.close()

@@ -1,0 +1,52 @@
+"""The pool itself: values come back by rank, failures name the rank, hung ranks show their stacks."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.ranks import RankFailed, RankPool, run_once
+
+
+def _sum_of_ranks() -> float:
+    tensor = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def _rank_one_raises() -> None:
+    if os.environ["RANK"] == "1":
+        raise KeyError("only here")
+
+
+def _rank_one_exits() -> None:
+    if os.environ["RANK"] == "1":
+        os._exit(7)
+
+
+def _rank_one_sleeps_too_long() -> None:
+    if os.environ["RANK"] == "1":
+        time.sleep(60)
+
+
+def test_values_come_back_by_rank_and_the_pool_survives_a_failure() -> None:
+    pool = RankPool(2)
+    try:
+        assert pool.run(_sum_of_ranks, backend="gloo") == [1.0, 1.0]
+        with pytest.raises(RankFailed, match="rank 1: error KeyError"):
+            pool.run(_rank_one_raises, backend=None)
+        assert pool.run(_sum_of_ranks, backend="gloo") == [1.0, 1.0]
+    finally:
+        pool.close()
+
+
+def test_a_dead_rank_gives_its_exit_code_and_a_hung_rank_its_stack() -> None:
+    dead = run_once(2, _rank_one_exits, backend=None)
+    assert (dead[0].kind, dead[1].kind, dead[1].value) == ("value", "died", 7)
+    hung = run_once(2, _rank_one_sleeps_too_long, backend=None, timeout=5)
+    assert hung[1].kind == "timeout"
+    assert "_rank_one_sleeps_too_long" in hung[1].text
