@@ -1,0 +1,196 @@
+// The one header that users of the core include: a group of processes on one host that share an arena of memory.
+//
+// Life of a group:
+//   1. One member calls create_arena_file(); path and token travel to the others (through torch's store).
+//   2. The others call open_arena_file(path, token); everybody constructs a Group from its descriptor.
+//   3. When all have opened it, the creator calls unlink_arena_file() (does nothing for a memfd).
+//   4. Calls; then leave(), or the destructor.
+//
+// Memory: an idle group touches less than 2 MiB a member (about 64 KiB). Under load a member's own shared memory
+// grows at most to 2 * staging_bytes + depth * chunk_bytes (2.5 MiB by default) for collectives, ring_bytes for each
+// member it sends point-to-point messages to, and what heap_allocate() handed out (plus freed blocks kept for reuse,
+// at most as much as is in use or 64 MiB, whichever is more). Messages nobody has asked for yet wait in private memory.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "errors.hpp"
+#include "types.hpp"
+
+namespace opensmd {
+
+using std::chrono::milliseconds;
+
+// ---------------------------------------------------------------- the arena's file
+
+// Numbers all members must agree on; the creator chooses, the file's header tells the others.
+struct ArenaShape {
+  int size = 1;                       // members, 1 to 64
+  size_t heap_bytes = 0;              // zero-copy heap of EACH member, virtual; pages appear on allocation
+  size_t staging_bytes = 256u << 10;  // one-shot up to this many bytes; two slots a member
+  size_t chunk_bytes = 512u << 10;    // one step of the pipelines
+  size_t zero_copy_bytes = 16u << 10; // below, staging is faster than agreeing on addresses
+  size_t ring_bytes = 1u << 20;       // mailbox ring of each ordered pair
+};
+
+enum class ArenaPlace {
+  Memfd,   // no name anywhere; peers open /proc/<pid>/fd/<n>; needs one pid namespace
+  DevShm,  // an O_EXCL file in /dev/shm for members that share no pid namespace; unlink once all have opened it
+};
+
+struct ArenaFile {
+  int fd = -1;         // the caller closes it once its Group is constructed (a memfd's creator: once all have opened it)
+  std::string path;    // what peers open
+  uint64_t token = 0;  // proves to peers that they opened the right file
+};
+
+ArenaFile create_arena_file(const ArenaShape& shape, ArenaPlace place = ArenaPlace::Memfd);
+int open_arena_file(const std::string& path, uint64_t token);  // throws CollectiveError saying what it found instead
+void unlink_arena_file(const ArenaFile& file);
+size_t default_heap_bytes(int size);  // min(RAM / 2, 64 GiB) shared by `size` members
+
+// ---------------------------------------------------------------- configuration
+
+struct Waiting {
+  int spin_microseconds = -1;  // -1: 2 with a core for each member, else 0
+  int yields = 200;            // sched_yield calls before sleeping in the kernel
+};
+
+struct GroupConfig {
+  int rank = 0;
+  int size = 1;
+  int fd = -1;                             // of the arena's file; not closed by the group
+  std::vector<std::string> names;          // how messages call member i, e.g. "rank 3"; default "rank i"
+  milliseconds timeout{30 * 60 * 1000};    // of a call that gives none
+  Waiting waiting;
+  void* shared_mapping = nullptr;          // tests with ranks as threads: an existing mapping of the whole file
+};
+
+// What may accompany each call.
+struct Call {
+  std::string_view text = {};  // up to 63 characters for messages, e.g. "shape [2, 3]"
+  milliseconds timeout{0};     // 0: the group's. Counts from the call's start
+};
+
+// ---------------------------------------------------------------- what is known about members
+
+enum class MemberState : uint8_t { NotJoined, Running, Stopped, Dead, Left, Unknown };
+const char* name_of(MemberState state);
+
+// One line of the flight record. Times are CLOCK_MONOTONIC nanoseconds; end 0 means still inside.
+struct RecordEntry {
+  uint64_t sequence = 0;
+  Operation operation = Operation::None;
+  DType dtype = DType::Byte;
+  Reduction reduction = Reduction::Sum;
+  int root = -1;  // the root, or the other member of a Send/Receive (-1: any)
+  int64_t tag = 0;
+  uint64_t count = 0;
+  uint64_t bytes = 0;
+  uint64_t start_ns = 0;
+  uint64_t end_ns = 0;
+  std::string text;
+  std::string describe() const;  // "all_reduce(sum, float32, count=4096) shape [64, 64]"
+};
+
+struct MemberStatus {
+  MemberState state = MemberState::NotJoined;
+  uint64_t entered = 0;    // sequence number of the last collective it entered; 0: none
+  uint64_t completed = 0;  // and of the last it completed
+  RecordEntry last;        // the last it entered
+};
+
+// ---------------------------------------------------------------- point to point
+
+constexpr int kAnySource = -1;
+
+// A send or receive under way. Its buffer must live until done. Dropping the last handle does not cancel it.
+class Request {
+ public:
+  virtual ~Request() = default;
+  virtual bool done() = 0;  // also makes progress; true after failure too
+  // 0: the group's timeout. Throws what went wrong. A send is done when its buffer may be reused.
+  virtual void wait(milliseconds timeout = milliseconds{0}) = 0;
+  virtual int source() const = 0;           // of a completed receive
+  virtual size_t received_bytes() const = 0;
+};
+
+// ---------------------------------------------------------------- the group
+
+struct GroupParts;
+
+// Collectives block the caller and must be called by one thread at a time, in the same order by all members.
+// Point-to-point calls may come from any threads, at the same time as a collective.
+// A null pointer is fine where the count is 0. `counts` count elements. Inputs and outputs must not overlap, except
+// exactly: in == out for reduce, and the input may be the caller's own slice of the output of all_gather or of the
+// input of reduce_scatter (in place).
+class Group {
+ public:
+  explicit Group(GroupConfig config);  // maps the file, publishes this process; does not wait for the others
+  ~Group();                            // leave(), then unmaps: memory from heap_allocate must be out of use
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int rank() const;
+  int size() const;
+
+  void barrier(const Call& call = {});
+  // In place. `factor` is this member's multiplier for PremulSum.
+  void all_reduce(void* data, size_t count, DType dtype, Reduction reduction, double factor = 1.0,
+                  const Call& call = {});
+  // `out` matters on the root only (null elsewhere); `in` is left alone unless it is `out`.
+  void reduce(const void* in, void* out, size_t count, DType dtype, Reduction reduction, int root,
+              double factor = 1.0, const Call& call = {});
+  void broadcast(void* data, size_t count, DType dtype, int root, const Call& call = {});
+  // outs[i] takes counts[i] elements from member i; counts is the same everywhere; `in` has counts[rank()].
+  void all_gather(const void* in, void* const* outs, const size_t* counts, DType dtype, const Call& call = {});
+  // Every member gives `count` elements; outs matters on the root only.
+  void gather(const void* in, void* const* outs, size_t count, DType dtype, int root, const Call& call = {});
+  void scatter(const void* const* ins, void* out, size_t count, DType dtype, int root, const Call& call = {});
+  // ins[i] (counts[i] elements) is reduced over all members into member i's `out`; counts is the same everywhere.
+  void reduce_scatter(const void* const* ins, const size_t* counts, void* out, DType dtype, Reduction reduction,
+                      double factor = 1.0, const Call& call = {});
+  // ins[i] goes to member i. in_counts[j] here must equal out_counts[rank()] on member j.
+  void all_to_all(const void* const* ins, const size_t* in_counts, void* const* outs, const size_t* out_counts,
+                  DType dtype, const Call& call = {});
+
+  // Memory of this member's heap: collectives find by address that a tensor lives there and then move it without
+  // staging. Offsets may differ between members. nullptr when the heap is full. Any thread; 4096-byte aligned.
+  void* heap_allocate(size_t bytes);
+  void heap_free(void* block);
+  bool heap_contains(const void* address) const;
+
+  // Messages between one pair with one tag keep their order. Both calls return at once; sends of any size may be
+  // posted before any receive. A receive whose buffer has another size than the message fails with Mismatch and
+  // consumes the message. timeout applies to wait().
+  std::shared_ptr<Request> post_send(const void* data, size_t bytes, int destination, int64_t tag);
+  std::shared_ptr<Request> post_receive(void* data, size_t bytes, int source, int64_t tag);
+  // Whether a message has begun to arrive; its size goes to *bytes, its sender to *from, when given.
+  bool ready(int source, int64_t tag, size_t* bytes = nullptr, int* from = nullptr);
+  // The index of one request that is done.
+  size_t wait_any(const std::vector<std::shared_ptr<Request>>& requests, milliseconds timeout = milliseconds{0});
+
+  // Every later call, and every call under way, fails on every member with the first cause.
+  void abort(const std::string& reason);
+  bool aborted() const;
+  std::string abort_cause() const;  // empty while the group is fine
+  // Says goodbye: others that still need this member get an error that says so. No call may follow but heap_free.
+  void leave();
+
+  MemberStatus status(int member) const;
+  std::vector<RecordEntry> record(int member) const;                 // collectives, oldest first
+  std::vector<RecordEntry> message_record(int member) const;         // sends and receives, oldest first
+  uint64_t sequence() const;                                          // of the last collective entered here
+
+ private:
+  std::unique_ptr<GroupParts> parts_;
+};
+
+}  // namespace opensmd
