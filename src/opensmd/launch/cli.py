@@ -1,0 +1,71 @@
+"""The ``smdrun`` command: starts a script's ranks on this host, or on several, over torch's elastic agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from opensmd.launch.run import Options, run
+
+__all__ = ["main"]
+
+_CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
+
+
+@click.command(context_settings=_CONTEXT)
+@click.option(
+    "-n",
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="Ranks on this host. Default: one a GPU; without GPUs one a core, at most 8.",
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="cpu: run a script that hard-codes CUDA on the CPU (docs/launch.md says what is mapped).",
+)
+@click.option(
+    "--bind/--no-bind",
+    default=True,
+    show_default=True,
+    help="Pin each rank to its share of the cores, unless an OpenMP affinity variable is set.",
+)
+@click.option("--prefix/--no-prefix", default=True, show_default=True, help="Put [rank] before each line.")
+@click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of hosts.")
+@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="This host's number, from 0.")
+@click.option("--master-addr", help="Address of host 0; needed with several hosts.")
+@click.option("--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True)
+@click.option("--max-restarts", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("output"),
+    show_default=True,
+    help="Folder that SM_MODEL_DIR and SM_OUTPUT_DATA_DIR lie in.",
+)
+@click.option("--channel", multiple=True, metavar="NAME=PATH", help="Input data: sets SM_CHANNEL_NAME.")
+@click.option("--mp-parameters", metavar="K=V,... | JSON", help="Model parallelism: SM_HP_MP_PARAMETERS.")
+@click.option("--dataparallel", is_flag=True, help="Tell Hugging Face's Trainer to use smddp.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.version_option(package_name="opensmd")
+def main(**options: Any) -> None:
+    """Run SCRIPT with ARGS in several processes that find each other through torch.distributed.
+
+    Each process has RANK, LOCAL_RANK, WORLD_SIZE and what else a SageMaker container sets. When one fails,
+    its traceback is shown first, the others are ended, and smdrun exits as the failed one did.
+    """
+    try:
+        chosen = Options.from_command_line(**options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    raise SystemExit(run(chosen))
+
+
+if __name__ == "__main__":
+    main()

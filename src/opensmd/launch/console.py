@@ -1,0 +1,198 @@
+"""The launcher's console: every rank's output with its rank in front, and the first failure first.
+
+The ranks write into pipes, not into files: nothing grows on disk and nothing waits for a poll. A rank's
+exception comes as a report file instead of text on its standard error, so that the traceback of the rank that
+failed first is shown before those of the ranks that failed because of it: their reports are held back for a
+moment.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from opensmd.launch import reports
+from opensmd.launch.lines import LineAssembler, Segment
+
+__all__ = ["Console"]
+
+HOLD = 1.0  # seconds a report about lost communication waits for the report of its cause
+UPDATE_EVERY = 10.0  # seconds between two shown states of a progress bar where there is no terminal
+IDLE = 0.2  # seconds after which an unfinished line is shown on a terminal
+_COLOURS = (36, 33, 32, 35, 34, 31)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One pipe from one rank."""
+
+    rank: int
+    out: TextIO
+    read: int
+    write: int
+    lines: LineAssembler = field(default_factory=LineAssembler)
+    shown: float = float("-inf")
+    fed: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Unfinished:
+    """Whose line the cursor stands in, and whether the next text takes its place."""
+
+    stream: _Stream
+    rewrite: bool
+
+
+class Console(threading.Thread):
+    """Reads the ranks' pipes and reports until :meth:`finish`."""
+
+    def __init__(self, *, prefix: bool = True) -> None:
+        super().__init__(name="smdrun-console", daemon=True)
+        self._prefix = prefix
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._streams: list[_Stream] = []
+        self._reports: dict[Path, int] = {}
+        self._held: dict[Path, tuple[float, reports.Report]] = {}
+        self._texts: set[str] = set()
+        self._unfinished: _Unfinished | None = None  # only a terminal shows unfinished lines
+        self._ending = threading.Event()
+
+    def open(self, rank: int, out: TextIO) -> str:
+        """A path that a rank's output can be written to, to appear on ``out``."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        stream = _Stream(rank, out, read, write)
+        with self._lock:
+            self._streams.append(stream)
+            self._selector.register(read, selectors.EVENT_READ, stream)
+        return f"/dev/fd/{write}"
+
+    def expect_report(self, path: Path, rank: int) -> None:
+        """Watch for the report of one rank."""
+        with self._lock:
+            self._reports[path] = rank
+
+    def run(self) -> None:
+        """Forward until :meth:`finish` is called."""
+        while not self._ending.is_set():
+            self._selector.select(timeout=0.05)
+            with self._lock:
+                self._drain()
+                self._look_for_reports()
+                self._show_rests(idle=IDLE)
+
+    def finish(self) -> None:
+        """Show all that is left and close the pipes. Reports still held are the caller's to order."""
+        self._ending.set()
+        self.join()
+        with self._lock:
+            self._drain()
+            self._show_rests(idle=None)
+            for stream in self._streams:
+                self._selector.unregister(stream.read)
+                os.close(stream.read)
+                os.close(stream.write)
+            self._streams.clear()
+        self._selector.close()
+
+    def show_report(self, report: reports.Report) -> None:
+        """Show a rank's traceback, unless the very same text has been shown for another rank."""
+        if report.text in self._texts:
+            self.say(f"rank {report.rank} failed in the same way: {report.message.splitlines()[0]}")
+            return
+        self._texts.add(report.text)
+        self._end_line()
+        for line in report.text.splitlines():
+            sys.stderr.write(f"{self._mark(sys.stderr, report.rank)}{line}\n")
+        sys.stderr.flush()
+
+    def was_shown(self, report: reports.Report) -> bool:
+        """True if :meth:`show_report` has shown this text."""
+        return report.text in self._texts
+
+    def say(self, text: str) -> None:
+        """A line of the launcher's own."""
+        self._end_line()
+        print(f"smdrun: {text}", file=sys.stderr, flush=True)
+
+    def _drain(self) -> None:
+        """Read all that is in the pipes now."""
+        for stream in self._streams:
+            while data := _read(stream.read):
+                stream.fed = time.monotonic()
+                for segment in stream.lines.feed(data):
+                    self._show(stream, segment)
+
+    def _look_for_reports(self) -> None:
+        now = time.monotonic()
+        for path, rank in list(self._reports.items()):
+            report = reports.read(path, rank)
+            if report is not None:
+                del self._reports[path]
+                self._held[path] = (now + HOLD if report.of_communication else now, report)
+        due = [(report.nanoseconds, path) for path, (when, report) in self._held.items() if when <= now]
+        if due:
+            self._drain()
+        for _, path in sorted(due):
+            self.show_report(self._held.pop(path)[1])
+
+    def _show(self, stream: _Stream, segment: Segment) -> None:
+        if segment.end == "\n":
+            self._put(stream, segment.text, finished=True)
+        elif stream.out.isatty():
+            own = self._unfinished is not None and self._unfinished.stream is stream
+            if segment.text or own:
+                self._put(stream, segment.text, finished=False)
+                self._unfinished = _Unfinished(stream, rewrite=True)
+        elif segment.text and time.monotonic() - stream.shown >= UPDATE_EVERY:
+            stream.shown = time.monotonic()
+            self._put(stream, segment.text, finished=True)
+
+    def _show_rests(self, *, idle: float | None) -> None:
+        """Show unfinished lines: on a terminal when their rank pauses, elsewhere only at the very end."""
+        for stream in self._streams:
+            if not stream.lines.waiting:
+                continue
+            if idle is None:
+                self._put(stream, stream.lines.take_rest().text, finished=True)
+            elif stream.out.isatty() and time.monotonic() - stream.fed > idle:
+                self._put(stream, stream.lines.take_rest().text, finished=False)
+
+    def _put(self, stream: _Stream, text: str, *, finished: bool) -> None:
+        """Write a line, or an unfinished one, after ending or rewriting the unfinished line there is."""
+        before = self._unfinished
+        if before is None or before.stream is not stream:
+            self._end_line()
+            lead = self._mark(stream.out, stream.rank)
+        else:
+            lead = f"\r\x1b[K{self._mark(stream.out, stream.rank)}" if before.rewrite else ""
+        stream.out.write(f"{lead}{text}\n" if finished else f"{lead}{text}")
+        self._unfinished = None if finished else _Unfinished(stream, rewrite=False)
+        stream.out.flush()
+
+    def _end_line(self) -> None:
+        if self._unfinished is not None:
+            self._unfinished.stream.out.write("\n")
+            self._unfinished.stream.out.flush()
+            self._unfinished = None
+
+    def _mark(self, out: TextIO, rank: int) -> str:
+        if not self._prefix:
+            return ""
+        if out.isatty():
+            return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[{rank}]\x1b[0m "
+        return f"[{rank}] "
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except BlockingIOError:
+        return b""

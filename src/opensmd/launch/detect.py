@@ -1,0 +1,143 @@
+"""Who started this process: pure reading of the variables that launchers leave in the environment.
+
+A launcher is recognised by the variables that carry its rank and its size; both must be there. The first
+complete pair of the table wins, so a ``torchrun`` inside an MPI job counts as ``torchrun``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Launch", "detect"]
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher told this process.
+
+    ``local_rank`` and ``local_size`` are None where the launcher does not tell them.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int | None
+    local_size: int | None
+
+    @property
+    def on_one_host(self) -> bool:
+        """True if all ranks are known to run on this host."""
+        return self.size == 1 or self.local_size == self.size
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The variable names of one launcher, in order of preference."""
+
+    launcher: str
+    rank: tuple[str, ...]
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+
+
+# Slurm's own SLURM_PROCID and SLURM_NTASKS also stand in the batch script, which is no rank of anything;
+# only a step started by srun has SLURM_STEP_NUM_TASKS.
+_LAUNCHERS = (
+    _Names("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+    _Names(
+        "Open MPI",
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Names(
+        "MVAPICH",
+        ("MV2_COMM_WORLD_RANK",),
+        ("MV2_COMM_WORLD_SIZE",),
+        ("MV2_COMM_WORLD_LOCAL_RANK",),
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Names(
+        "MPI (PMI)",
+        ("PMI_RANK", "PMIX_RANK"),
+        ("PMI_SIZE", "PMIX_SIZE"),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "PMIX_LOCAL_RANK"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", "PMIX_LOCAL_SIZE"),
+    ),
+    _Names("Slurm", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), ("SLURM_LOCALID",), ()),
+)
+
+
+def detect(environ: Mapping[str, str]) -> Launch | None:
+    """Return what the launcher of this process says, or None for a process started by hand.
+
+    Raises:
+        ValueError: a variable holds no number, or a rank lies outside its group.
+    """
+    for names in _LAUNCHERS:
+        rank, size = _number(environ, names.rank), _number(environ, names.size)
+        if rank is None or size is None:
+            continue
+        local_rank, local_size = _number(environ, names.local_rank), _number(environ, names.local_size)
+        if names.launcher == "Slurm":
+            local_size = _slurm_local_size(environ, size)
+        if names.launcher == "torchrun" and local_rank is None:
+            local_rank, local_size = _local_by_hand(environ, rank, size, local_size)
+        _check(names, environ, rank, size)
+        return Launch(names.launcher, rank, size, local_rank, local_size)
+    return None
+
+
+def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = environ.get(name, "")
+        if not value:
+            continue
+        try:
+            return int(value)
+        except ValueError:
+            raise ValueError(
+                f"the environment variable {name} is {value!r}; a whole number was expected. "
+                "Unset it or correct it before the script starts."
+            ) from None
+    return None
+
+
+def _check(names: _Names, environ: Mapping[str, str], rank: int, size: int) -> None:
+    if size < 1 or not 0 <= rank < size:
+        raise ValueError(
+            f"the variables of {names.launcher} say rank {rank} of {size} ranks "
+            f"({names.rank[0]}, {names.size[0]}); a rank from 0 to {max(size, 1) - 1} was expected. "
+            "Unset both or correct them."
+        )
+
+
+def _local_by_hand(
+    environ: Mapping[str, str], rank: int, size: int, local_size: int | None
+) -> tuple[int | None, int | None]:
+    """RANK and WORLD_SIZE set by hand: the local rank is known only if everything is on this host."""
+    if size == 1 or environ.get("MASTER_ADDR", "") in LOOPBACK:
+        return rank, size if local_size is None else local_size
+    return None, local_size
+
+
+def _slurm_local_size(environ: Mapping[str, str], size: int) -> int | None:
+    if environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1":
+        return size
+    counts = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = environ.get("SLURM_NODEID", "")
+    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
+
+
+def expand_counts(text: str) -> list[int]:
+    """Slurm's run-length counts: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
+    counts: list[int] = []
+    for part in filter(None, text.split(",")):
+        value, _, times = part.partition("(x")
+        counts += [int(value)] * (int(times.rstrip(")")) if times else 1)
+    return counts

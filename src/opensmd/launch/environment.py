@@ -1,0 +1,131 @@
+"""Filling the environment: whatever started the script, torch.distributed finds what ``env://`` needs.
+
+Importing ``smdistributed.dataparallel.torch`` calls :func:`fill`. It adds RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and what a SageMaker container tells a rank, from the variables of
+torchrun, Open MPI, MPICH, Intel MPI, MVAPICH or Slurm; a process started by hand becomes a group of one. It
+never changes a value that is there already. What it added is noted in one more variable, so that a program
+started from such a process (``subprocess.run(["mpiexec", ...])``) is not taken for a member of its group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opensmd.launch.detect import Launch, detect
+from opensmd.launch.master import ancestors, fold, is_free, master_address, master_port
+
+__all__ = ["Filling", "current_launch", "fill", "plan", "rank_variables"]
+
+TORCH_PORT = "29500"  # what torchrun takes on several hosts
+NOTE = "OPENSMD_FILLED"  # JSON: {"pid": who filled, "set": {name: value}}
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What :func:`plan` would add to an environment, and what it has to say about it."""
+
+    launch: Launch | None
+    variables: dict[str, str]
+    problems: list[str] = field(default_factory=list)
+
+
+def current_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
+    """What launched this process, or None if it was started by hand (whatever :func:`fill` added since)."""
+    environ = os.environ if environ is None else environ
+    return detect(_as_launched(environ))
+
+
+def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
+    """Add what is missing to ``environ`` (default ``os.environ``); return what launched this process.
+
+    Warns:
+        UserWarning: the ranks run on several hosts and nothing tells where rank 0 is, or the derived port is
+            taken.
+    """
+    environ = os.environ if environ is None else environ
+    filling = plan(environ, ancestors(), os.getpid())
+    note = _note(environ)
+    inherited = note["set"] if note["pid"] != os.getpid() and filling.launch is not None else {}
+    added = {
+        name: value
+        for name, value in filling.variables.items()
+        if name not in environ or environ[name] == inherited.get(name)
+    }
+    if not added:
+        return filling.launch
+    for problem in [*filling.problems, *_port_problem(filling, added)]:
+        warnings.warn(problem, UserWarning, stacklevel=2)
+    environ.update(added)
+    environ[NOTE] = json.dumps({"pid": os.getpid(), "set": {**note["set"], **added}})
+    return filling.launch
+
+
+def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid: int) -> Filling:
+    """Say what a process with this environment, these ancestors and this id needs; pure."""
+    given = _as_launched(environ)
+    launch = detect(given)
+    problems: list[str] = []
+    variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
+    address = master_address(launch, given)
+    if address is not None:
+        variables["MASTER_ADDR"] = address
+        variables["MASTER_PORT"] = str(master_port(launch, given, parents, own_pid))
+    elif "MASTER_ADDR" in given:
+        variables["MASTER_PORT"] = TORCH_PORT
+    elif launch is not None and launch.launcher != "torchrun" and launch.rank == 0:
+        problems.append(
+            f"{launch.launcher} started {launch.size} ranks on several hosts, and nothing tells where rank 0 "
+            "is. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port "
+            "there, for example: mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=29500 ... (Open MPI) or "
+            "mpiexec -genv MASTER_ADDR host1 -genv MASTER_PORT 29500 ... (MPICH, Intel MPI)."
+        )
+    return Filling(launch, variables, problems)
+
+
+def rank_variables(launch: Launch) -> dict[str, str]:
+    """The variables that tell a script its place, torch's names and the SageMaker container's."""
+    variables = {"RANK": str(launch.rank), "WORLD_SIZE": str(launch.size)}
+    if launch.local_rank is not None:
+        variables["LOCAL_RANK"] = str(launch.local_rank)
+        variables["SMDATAPARALLEL_LOCAL_RANK"] = str(launch.local_rank)
+    if launch.local_size is not None:
+        variables["LOCAL_WORLD_SIZE"] = str(launch.local_size)
+    hosts = "SINGLENODE" if launch.on_one_host else "HOMOGENEOUS"
+    variables[f"SMDATAPARALLEL_USE_{hosts}"] = "1"
+    return variables
+
+
+def _note(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Who added which values: ``{"pid": ..., "set": {name: value}}``."""
+    note: dict[str, Any] = json.loads(environ[NOTE]) if environ.get(NOTE) else {"pid": None, "set": {}}
+    return note
+
+
+def _as_launched(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what :func:`fill` added, here or in a parent process."""
+    filled = _note(environ)["set"]
+    return {name: value for name, value in environ.items() if filled.get(name) != value}
+
+
+def _port_problem(filling: Filling, added: dict[str, str]) -> list[str]:
+    """Rank 0 of a derived port looks whether it could listen there; a lone process takes the next free."""
+    if "MASTER_PORT" not in added or filling.variables["RANK"] != "0":
+        return []
+    port = int(added["MASTER_PORT"])
+    if filling.launch is None:
+        while not is_free(port):
+            port = fold(port + 1)
+        added["MASTER_PORT"] = str(port)
+        return []
+    if not filling.launch.on_one_host or is_free(port):
+        return []
+    return [
+        f"port {port}, on which the {filling.launch.size} ranks of this job were to meet, is taken by "
+        "another program. Set MASTER_PORT to a free port for all ranks, for example: "
+        "mpiexec -genv MASTER_PORT 29500."
+    ]

@@ -1,0 +1,117 @@
+"""The process of one rank: prepares it, runs the user's script as ``__main__``, reports its failure.
+
+``smdrun`` starts this. It also serves other launchers, where a script needs ``--device cpu`` or pinning::
+
+    mpiexec -n 2 python -m opensmd.launch.rank --device cpu script.py
+    torchrun --nproc-per-node 2 -m opensmd.launch.rank --bind script.py
+
+Nothing heavy is imported before the affinity is set: torch sizes its thread pools when it is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from opensmd.launch import affinity, environment, reports
+
+__all__ = ["main"]
+
+LAUNCHER = "SMDRUN_PID"  # set by smdrun: the process that shows this rank's reports
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prepare this process as ``argv`` says and run the script; exit as the script does."""
+    options = _parse(sys.argv[1:] if argv is None else argv)
+    under_smdrun = os.environ.get(LAUNCHER) == str(os.getppid())
+    if under_smdrun:
+        _die_with_launcher()
+        faulthandler.enable()
+    environment.fill()
+    if options.bind:
+        _bind()
+    try:
+        if options.device == "cpu":
+            from opensmd.launch import cuda_on_cpu
+
+            cuda_on_cpu.install()
+        _run(options)
+    except KeyboardInterrupt:
+        if not under_smdrun:
+            raise
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        _report(error)
+        sys.exit(1)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m opensmd.launch.rank", description=__doc__)
+    parser.add_argument("--device", choices=["auto", "cpu"], default="auto", help="cpu: map CUDA to the CPU")
+    parser.add_argument("--bind", action="store_true", help="pin this rank to its share of the cores")
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name")
+    parser.add_argument("script")
+    parser.add_argument("args", nargs=argparse.REMAINDER)
+    return parser.parse_args(argv)
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Run the script as Python itself would: its argv, its folder first on the path, as ``__main__``."""
+    sys.argv = [options.script, *options.args]
+    if options.module:
+        runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+        return
+    if not Path(options.script).exists():
+        raise SystemExit(f"smdrun: there is no script {options.script!r} in {Path.cwd()}")
+    sys.path[0] = str(Path(options.script).resolve().parent)
+    runpy.run_path(options.script, run_name="__main__")
+
+
+def _bind() -> None:
+    local = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
+    if affinity.chosen_by_user(os.environ) is None and local[0] and local[1]:
+        affinity.pin(int(local[0]), int(local[1]))
+
+
+def _die_with_launcher() -> None:
+    """Ask the kernel to end this process when the launcher dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _report(error: Exception) -> None:
+    """Hand the traceback to the launcher, which shows the first failure first; else print it as usual."""
+    trace = _of_the_script(error.__traceback__)
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if path:
+        try:
+            reports.write(Path(path), error, trace, reports.own_rank(os.environ))
+        except OSError:
+            path = ""
+    # torch.distributed replaces the hook only to print its own rank prefix.
+    custom = sys.excepthook is not sys.__excepthook__ and "torch.distributed" not in sys.excepthook.__module__
+    if custom or not path or os.environ.get(LAUNCHER) != str(os.getppid()):
+        sys.excepthook(type(error), error, trace)
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of this file and of runpy, which are not the user's."""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name != __file__ and "runpy" not in name:
+            break
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What went wrong on which rank, and which of it came first.
+
+A rank that fails leaves a report in the file torch's elastic agent names (TORCHELASTIC_ERROR_FILE), in
+torch's own format with two fields more: the time in nanoseconds, and whether the error is one of
+communication. When one rank fails, its peers fail after it because they lose it; so an error of
+communication counts as a consequence wherever another kind of failure is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["Failure", "Report", "describe_exit", "exit_status", "first_failure", "read", "write"]
+
+# What a rank raises when it loses a peer: torch's classes, by name so that torch need not be imported, and
+# the words of Gloo, which raises plain RuntimeErrors.
+_LOST_PEER_CLASSES = {"DistError"}
+_LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank's exception."""
+
+    rank: int
+    message: str
+    text: str
+    nanoseconds: int
+    of_communication: bool
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank that ended badly: its exit code (negative: the signal) and its report, if it left one."""
+
+    rank: int
+    exit_code: int
+    report: Report | None = None
+
+
+def write(path: Path, error: BaseException, trace: TracebackType | None, rank: int) -> None:
+    """Leave the report of an exception in ``path``, whole or not at all."""
+    lines = traceback.format_exception(type(error), error, trace)
+    now = time.time_ns()
+    lost = {base.__name__ for base in type(error).__mro__} & _LOST_PEER_CLASSES
+    data = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(lines),
+                "timestamp": str(now // 10**9),
+                "nanoseconds": now,
+                "of_communication": bool(lost) or any(words in str(error) for words in _LOST_PEER_WORDS),
+                "rank": rank,
+            },
+        }
+    }
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(data))
+    partial.rename(path)
+
+
+def read(path: Path, rank: int) -> Report | None:
+    """The report in ``path``, or None if there is none; also one that a script's own ``@record`` wrote."""
+    try:
+        message = json.loads(path.read_text())["message"]
+    except (OSError, ValueError, KeyError):
+        return None
+    if isinstance(message, str):
+        return Report(rank, message, message, 0, False)
+    extra = message["extraInfo"]
+    return Report(
+        rank,
+        message["message"],
+        extra["py_callstack"],
+        extra.get("nanoseconds", int(extra["timestamp"]) * 10**9),
+        extra.get("of_communication", False),
+    )
+
+
+def first_failure(failures: Sequence[Failure]) -> Failure:
+    """The failure the others follow from.
+
+    In order: a rank killed by a signal that the launcher did not send, or one that exited badly without an
+    exception, or one whose exception is not about communication; among equals the earliest exception.
+    """
+
+    def key(failure: Failure) -> tuple[int, int, int]:
+        report = failure.report
+        if failure.exit_code in (-signal.SIGTERM, -signal.SIGINT) and report is None:
+            return (3, 0, failure.rank)
+        if report is None:
+            return (0, 0, failure.rank)
+        return (2 if report.of_communication else 1, report.nanoseconds, failure.rank)
+
+    return min(failures, key=key)
+
+
+def describe_exit(exit_code: int) -> str:
+    """How a process ended, in words."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    if exit_code == -signal.SIGTERM:
+        return "ended by the launcher"
+    advice = {
+        "SIGKILL": "; the kernel does this to a process when memory runs out: see `dmesg`",
+        "SIGBUS": "; often a full /dev/shm: see `smd doctor`",
+    }
+    return f"killed by {name}{advice.get(name, '')}"
+
+
+def exit_status(exit_code: int) -> int:
+    """The exit status a shell would show: 128 + n for signal n."""
+    return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def own_rank(environ: Mapping[str, str]) -> int:
+    """The rank for a report, 0 if nothing tells."""
+    value = environ.get("RANK", "0")
+    return int(value) if value.isdigit() else 0

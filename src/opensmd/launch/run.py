@@ -1,0 +1,235 @@
+"""One job: prepare the host, hand the ranks to torch's elastic agent, show what they say, end what is left.
+
+Steps: 1. threads and cores; 2. build the native core, once for all ranks; 3. the variables of a SageMaker
+container; 4. the agent starts ``opensmd.launch.rank`` for each rank and watches it; 5. when a rank fails or a
+signal comes, every process that the job has left is ended, also those whose parents are dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opensmd.launch import affinity, orphans, reports
+from opensmd.launch.console import Console
+from opensmd.launch.rank import LAUNCHER
+from opensmd.launch.sagemaker import JSON, Job, job_variables, parse_mp_parameters
+
+__all__ = ["Options", "run"]
+
+MOST_RANKS = 8  # without GPUs and without -n: as many as a SageMaker host has
+SHUTDOWN = 10  # seconds that ranks have between SIGTERM or Ctrl-C and SIGKILL
+AGENT_LOGGERS = (
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.elastic.agent.server.api",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked ``smdrun`` for."""
+
+    script: str
+    args: Sequence[str] = ()
+    ranks: int = 1
+    module: bool = False
+    device: str = "auto"
+    bind: bool = True
+    prefix: bool = True
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int = 29500
+    max_restarts: int = 0
+    output: Path = Path("output")
+    channels: dict[str, Path] = field(default_factory=dict)
+    mp_parameters: dict[str, JSON] = field(default_factory=dict)
+    dataparallel: bool = False
+
+    @classmethod
+    def from_command_line(
+        cls, *, ranks: int | None, channel: Sequence[str], mp_parameters: str | None, **rest: Any
+    ) -> Options:
+        """Check the command line's values and fill in the defaults that depend on the machine.
+
+        Raises:
+            ValueError: a value cannot be used; the text says which and what was expected.
+        """
+        if rest["nnodes"] > 1 and not rest["master_addr"]:
+            raise ValueError(f"--nnodes {rest['nnodes']} needs --master-addr, the address of host 0")
+        if rest["node_rank"] >= rest["nnodes"]:
+            raise ValueError(f"--node-rank {rest['node_rank']} lies outside 0..{rest['nnodes'] - 1}")
+        channels = {}
+        for each in channel:
+            name, equals, path = each.partition("=")
+            if not equals:
+                raise ValueError(f"--channel {each!r}: expected NAME=PATH, for example training=data/train")
+            channels[name] = Path(path)
+        parameters = parse_mp_parameters(mp_parameters) if mp_parameters else {}
+        count = ranks or default_ranks(rest["device"])
+        return cls(ranks=count, channels=channels, mp_parameters=parameters, **rest)
+
+
+def default_ranks(device: str) -> int:
+    """One rank a GPU; without GPUs one a physical core, at most 8."""
+    return gpu_count(device) or min(MOST_RANKS, len(affinity.local_cores()))
+
+
+def gpu_count(device: str) -> int:
+    """How many GPUs the ranks may use."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def run(options: Options) -> int:
+    """Run the job; return the exit status: 0, that of the rank that failed first, or 128 + a signal."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    def stop(number: int, _: object) -> None:
+        raise SignalException(f"smdrun got signal {number}", signal.Signals(number))
+
+    signal.signal(signal.SIGTERM, stop)  # the agent installs the same once it has ranks
+    _prepare(options)
+    orphans.adopt()
+    console = Console(prefix=options.prefix)
+    with tempfile.TemporaryDirectory(prefix="smdrun-") as folder, _OutputFolders():
+        config = _launch_config(options, console, Path(folder))
+        console.start()
+        failures: list[reports.Failure] = []
+        status = 0
+        try:
+            elastic_launch(config, sys.executable)(*_rank_command(options))
+        except ChildFailedError as error:
+            failures = [
+                reports.Failure(rank, each.exitcode, reports.read(Path(each.error_file), rank))
+                for rank, each in error.failures.items()
+            ]
+        except (SignalException, KeyboardInterrupt) as stopped:
+            status = 128 + int(getattr(stopped, "sigval", signal.SIGINT))
+        finally:
+            if failures or status:
+                orphans.end_all()
+            console.finish()
+    if status:
+        console.say(f"ended by {signal.Signals(status - 128).name}")
+    return _explain(failures, console) if failures else status
+
+
+def _explain(failures: list[reports.Failure], console: Console) -> int:
+    """Show the failures that are not shown yet, the first one first; return the exit status."""
+    first = reports.first_failure(failures)
+    if first.report is not None and not console.was_shown(first.report):
+        console.show_report(first.report)
+    console.say(f"rank {first.rank} failed first: {_in_a_line(first)}")
+    rest = [failure for failure in failures if failure is not first]
+    for failure in sorted(rest, key=lambda each: each.report.nanoseconds if each.report else 0):
+        report = failure.report
+        if report is None or report.of_communication or console.was_shown(report):
+            console.say(f"rank {failure.rank} ended after it: {_in_a_line(failure)}")
+        else:
+            console.show_report(report)
+    return reports.exit_status(first.exit_code)
+
+
+def _in_a_line(failure: reports.Failure) -> str:
+    if failure.report is None:
+        return reports.describe_exit(failure.exit_code)
+    return failure.report.message.splitlines()[0]
+
+
+def _prepare(options: Options) -> None:
+    """Threads, the native core and the variables that every rank inherits."""
+    cores = affinity.local_cores()
+    os.environ.setdefault("OMP_NUM_THREADS", str(affinity.threads_per_rank(cores, options.ranks)))
+    _build_once()
+    job = Job(
+        script=Path(options.script),
+        args=options.args,
+        output=options.output,
+        host=socket.gethostname(),
+        cpus=len(affinity.allowed_cpus()),
+        gpus=options.ranks if options.device == "cpu" else gpu_count(options.device),
+        ranks_per_host=options.ranks,
+        channels=options.channels,
+        mp_parameters=options.mp_parameters,
+        dataparallel=options.dataparallel,
+    )
+    for name, value in job_variables(job).items():
+        os.environ.setdefault(name, value)
+    os.environ[LAUNCHER] = str(os.getpid())
+    for name in AGENT_LOGGERS:  # the console says better what they would say
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _build_once() -> None:
+    """Build the native core before the ranks start; if that fails they use Gloo, and one line says so."""
+    from opensmd.collectives.build import BuildError, build
+    from opensmd.collectives.settings import Settings
+
+    if not Settings.from_environment().native:
+        return
+    try:
+        build()
+    except BuildError as error:
+        print(f"smdrun: {error}\nsmdrun: groups of the smddp backend will run over Gloo.", file=sys.stderr)
+        os.environ["OPENSMD_NATIVE"] = "0"
+
+
+def _launch_config(options: Options, console: Console, folder: Path) -> Any:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from opensmd.launch.logs import RankLogs
+
+    alone = options.nnodes == 1
+    return LaunchConfig(
+        min_nodes=options.nnodes,
+        max_nodes=options.nnodes,
+        nproc_per_node=options.ranks,
+        run_id=str(uuid.uuid4()) if alone else f"smdrun-{options.master_port}",
+        rdzv_backend="c10d" if alone else "static",
+        rdzv_endpoint="localhost:0" if alone else f"{options.master_addr}:{options.master_port}",
+        rdzv_configs={} if alone else {"rank": options.node_rank},
+        local_addr="127.0.0.1" if alone else None,
+        max_restarts=options.max_restarts,
+        logs_specs=RankLogs(console, folder),
+        shutdown_timeout=SHUTDOWN,
+    )
+
+
+def _rank_command(options: Options) -> list[str]:
+    command = ["-u", "-m", "opensmd.launch.rank", f"--device={options.device}"]
+    command += ["--bind"] * options.bind + ["--module"] * options.module
+    return [*command, options.script, *options.args]
+
+
+class _OutputFolders:
+    """The folders the script is told of exist while it runs; those it left empty are removed again."""
+
+    def __init__(self) -> None:
+        self._made: list[Path] = []
+        self._wanted = [Path(os.environ[name]) for name in ("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR")]
+
+    def __enter__(self) -> None:
+        for path in self._wanted:
+            missing = [each for each in (path, *path.parents) if not each.exists()]
+            path.mkdir(parents=True, exist_ok=True)
+            self._made += missing
+
+    def __exit__(self, *_: object) -> None:
+        for path in sorted(self._made, reverse=True):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
