@@ -1,0 +1,6 @@
+"""How bytes move between ranks: the smddp process group of torch.distributed.
+
+``opensmd.collectives.backend.register()`` registers it, as importing
+``smdistributed.dataparallel.torch.torch_smddp`` does. This file imports nothing, so that
+``python -m opensmd.collectives.build`` can run alone.
+"""

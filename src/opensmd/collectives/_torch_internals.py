@@ -1,0 +1,123 @@
+"""The one place where this room touches private or closed parts of torch.distributed.
+
+torch reserves ``monitored_barrier`` for Gloo by the backend's name, and ``split_group`` for groups bound to
+an accelerator. Neither has a hook, so both functions are replaced by ones that serve smddp's groups and hand
+every other call on unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+__all__ = ["open_to_smddp"]
+
+
+def open_to_smddp(name: str) -> None:
+    """Let ``dist.monitored_barrier`` and ``dist.split_group`` take groups whose backend is ``name``."""
+    _replace("monitored_barrier", functools.partial(_monitored_barrier_wrapper, name))
+    _replace("split_group", functools.partial(_split_group_wrapper, name))
+
+
+def _replace(function: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(c10d, function)
+    replacement = functools.wraps(original)(wrap(original))
+    setattr(c10d, function, replacement)
+    setattr(dist, function, replacement)
+
+
+def _serves(name: str, group: Any) -> bool:
+    return dist.is_initialized() and not c10d._rank_not_in_group(group) and dist.get_backend(group) == name
+
+
+def _monitored_barrier_wrapper(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        if not _serves(name, group):
+            original(group, timeout, wait_all_ranks)
+            return
+        if timeout is None:
+            timeout = c10d._get_default_timeout(dist.get_backend(group))
+        elif isinstance(timeout, (int, float)):
+            timeout = timedelta(seconds=timeout)
+        c10d._check_valid_timeout(timeout)
+        chosen: Any = group or c10d._get_default_group()
+        chosen.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    return monitored_barrier
+
+
+def _split_group_wrapper(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def split_group(
+        parent_pg: Any = None,
+        split_ranks: list[list[int]] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        backend: Any = None,
+    ) -> Any:
+        bound = dist.is_initialized() and c10d._get_default_group().bound_device_id is not None
+        if bound or not _serves(name, parent_pg):
+            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
+        if backend is not None and str(backend) != name:
+            raise ValueError(
+                f"split_group: the parent's backend is {name!r} for every device, got {backend!r}"
+            )
+        parent = parent_pg or c10d._get_default_group()
+        timeout = timeout or c10d._get_default_timeout(dist.get_backend(parent))
+        c10d._check_valid_timeout(timeout)
+        return _split_on_cpu(parent, split_ranks, timeout, pg_options, group_desc)
+
+    return split_group
+
+
+def _split_on_cpu(
+    parent: Any,
+    split_ranks: list[list[int]] | None,
+    timeout: timedelta,
+    options: Any,
+    description: str | None,
+) -> Any:
+    """torch's own steps of split_group, without its demand for an accelerator."""
+    own = _own_split(split_ranks, parent.rank(), parent.size())
+    if own is None:
+        return None
+    to_global = {inside: outside for outside, inside in c10d._world.pg_group_ranks[parent].items()}
+    group_name = c10d._process_group_name([to_global[rank] for rank in own], use_hashed_name=True)
+    group = parent.split_group(
+        own, timeout=timeout, opts=options, group_name=group_name, group_desc=description
+    )
+    backend = dist.get_backend(parent)
+    c10d._register_pg_in_world(
+        group,
+        backend_name=backend,
+        store=group.get_group_store(),
+        group_name=group_name,
+        backend_config=str(c10d.BackendConfig(backend)),
+        rank_mapping={to_global[rank]: inside for inside, rank in enumerate(own)},
+    )
+    return group
+
+
+def _own_split(split_ranks: list[list[int]] | None, rank: int, size: int) -> list[int] | None:
+    """The sorted split that this rank is in, if any."""
+    if not split_ranks:
+        raise ValueError("split_group: split_ranks must be a list of lists of ranks, but is empty")
+    seen: set[int] = set()
+    for split in split_ranks:
+        if (
+            not split
+            or len(set(split)) != len(split)
+            or seen & set(split)
+            or not set(split) <= set(range(size))
+        ):
+            raise ValueError(
+                f"split_group: {split} in {split_ranks} is empty, repeats a rank or names one outside 0 to "
+                f"{size - 1}"
+            )
+        seen |= set(split)
+    return next((sorted(split) for split in split_ranks if rank in split), None)

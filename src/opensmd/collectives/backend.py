@@ -1,0 +1,160 @@
+"""Registers "smddp" with torch.distributed and makes its process groups.
+
+One c10d::Backend serves a group: CPU tensors through shared memory where all ranks are on one host and
+through torch's Gloo where they are not, CUDA tensors through torch's NCCL. Settings come from
+:mod:`opensmd.collectives.settings` alone.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import GroupName
+
+from opensmd.collectives import _torch_internals, build
+from opensmd.collectives.settings import Settings
+from opensmd.collectives.topology import Exchange, Plan, make_plan, own_identity, share_arena
+
+__all__ = ["NAME", "register"]
+
+NAME = "smddp"
+# As many as one arena takes; larger groups of one host are served by Gloo.
+MOST_IN_ARENA = 64
+
+
+@cache
+def register() -> None:
+    """Make "smddp" a backend of torch.distributed. Calling it again changes nothing."""
+    # DDP asks a backend for the memory of its buckets only where this is "0"; a user's own value stands.
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    _torch_internals.open_to_smddp(NAME)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One process's place in one group."""
+
+    store: Store
+    rank: int
+    ranks: tuple[int, ...]  # global, by group rank
+    timeout: timedelta
+    name: str
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+def _create(torch_options: Any, own_options: Any = None) -> Any:
+    """What torch calls for every group whose backend is "smddp"."""
+    ranks = torch_options.global_ranks_in_group or range(torch_options.group_size)
+    timeout = own_options._timeout if own_options is not None else torch_options.timeout
+    place = Membership(
+        torch_options.store, torch_options.group_rank, tuple(ranks), timeout, torch_options.group_id
+    )
+    return _make_backend(place)
+
+
+def _make_backend(place: Membership) -> Any:
+    settings = Settings.from_environment()
+    native, reason = _native(settings)
+    exchange = Exchange(place.store, place.rank, place.size, timeout=place.timeout, group=place.name)
+    plan = make_plan(exchange.identities(own_identity(settings, native=reason)))
+    if native is None or plan.without_core:
+        if place.rank == 0:
+            _warn_without_core(plan, place.ranks)
+        return _gloo(place, exchange)
+    options = native.Options(place.timeout)
+    common = {
+        "names": [f"rank {rank}" for rank in place.ranks],
+        "rank": place.rank,
+        "size": place.size,
+        "options": options,
+        "device_backend": lambda: _nccl(place, exchange),
+        "split": lambda store, rank, ranks, given: _split(place, store, rank, ranks, given),
+    }
+    if plan.one_host and place.size <= MOST_IN_ARENA:
+        fd = _share_arena(native, settings, place, exchange)
+        if isinstance(fd, int):
+            try:
+                return native.make_shared_backend(fd=fd, **common)
+            finally:
+                # Nobody opens the creator's descriptor any more: all have said that they did.
+                os.close(fd)
+        if place.rank == 0:
+            warnings.warn(
+                f"smddp: Gloo serves group {place.name!r} instead of shared memory: {fd}", stacklevel=2
+            )
+    return native.make_gloo_backend(gloo=_gloo(place, exchange), **common)
+
+
+def _share_arena(native: ModuleType, settings: Settings, place: Membership, exchange: Exchange) -> int | str:
+    shape = native.ArenaShape()
+    shape.size = place.size
+    heap = settings.heap_bytes
+    shape.heap_bytes = native.default_heap_bytes(place.size) if heap is None else heap
+    shared = share_arena(exchange, place.rank, native, shape, named=False)
+    if isinstance(shared, int):
+        return shared
+    named = share_arena(exchange, place.rank, native, shape, named=True)
+    return named if isinstance(named, int) else f"{shared}; {named}"
+
+
+def _split(place: Membership, store: Store, rank: int, ranks: Sequence[int], options: Any) -> Any:
+    inside = tuple(place.ranks[each] for each in ranks)
+    return _make_backend(Membership(store, rank, inside, options._timeout, options.group_name))
+
+
+def _native(settings: Settings) -> tuple[ModuleType | None, str]:
+    """The compiled core, or why there is none."""
+    if not settings.native:
+        return None, "OPENSMD_NATIVE=0 is set"
+    try:
+        return build.load(settings), ""
+    except build.BuildError as error:
+        return None, str(error)
+
+
+def _warn_without_core(plan: Plan, ranks: Sequence[int]) -> None:
+    reasons: dict[str, list[int]] = {}
+    for rank, reason in plan.without_core.items():
+        reasons.setdefault(reason, []).append(ranks[rank])
+    text = " ".join(f"(ranks {', '.join(map(str, who))}) {why}" for why, who in reasons.items())
+    _warn_once(f"smddp: Gloo, which is much slower, serves the group instead of the native core. {text}")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+def _gloo(place: Membership, exchange: Exchange) -> Any:
+    store = PrefixStore(f"opensmd/gloo/{exchange.generation}", place.store)
+    return dist.ProcessGroupGloo(store, place.rank, place.size, timeout=place.timeout)
+
+
+def _nccl(place: Membership, exchange: Exchange) -> Any:
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        raise RuntimeError(
+            f"smddp: this group got a CUDA tensor, which only torch's NCCL can move, and here "
+            f"torch.cuda.is_available() is {torch.cuda.is_available()} and "
+            f"torch.distributed.is_nccl_available() is {dist.is_nccl_available()}. Install a torch built "
+            "with CUDA, or use CPU tensors."
+        )
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = place.timeout
+    options.global_ranks_in_group = list(place.ranks)
+    options.group_name = GroupName(place.name)
+    store = PrefixStore(f"opensmd/nccl/{exchange.generation}", place.store)
+    return dist.ProcessGroupNCCL(store, place.rank, place.size, options)

@@ -1,0 +1,165 @@
+// The life of a group: creation, splitting, memory for tensors, abort, shutdown, fork.
+#include "torch/backend.hpp"
+
+#include <ATen/ATen.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace opensmd {
+namespace {
+
+std::atomic<int> forks{0};
+
+// A child has none of its parent's threads and must not speak in its name.
+int watch_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  TORCH_INTERNAL_ASSERT(registered == 0);
+  return forks;
+}
+
+}  // namespace
+
+SmddpBackend::SmddpBackend(std::unique_ptr<Transport> transport, int rank, int size,
+                           c10::intrusive_ptr<SmddpOptions> options, Makers makers)
+    : Backend(rank, size),
+      transport_(std::move(transport)),
+      options_(std::move(options)),
+      makers_(std::move(makers)),
+      timeout_(options_->timeout),
+      forks_(watch_forks()) {
+  init();
+}
+
+SmddpBackend::~SmddpBackend() {
+  if (forks_ != forks) {
+    // The parent still lives in the arena: the child lets go of nothing in its name.
+    queue_->forget_thread();
+    static_cast<void>(transport_.release());
+    return;
+  }
+  shutdown();
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> SmddpBackend::getBackendOptions() { return options_; }
+
+void SmddpBackend::require_usable() const {
+  TORCH_CHECK(forks_ == forks,
+              "smddp: this process is a fork of the one that made the process group, and a group cannot be used on "
+              "both sides of a fork. Start ranks with spawn, or call init_process_group after the fork.");
+  TORCH_CHECK(!closed_, "smddp: this process group was shut down (destroy_process_group); make a new one");
+}
+
+void SmddpBackend::shutdown() {
+  if (closed_.exchange(true)) return;
+  queue_->drain();
+  transport_->leave();
+  std::lock_guard lock(device_mutex_);
+  if (device_backend_) device_backend_->shutdown();
+}
+
+void SmddpBackend::abort() {
+  transport_->abort(c10::str("abort() was called on rank ", rank_));
+  std::lock_guard lock(device_mutex_);
+  if (device_backend_) device_backend_->abort();
+}
+
+c10d::ErrorType SmddpBackend::getError() {
+  if (transport_->aborted()) return c10d::ErrorType::COMM_ERROR;
+  std::lock_guard lock(device_mutex_);
+  return device_backend_ ? device_backend_->getError() : c10d::ErrorType::SUCCESS;
+}
+
+void SmddpBackend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout;
+  options_->timeout = timeout;
+  std::lock_guard lock(device_mutex_);
+  if (device_backend_) device_backend_->setTimeout(timeout);
+}
+
+BackendPtr SmddpBackend::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                               const c10::intrusive_ptr<Options>& opts) {
+  require_usable();
+  auto found = std::find(ranks.begin(), ranks.end(), rank_);
+  if (found == ranks.end()) return nullptr;
+  auto options = c10::dynamic_intrusive_pointer_cast<SmddpOptions>(opts);
+  if (!options) options = c10::make_intrusive<SmddpOptions>(opts ? opts->timeout : timeout_.load());
+  if (opts) options->group_name = opts->group_name;
+  return makers_.split(store, static_cast<int>(found - ranks.begin()), ranks, options);
+}
+
+// ---------------------------------------------------------------- CUDA
+
+BackendPtr SmddpBackend::device_backend() {
+  require_usable();
+  std::lock_guard lock(device_mutex_);
+  if (!device_backend_) {
+    device_backend_ = makers_.device_backend();
+    device_backend_->setGroupUid(getGroupUid());
+    device_backend_->setGroupDesc(getGroupDesc());
+    device_backend_->setBoundDeviceId(bound_device_id_);
+    device_backend_->setSequenceNumberForGroup();
+  }
+  std::lock_guard coalescing_lock(coalescing_mutex_);
+  if (coalescing_ && !std::exchange(device_coalescing_, true)) device_backend_->startCoalescing();
+  return device_backend_;
+}
+
+void SmddpBackend::eagerConnectSingleDevice(at::Device device) {
+  if (!device.is_cpu()) device_backend()->eagerConnectSingleDevice(device);
+}
+
+std::shared_ptr<c10::Allocator> SmddpBackend::getMemAllocator() { return device_backend()->getMemAllocator(); }
+
+// ---------------------------------------------------------------- coalescing
+
+// On the CPU there is nothing to gain from it; for CUDA, torch sends batches of messages this way.
+bool SmddpBackend::supportsCoalescing() const { return at::hasCUDA(); }
+
+void SmddpBackend::startCoalescing() {
+  std::lock_guard lock(coalescing_mutex_);
+  TORCH_CHECK(!coalescing_, "smddp: startCoalescing() was called twice without endCoalescing()");
+  coalescing_ = true;
+}
+
+WorkPtr SmddpBackend::endCoalescing() {
+  std::lock_guard lock(coalescing_mutex_);
+  TORCH_CHECK(coalescing_, "smddp: endCoalescing() was called without startCoalescing()");
+  coalescing_ = false;
+  auto works = std::exchange(coalesced_, {});
+  if (std::exchange(device_coalescing_, false)) {
+    auto work = device_backend_->endCoalescing();
+    if (works.empty()) return work;
+    if (work) works.push_back(work);
+  }
+  return c10::make_intrusive<WorkList>(rank_, std::move(works));
+}
+
+// Remembers a work issued between startCoalescing and endCoalescing.
+WorkPtr SmddpBackend::note(WorkPtr work) {
+  std::lock_guard lock(coalescing_mutex_);
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+// ---------------------------------------------------------------- memory for tensors
+
+// torch asks with the index of a device: -1 stands for the CPU.
+bool SmddpBackend::supportsTensorAlloc(c10::DeviceIndex index) {
+  if (index < 0) return transport_->shared() != nullptr;
+  return at::hasCUDA() && device_backend()->supportsTensorAlloc(index);
+}
+
+at::Tensor SmddpBackend::allocateTensor(long size, at::TensorOptions options) {
+  if (!options.device().is_cpu()) return device_backend()->allocateTensor(size, options);
+  require_usable();
+  auto group = transport_->shared();
+  size_t bytes = static_cast<size_t>(size) * options.dtype().itemsize();
+  void* block = group && bytes > 0 ? group->heap_allocate(bytes) : nullptr;
+  // A full heap costs speed, not correctness.
+  if (block == nullptr) return at::empty({size}, options);
+  return at::from_blob(block, {size}, [group, block](void*) { group->heap_free(block); }, options);
+}
+
+}  // namespace opensmd

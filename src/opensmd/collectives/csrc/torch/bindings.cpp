@@ -1,0 +1,192 @@
+// What Python sees of the compiled module; opensmd.collectives.backend is its only direct user.
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "torch/backend.hpp"
+
+namespace py = pybind11;
+
+namespace opensmd {
+namespace {
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+// Python's functions outlive the GIL's protection in here: each copy and the last release must hold it.
+template <typename Function>
+Function holding_gil(py::object callable) {
+  auto* kept = new py::object(std::move(callable));
+  std::shared_ptr<py::object> shared(kept, [](py::object* object) {
+    py::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [shared](auto... arguments) -> BackendPtr {
+    py::gil_scoped_acquire gil;
+    return (*shared)(arguments...).template cast<BackendPtr>();
+  };
+}
+
+Makers makers(py::object device_backend, py::object split) {
+  return {holding_gil<decltype(Makers::device_backend)>(std::move(device_backend)),
+          holding_gil<decltype(Makers::split)>(std::move(split))};
+}
+
+c10::intrusive_ptr<SmddpBackend> make_shared_backend(int fd, std::vector<std::string> names, int rank, int size,
+                                                     c10::intrusive_ptr<SmddpOptions> options,
+                                                     py::object device_backend, py::object split) {
+  GroupConfig config;
+  config.rank = rank;
+  config.size = size;
+  config.fd = fd;
+  config.names = std::move(names);
+  config.timeout = options->timeout;
+  std::unique_ptr<Transport> transport;
+  with_torch_errors([&] { transport = make_shared_transport(std::make_shared<Group>(std::move(config))); });
+  return c10::make_intrusive<SmddpBackend>(std::move(transport), rank, size, std::move(options),
+                                           makers(std::move(device_backend), std::move(split)));
+}
+
+c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, std::vector<std::string> names, int rank, int size,
+                                                   c10::intrusive_ptr<SmddpOptions> options,
+                                                   py::object device_backend, py::object split) {
+  auto transport = make_gloo_transport(std::move(gloo), std::move(names));
+  return c10::make_intrusive<SmddpBackend>(std::move(transport), rank, size, std::move(options),
+                                           makers(std::move(device_backend), std::move(split)));
+}
+
+py::dict entry_dict(const RecordEntry& entry) {
+  py::dict found;
+  found["sequence"] = entry.sequence;
+  found["operation"] = name_of(entry.operation);
+  found["dtype"] = name_of(entry.dtype);
+  found["reduction"] = name_of(entry.reduction);
+  found["root"] = entry.root;
+  found["tag"] = entry.tag;
+  found["count"] = entry.count;
+  found["bytes"] = entry.bytes;
+  found["start_ns"] = entry.start_ns;
+  found["end_ns"] = entry.end_ns;
+  found["text"] = entry.text;
+  found["description"] = entry.describe();
+  return found;
+}
+
+std::shared_ptr<Group> shared_group(const SmddpBackend& backend) {
+  auto group = backend.shared_group();
+  TORCH_CHECK(group != nullptr,
+              "smddp: this group spans hosts, so Gloo moves its data and there is no shared-memory group behind it");
+  return group;
+}
+
+py::dict status(const Group& group, int member) {
+  auto found = group.status(member);
+  py::dict told;
+  told["state"] = name_of(found.state);
+  told["entered"] = found.entered;
+  told["completed"] = found.completed;
+  told["last"] = entry_dict(found.last);
+  return told;
+}
+
+py::list records(const std::vector<RecordEntry>& entries) {
+  py::list found;
+  for (const auto& entry : entries) found.append(entry_dict(entry));
+  return found;
+}
+
+void bind_arena(py::module_& module) {
+  py::class_<ArenaShape>(module, "ArenaShape")
+      .def(py::init<>())
+      .def_readwrite("size", &ArenaShape::size)
+      .def_readwrite("heap_bytes", &ArenaShape::heap_bytes)
+      .def_readwrite("staging_bytes", &ArenaShape::staging_bytes)
+      .def_readwrite("chunk_bytes", &ArenaShape::chunk_bytes)
+      .def_readwrite("zero_copy_bytes", &ArenaShape::zero_copy_bytes)
+      .def_readwrite("ring_bytes", &ArenaShape::ring_bytes);
+  py::class_<ArenaFile>(module, "ArenaFile")
+      .def_readonly("fd", &ArenaFile::fd)
+      .def_readonly("path", &ArenaFile::path)
+      .def_readonly("token", &ArenaFile::token);
+  module.def("create_arena_file", [](const ArenaShape& shape, bool named) {
+    return create_arena_file(shape, named ? ArenaPlace::DevShm : ArenaPlace::Memfd);
+  });
+  module.def("open_arena_file", &open_arena_file);
+  module.def("unlink_arena_file", &unlink_arena_file);
+  module.def("default_heap_bytes", &default_heap_bytes);
+}
+
+void bind_group(py::module_& module) {
+  py::class_<Request, std::shared_ptr<Request>>(module, "Request")
+      .def("done", &Request::done, NoGil())
+      .def("wait", [](Request& self, std::chrono::milliseconds timeout) {
+        with_torch_errors([&] { self.wait(timeout); });
+      }, py::arg("timeout") = std::chrono::milliseconds(0), NoGil())
+      .def("source", &Request::source)
+      .def("received_bytes", &Request::received_bytes);
+  py::class_<Group, std::shared_ptr<Group>>(module, "Group")
+      .def("rank", &Group::rank)
+      .def("size", &Group::size)
+      .def("status", &status)
+      .def("sequence", &Group::sequence)
+      .def("aborted", &Group::aborted)
+      .def("abort_cause", &Group::abort_cause)
+      .def("record", [](const Group& self, int member) { return records(self.record(member)); })
+      .def("message_record", [](const Group& self, int member) { return records(self.message_record(member)); })
+      .def("heap_contains", [](const Group& self, const at::Tensor& tensor) {
+        return self.heap_contains(tensor.const_data_ptr());
+      })
+      .def("post_send", [](Group& self, const at::Tensor& tensor, int destination, int64_t tag) {
+        std::shared_ptr<Request> request;
+        with_torch_errors([&] {
+          request = self.post_send(tensor.const_data_ptr(), tensor.nbytes(), destination, tag);
+        });
+        return request;
+      }, NoGil())
+      .def("post_receive", [](Group& self, const at::Tensor& tensor, int source, int64_t tag) {
+        std::shared_ptr<Request> request;
+        with_torch_errors([&] { request = self.post_receive(tensor.data_ptr(), tensor.nbytes(), source, tag); });
+        return request;
+      }, NoGil())
+      .def("ready", [](Group& self, int source, int64_t tag) {
+        bool found = false;
+        with_torch_errors([&] { found = self.ready(source, tag); });
+        return found;
+      }, NoGil())
+      .def("wait_any", [](Group& self, const std::vector<std::shared_ptr<Request>>& requests,
+                          std::chrono::milliseconds timeout) {
+        size_t found = 0;
+        with_torch_errors([&] { found = self.wait_any(requests, timeout); });
+        return found;
+      }, NoGil());
+}
+
+void bind_backend(py::module_& module) {
+  auto base = py::module_::import("torch._C._distributed_c10d").attr("Backend");
+  py::class_<SmddpOptions, c10::intrusive_ptr<SmddpOptions>>(module, "Options", base.attr("Options"))
+      .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<SmddpOptions>(timeout); }),
+           py::arg("timeout") = kBackendDefaultTimeout)
+      // split_group copies the options of the parent group.
+      .def("__deepcopy__", [](const SmddpOptions& self, const py::dict&) {
+        return c10::make_intrusive<SmddpOptions>(self);
+      });
+  py::class_<SmddpBackend, c10::intrusive_ptr<SmddpBackend>>(module, "SmddpBackend", base)
+      .def_property_readonly("shared_group", &shared_group)
+      .def("spans_hosts", [](const SmddpBackend& self) { return self.shared_group() == nullptr; })
+      // torch calls this on ranks outside a new group when a device is bound; NCCL needs it, this backend does not.
+      .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});
+  module.def("make_shared_backend", &make_shared_backend, py::kw_only(), py::arg("fd"), py::arg("names"),
+             py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"), py::arg("split"));
+  module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("names"),
+             py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"), py::arg("split"));
+}
+
+}  // namespace
+}  // namespace opensmd
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  opensmd::bind_arena(module);
+  opensmd::bind_group(module);
+  opensmd::bind_backend(module);
+}

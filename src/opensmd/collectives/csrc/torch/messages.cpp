@@ -1,0 +1,47 @@
+// send, recv and recv from any source: they pass the queue by and may run at the same time as collectives.
+#include "torch/backend.hpp"
+
+#include <ATen/ATen.h>
+
+namespace opensmd {
+
+WorkPtr SmddpBackend::message(c10d::OpType type, const char* title, Tensors& tensors, int peer, int tag) {
+  require_usable();
+  TORCH_CHECK_VALUE(tensors.size() == 1, "smddp: a message is one tensor, but got ", tensors.size());
+  TORCH_CHECK_VALUE(tensors[0].layout() == at::kStrided, "smddp: a message must be a dense tensor, but got ",
+                    tensors[0].layout());
+  TORCH_CHECK_VALUE(tag >= 0, "smddp: the tag of a message must not be negative, but is ", tag);
+  TORCH_CHECK_VALUE(peer < size_ && (peer >= 0 || type == c10d::OpType::RECVANYSOURCE), "smddp: rank ", peer,
+                    " is not in this group of ", size_, " ranks");
+  const auto& tensor = tensors[0];
+  bool sends = type == c10d::OpType::SEND;
+  at::Tensor flat = tensor;
+  if (sends) {
+    flat = tensor.resolve_conj().resolve_neg().contiguous();
+  } else if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
+    flat = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  }
+  std::shared_ptr<Request> request;
+  with_torch_errors([&] {
+    request = sends ? transport_->post_send(flat, peer, tag) : transport_->post_receive(flat, peer, tag);
+  });
+  return note(c10::make_intrusive<MessageWork>(rank_, type, title, tensor, flat, ++messages_, std::move(request),
+                                               timeout_.load()));
+}
+
+WorkPtr SmddpBackend::send(Tensors& tensors, int destination, int tag) {
+  if (!tensors.empty() && !tensors[0].is_cpu()) return device_backend()->send(tensors, destination, tag);
+  return message(c10d::OpType::SEND, "smddp:send", tensors, destination, tag);
+}
+
+WorkPtr SmddpBackend::recv(Tensors& tensors, int source, int tag) {
+  if (!tensors.empty() && !tensors[0].is_cpu()) return device_backend()->recv(tensors, source, tag);
+  return message(c10d::OpType::RECV, "smddp:recv", tensors, source, tag);
+}
+
+WorkPtr SmddpBackend::recvAnysource(Tensors& tensors, int tag) {
+  if (!tensors.empty() && !tensors[0].is_cpu()) return device_backend()->recvAnysource(tensors, tag);
+  return message(c10d::OpType::RECVANYSOURCE, "smddp:recv_any_source", tensors, kAnySource, tag);
+}
+
+}  // namespace opensmd

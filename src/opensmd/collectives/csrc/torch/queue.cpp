@@ -1,0 +1,98 @@
+#include "torch/queue.hpp"
+
+#include <utility>
+
+namespace opensmd {
+
+void CallQueue::post(std::shared_ptr<Call> call) {
+  std::unique_lock lock(mutex_);
+  pending_.push_back(call);
+  if (closing_) {
+    lock.unlock();
+    help_until_done(*call);
+    return;
+  }
+  if (!thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->serve(); });
+  if (waiting_ > 0) changed_.notify_all();
+}
+
+void CallQueue::help_until_done(const Call& call) {
+  std::unique_lock lock(mutex_);
+  while (!call.done) {
+    if (!running_ && !pending_.empty()) {
+      run_head(lock);
+    } else {
+      ++waiting_;
+      changed_.wait(lock);
+      --waiting_;
+    }
+  }
+}
+
+void CallQueue::run_behind_others(std::function<void()> run, std::unique_lock<std::mutex>& lock) {
+  std::exception_ptr outcome;
+  auto call = std::make_shared<Call>();
+  call->run = std::move(run);
+  call->finished = [&outcome](std::exception_ptr error) { outcome = std::move(error); };
+  pending_.push_back(call);
+  lock.unlock();
+  help_until_done(*call);
+  if (outcome) std::rethrow_exception(outcome);
+}
+
+// Called and left with the lock held, and let go while the call runs.
+void CallQueue::run_head(std::unique_lock<std::mutex>& lock) {
+  auto call = std::move(pending_.front());
+  pending_.pop_front();
+  running_ = true;
+  lock.unlock();
+  std::exception_ptr error;
+  {
+    Turn turn(*this);
+    try {
+      call->run();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    call->run = nullptr;  // lets go of the tensors
+  }
+  // Callbacks may themselves issue collectives, so this is not part of the turn.
+  call->finished(error);
+  call->finished = nullptr;
+  lock.lock();
+  call->done = true;
+  if (waiting_ > 0) changed_.notify_all();
+}
+
+void CallQueue::serve() {
+  std::unique_lock lock(mutex_);
+  while (!(closing_ && pending_.empty())) {
+    if (!running_ && !pending_.empty()) {
+      run_head(lock);
+    } else {
+      ++waiting_;
+      changed_.wait(lock);
+      --waiting_;
+    }
+  }
+}
+
+void CallQueue::drain() {
+  std::unique_lock lock(mutex_);
+  closing_ = true;
+  changed_.notify_all();
+  if (!thread_.joinable()) return;
+  std::thread thread = std::move(thread_);
+  lock.unlock();
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();  // the last reference to a group was dropped by one of its own callbacks
+  } else {
+    thread.join();
+  }
+}
+
+void CallQueue::forget_thread() {
+  if (thread_.joinable()) thread_.detach();
+}
+
+}  // namespace opensmd

@@ -1,0 +1,94 @@
+// The order of a group's collectives: one at a time, in the order in which they were issued.
+//
+//   sync, nothing pending    runs in the calling thread
+//   sync, behind others      waits, and meanwhile runs what is ahead of it
+//   async                    is queued; whoever has time runs it: the queue's own thread (started at the first
+//                            async call), or a thread that waits for it
+//
+// Waiters that help make an async call followed at once by wait() nearly as cheap as a sync call: a wake-up of
+// another core costs more than most collectives.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace opensmd {
+
+class CallQueue : public std::enable_shared_from_this<CallQueue> {
+ public:
+  // One issued call. `run` does the work and may throw; `finished` is told the outcome, outside all locks and
+  // after later calls may already run.
+  struct Call {
+    std::function<void()> run;
+    std::function<void(std::exception_ptr)> finished;
+    bool done = false;  // guarded by the queue's mutex
+  };
+
+  CallQueue() = default;  // always in a shared_ptr: its thread keeps it alive
+  CallQueue(const CallQueue&) = delete;
+  CallQueue& operator=(const CallQueue&) = delete;
+
+  // Runs `run` in its turn and returns when it has run; throws what it throws.
+  template <typename Run>
+  void run_now(Run&& run);
+
+  // Queues the call and returns at once.
+  void post(std::shared_ptr<Call> call);
+
+  // Runs queued calls until this one is done.
+  void help_until_done(const Call& call);
+
+  // Runs what is queued and ends the thread. Calls posted later run in the posting thread.
+  void drain();
+
+  // In a forked child: the thread does not exist here and must not be joined.
+  void forget_thread();
+
+ private:
+  class Turn;  // holds `running_` for as long as one call runs
+
+  void run_behind_others(std::function<void()> run, std::unique_lock<std::mutex>& lock);
+  void run_head(std::unique_lock<std::mutex>& lock);
+  void serve();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Call>> pending_;
+  bool running_ = false;
+  bool closing_ = false;
+  int waiting_ = 0;  // threads in changed_
+  std::thread thread_;
+};
+
+class CallQueue::Turn {
+ public:
+  explicit Turn(CallQueue& queue) : queue_(queue) {}
+  ~Turn() {
+    std::lock_guard lock(queue_.mutex_);
+    queue_.running_ = false;
+    if (queue_.waiting_ > 0) queue_.changed_.notify_all();
+  }
+
+ private:
+  CallQueue& queue_;
+};
+
+template <typename Run>
+void CallQueue::run_now(Run&& run) {
+  std::unique_lock lock(mutex_);
+  if (!running_ && pending_.empty()) {
+    running_ = true;
+    lock.unlock();
+    Turn turn(*this);
+    run();
+    return;
+  }
+  run_behind_others([&run] { run(); }, lock);
+}
+
+}  // namespace opensmd

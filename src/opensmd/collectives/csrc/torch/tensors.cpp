@@ -1,0 +1,131 @@
+#include "torch/tensors.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <charconv>
+#include <optional>
+
+namespace opensmd {
+namespace {
+
+std::optional<DType> core_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return DType::F32;
+    case at::kDouble: return DType::F64;
+    case at::kHalf: return DType::F16;
+    case at::kBFloat16: return DType::BF16;
+    case at::kChar: return DType::I8;
+    case at::kShort: return DType::I16;
+    case at::kInt: return DType::I32;
+    case at::kLong: return DType::I64;
+    case at::kByte: return DType::U8;
+    case at::kUInt16: return DType::U16;
+    case at::kUInt32: return DType::U32;
+    case at::kUInt64: return DType::U64;
+    case at::kBool: return DType::Bool;
+    case at::kComplexFloat: return DType::C64;
+    case at::kComplexDouble: return DType::C128;
+    case at::kFloat8_e4m3fn: return DType::F8E4M3FN;
+    case at::kFloat8_e5m2: return DType::F8E5M2;
+    case at::kFloat8_e4m3fnuz: return DType::F8E4M3FNUZ;
+    case at::kFloat8_e5m2fnuz: return DType::F8E5M2FNUZ;
+    default: return std::nullopt;
+  }
+}
+
+bool adds_parts(Reduction reduction) {
+  return reduction == Reduction::Sum || reduction == Reduction::Average || reduction == Reduction::PremulSum;
+}
+
+}  // namespace
+
+Elements moved_as(at::ScalarType type) {
+  if (auto dtype = core_dtype(type)) return {*dtype, 1};
+  return {DType::Byte, c10::elementSize(type)};
+}
+
+Elements reduced_as(at::ScalarType type, Reduction reduction) {
+  if (type == at::kComplexHalf && adds_parts(reduction)) return {DType::F16, 2};
+  auto dtype = core_dtype(type);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      dtype && reducible(*dtype, reduction), "smddp: there is no reduction ", name_of(reduction), " for ", type,
+      " tensors; convert them first, for example with tensor.float()");
+  return {*dtype, 1};
+}
+
+Reducing reducing(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: return {Reduction::Sum, 1.0};
+    case c10d::ReduceOp::AVG: return {Reduction::Average, 1.0};
+    case c10d::ReduceOp::PRODUCT: return {Reduction::Product, 1.0};
+    case c10d::ReduceOp::MIN: return {Reduction::Min, 1.0};
+    case c10d::ReduceOp::MAX: return {Reduction::Max, 1.0};
+    case c10d::ReduceOp::BAND: return {Reduction::BitAnd, 1.0};
+    case c10d::ReduceOp::BOR: return {Reduction::BitOr, 1.0};
+    case c10d::ReduceOp::BXOR: return {Reduction::BitXor, 1.0};
+    case c10d::ReduceOp::PREMUL_SUM: {
+      auto* premul = dynamic_cast<c10d::PreMulSumSupplement*>(op.supplement_.get());
+      TORCH_CHECK_VALUE(premul != nullptr, "smddp: PREMUL_SUM needs a factor; make it with _make_nccl_premul_sum");
+      const auto& tensor = premul->tensor_factor;
+      return {Reduction::PremulSum, tensor.defined() ? tensor.item<double>() : premul->double_factor};
+    }
+    default: TORCH_CHECK_VALUE(false, "smddp: unknown reduction ", static_cast<int>(op.op_));
+  }
+}
+
+Flat::Flat(at::Tensor tensor, Use use) : tensor_(std::move(tensor)), use_(use) {
+  if (tensor_.is_contiguous() && !tensor_.is_conj() && !tensor_.is_neg()) {
+    flat_ = tensor_;
+  } else if (use_ == Use::Write) {
+    flat_ = at::empty(tensor_.sizes(), tensor_.options().memory_format(at::MemoryFormat::Contiguous));
+  } else {
+    flat_ = tensor_.resolve_conj().resolve_neg().contiguous();
+  }
+}
+
+void Flat::finish() {
+  if (use_ == Use::Read || flat_.is_same(tensor_)) return;
+  c10::NoGradGuard no_grad;
+  tensor_.copy_(flat_);
+}
+
+std::vector<Flat> flats(const std::vector<at::Tensor>& tensors, Flat::Use use) {
+  std::vector<Flat> all;
+  all.reserve(tensors.size());
+  for (const auto& tensor : tensors) all.emplace_back(tensor, use);
+  return all;
+}
+
+std::vector<void*> pointers(const std::vector<Flat>& all) {
+  std::vector<void*> found;
+  found.reserve(all.size());
+  for (const auto& flat : all) found.push_back(flat.data());
+  return found;
+}
+
+void finish(std::vector<Flat>& all) {
+  for (auto& flat : all) flat.finish();
+}
+
+ShapeText::ShapeText(const at::Tensor& tensor) {
+  put("shape [");
+  bool first = true;
+  for (int64_t extent : tensor.sizes()) {
+    char digits[24];
+    char* end = std::to_chars(digits, digits + sizeof digits, extent).ptr;
+    if (!first) put(", ");
+    put({digits, static_cast<size_t>(end - digits)});
+    first = false;
+  }
+  put("]");
+}
+
+void ShapeText::put(std::string_view text) {
+  size_t room = text_.size() - length_;
+  text = text.substr(0, room);
+  text.copy(text_.data() + length_, text.size());
+  length_ += text.size();
+}
+
+}  // namespace opensmd

@@ -1,0 +1,51 @@
+// What the adapter asks of whatever moves a group's bytes. Two answer: the core (one host) and Gloo (several hosts,
+// or more members than one arena takes). Both follow core/group.hpp: blocking calls on plain memory, members by
+// group rank, failures as CollectiveError, wrong arguments as std::invalid_argument.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/group.hpp"
+
+namespace opensmd {
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual void barrier(const Call& call) = 0;
+  virtual void all_reduce(void* data, size_t count, DType dtype, Reduction reduction, double factor,
+                          const Call& call) = 0;
+  virtual void reduce(const void* in, void* out, size_t count, DType dtype, Reduction reduction, int root,
+                      double factor, const Call& call) = 0;
+  virtual void broadcast(void* data, size_t count, DType dtype, int root, const Call& call) = 0;
+  virtual void all_gather(const void* in, void* const* outs, const size_t* counts, DType dtype, const Call& call) = 0;
+  virtual void gather(const void* in, void* const* outs, size_t count, DType dtype, int root, const Call& call) = 0;
+  virtual void scatter(const void* const* ins, void* out, size_t count, DType dtype, int root, const Call& call) = 0;
+  virtual void reduce_scatter(const void* const* ins, const size_t* counts, void* out, DType dtype,
+                              Reduction reduction, double factor, const Call& call) = 0;
+  virtual void all_to_all(const void* const* ins, const size_t* in_counts, void* const* outs,
+                          const size_t* out_counts, DType dtype, const Call& call) = 0;
+
+  virtual std::shared_ptr<Request> post_send(const at::Tensor& tensor, int destination, int64_t tag) = 0;
+  virtual std::shared_ptr<Request> post_receive(const at::Tensor& tensor, int source, int64_t tag) = 0;
+
+  virtual void abort(const std::string& reason) = 0;
+  virtual bool aborted() const = 0;
+  virtual void leave() = 0;
+  virtual uint64_t sequence() const = 0;
+
+  // The group in shared memory, where there is one: for its heap, its mailbox and its records.
+  virtual std::shared_ptr<Group> shared() const { return nullptr; }
+};
+
+std::unique_ptr<Transport> make_shared_transport(std::shared_ptr<Group> group);
+
+// `gloo` is torch's own backend for the same members. `names` are for messages.
+std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names);
+
+}  // namespace opensmd

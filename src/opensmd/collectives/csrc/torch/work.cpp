@@ -1,0 +1,163 @@
+#include "torch/work.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <thread>
+#include <utility>
+
+namespace opensmd {
+namespace {
+
+c10::intrusive_ptr<c10::ivalue::Future> tensors_future() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
+}  // namespace
+
+void throw_as_torch(const CollectiveError& error) { C10_THROW_ERROR(DistBackendError, error.what()); }
+
+// ---------------------------------------------------------------- collectives
+
+QueuedWork::QueuedWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs,
+                       uint64_t sequence, std::shared_ptr<CallQueue> queue)
+    : Work(rank, type, title, outputs),
+      outputs_(std::move(outputs)),
+      sequence_(sequence),
+      queue_(std::move(queue)),
+      call_(std::make_shared<CallQueue::Call>()),
+      future_(tensors_future()) {}
+
+void QueuedWork::post(const c10::intrusive_ptr<QueuedWork>& self, std::function<void()> run) {
+  auto* work = self.get();
+  work->call_->run = std::move(run);
+  work->call_->finished = [self](std::exception_ptr error) { self->complete(std::move(error)); };
+  work->queue_->post(work->call_);
+}
+
+void QueuedWork::complete(std::exception_ptr error) {
+  finish(error);
+  if (error) {
+    future_->setError(error);
+  } else {
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+}
+
+bool QueuedWork::wait(std::chrono::milliseconds timeout) {
+  // With a deadline of its own the caller may not run calls that take longer.
+  if (timeout != kNoTimeout) return Work::wait(timeout);
+  queue_->help_until_done(*call_);
+  if (auto error = exception()) std::rethrow_exception(error);
+  return true;
+}
+
+// ---------------------------------------------------------------- messages
+
+MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, at::Tensor tensor, at::Tensor flat,
+                         uint64_t sequence, std::shared_ptr<Request> request, std::chrono::milliseconds timeout)
+    : Work(rank, type, title, std::vector<at::Tensor>{tensor}),
+      tensor_(std::move(tensor)),
+      flat_(std::move(flat)),
+      sequence_(sequence),
+      request_(std::move(request)),
+      timeout_(timeout) {}
+
+bool MessageWork::isCompleted() {
+  if (settled_) return true;
+  if (!request_->done()) return false;
+  try {
+    settle(timeout_);
+  } catch (...) {
+    // Kept in the work: exception() and wait() give it out.
+  }
+  return true;
+}
+
+bool MessageWork::wait(std::chrono::milliseconds timeout) {
+  settle(timeout == kNoTimeout ? timeout_ : timeout);
+  return true;
+}
+
+// Waits for the request and makes its outcome this work's, once.
+void MessageWork::settle(std::chrono::milliseconds timeout) {
+  std::lock_guard lock(settling_);
+  if (!settled_) {
+    std::exception_ptr error;
+    try {
+      with_torch_errors([&] { request_->wait(timeout); });
+      if (opType_ != c10d::OpType::SEND && !flat_.is_same(tensor_)) {
+        c10::NoGradGuard no_grad;
+        tensor_.copy_(flat_);
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    finish(error);
+    settled_ = true;
+  }
+  if (auto error = exception()) std::rethrow_exception(error);
+}
+
+int MessageWork::sourceRank() const {
+  TORCH_CHECK(settled_, "smddp: the sender of a receive is known only after it completed; call wait() first");
+  return request_->source();
+}
+
+// Rarely asked for, so a thread of its own does: nothing else would complete it while nobody waits.
+c10::intrusive_ptr<c10::ivalue::Future> MessageWork::getFuture() {
+  std::lock_guard lock(mutex_);
+  if (future_) return future_;
+  future_ = tensors_future();
+  auto self = c10::intrusive_ptr<MessageWork>::unsafe_reclaim_from_nonowning(this);
+  std::thread([self, future = future_] {
+    try {
+      self->wait(kNoTimeout);
+      future->markCompleted(c10::IValue(std::vector<at::Tensor>{self->tensor_}));
+    } catch (...) {
+      future->setError(std::current_exception());
+    }
+  }).detach();
+  return future_;
+}
+
+// ---------------------------------------------------------------- lists
+
+WorkList::WorkList(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+    : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+bool WorkList::isCompleted() {
+  for (auto& work : works_) {
+    if (!work->isCompleted()) return false;
+  }
+  return true;
+}
+
+bool WorkList::isSuccess() const {
+  for (const auto& work : works_) {
+    if (!work->isSuccess()) return false;
+  }
+  return true;
+}
+
+bool WorkList::wait(std::chrono::milliseconds timeout) {
+  for (auto& work : works_) work->wait(timeout);
+  return true;
+}
+
+std::vector<at::Tensor> WorkList::result() {
+  std::vector<at::Tensor> all;
+  for (auto& work : works_) {
+    auto each = work->result();
+    all.insert(all.end(), each.begin(), each.end());
+  }
+  return all;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkList::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(c10::FutureType::create(c10::AnyType::get()));
+  for (auto& work : works_) futures.push_back(work->getFuture());
+  return c10::collectAll(futures);
+}
+
+}  // namespace opensmd

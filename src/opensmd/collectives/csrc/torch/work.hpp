@@ -1,0 +1,97 @@
+// Handles of asynchronous operations. Sync operations have none: like NCCL's, they return a null Work.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "core/group.hpp"
+#include "torch/queue.hpp"
+
+namespace opensmd {
+
+// A collective in the queue of its group.
+class QueuedWork : public c10d::Work {
+ public:
+  QueuedWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs, uint64_t sequence,
+             std::shared_ptr<CallQueue> queue);
+
+  // Queues `run`; `self` must be this work.
+  static void post(const c10::intrusive_ptr<QueuedWork>& self, std::function<void()> run);
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  void complete(std::exception_ptr error);
+
+  std::vector<at::Tensor> outputs_;
+  const uint64_t sequence_;
+  std::shared_ptr<CallQueue> queue_;
+  std::shared_ptr<CallQueue::Call> call_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// A send or receive. Its memory is the tensor's, or a copy's where the tensor's elements do not lie in a row.
+class MessageWork : public c10d::Work {
+ public:
+  MessageWork(int rank, c10d::OpType type, const char* title, at::Tensor tensor, at::Tensor flat, uint64_t sequence,
+              std::shared_ptr<Request> request, std::chrono::milliseconds timeout);
+
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override { return {tensor_}; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  void settle(std::chrono::milliseconds timeout);
+
+  at::Tensor tensor_;
+  at::Tensor flat_;
+  const uint64_t sequence_;
+  std::shared_ptr<Request> request_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex settling_;
+  std::atomic<bool> settled_{false};
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// Several works as one: what startCoalescing() ... endCoalescing() returns.
+class WorkList : public c10d::Work {
+ public:
+  WorkList(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+// Runs `action` and turns what the core throws into torch's exceptions.
+template <typename Action>
+void with_torch_errors(Action&& action);
+
+[[noreturn]] void throw_as_torch(const CollectiveError& error);
+
+template <typename Action>
+void with_torch_errors(Action&& action) {
+  try {
+    action();
+  } catch (const CollectiveError& error) {
+    throw_as_torch(error);
+  } catch (const std::invalid_argument& error) {
+    C10_THROW_ERROR(ValueError, error.what());
+  }
+}
+
+}  // namespace opensmd

@@ -1,0 +1,72 @@
+"""Everything a user can set about the smddp backend, read from the environment in this one place.
+
+Each field names its variable; docs/backend.md is the same table for people.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Settings"]
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The backend's settings, with their defaults.
+
+    Attributes:
+        cache_dir: where compiled cores are kept (``OPENSMD_CACHE_DIR``, default ``~/.cache/opensmd``).
+        native: use the compiled core; off means Gloo serves the group (``OPENSMD_NATIVE``, default on).
+        compiler: the C++ compiler (``CXX``, default the first of c++, g++, clang++ on PATH).
+        host_id: stands for this machine's own identity (``OPENSMD_HOST_ID``); processes with different
+            values never share memory. For tests and for unusual containers.
+        heap_bytes: address space for each rank's zero-copy memory in a group, in bytes
+            (``OPENSMD_HEAP_BYTES``, default: half of the machine's memory shared by the group's ranks; only
+            pages in use cost memory). Rank 0's value counts.
+    """
+
+    cache_dir: Path
+    native: bool = True
+    compiler: str | None = None
+    host_id: str | None = None
+    heap_bytes: int | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings from ``environment`` (default: ``os.environ``).
+
+        Raises:
+            ValueError: a variable holds something that its setting cannot take.
+        """
+        env = os.environ if environment is None else environment
+        return cls(
+            cache_dir=Path(env.get("OPENSMD_CACHE_DIR") or Path.home() / ".cache" / "opensmd").expanduser(),
+            native=_flag(env, "OPENSMD_NATIVE", default=True),
+            compiler=env.get("CXX") or None,
+            host_id=env.get("OPENSMD_HOST_ID") or None,
+            heap_bytes=_bytes(env, "OPENSMD_HEAP_BYTES"),
+        )
+
+
+def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = env.get(name, "").strip().lower()
+    if not text:
+        return default
+    if text not in _TRUE | _FALSE:
+        raise ValueError(f"{name}={env[name]!r}: expected 1 or 0")
+    return text in _TRUE
+
+
+def _bytes(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise ValueError(f"{name}={env[name]!r}: expected a number of bytes, for example {1 << 30}")
+    return int(text)
