@@ -1,0 +1,1 @@
+"""One folder a claim; each is run by ``python -m benchmarks.NAME`` from the root of the repository."""

@@ -1,0 +1,86 @@
+"""One rank of the all-reduce benchmark: all candidates on the same sizes, sample by sample in turn."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.floor.shared import Floor
+from benchmarks.harness.contestants import checked, in_arena, title
+from benchmarks.harness.meeting import Stamps
+from benchmarks.harness.mpi import raw_loop
+from benchmarks.harness.rank import Rank, join, leave
+from benchmarks.harness.results import Results, human_bytes, row
+from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+
+
+def main() -> None:
+    """Measure every size and leave the results to rank 0."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", type=int, nargs="+", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--backends", nargs="+", required=True)
+    options = parser.parse_args()
+    me = join(options.backends)
+    floor = Floor(me.folder / "floor", me.rank, me.size)
+    results = Results("all_reduce", me.layout, {"MPI": me.mpi_name or "none"})
+    for nbytes in options.sizes:
+        candidates = contestants(me, floor, nbytes)
+        plan = Plan(seconds=options.seconds)
+        for name, samples in sample(candidates, me.meeting, me.distance, plan).items():
+            results.rows.append(row("all_reduce", nbytes, name, samples))
+        if me.rank == 0:
+            medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows if r.bytes == nbytes)
+            print(f"{human_bytes(nbytes):>8}: {medians}", flush=True)
+    leave(me, results)
+
+
+def contestants(me: Rank, floor: Floor, nbytes: int) -> list[Candidate]:
+    """Every candidate for one size. All but the zero-copy one work on the same tensor."""
+    data = torch.zeros(nbytes // 4)
+    found = []
+    for backend, group in me.groups.items():
+        block = timed(through_torch(data, group))
+        wrong = backend == "fake"
+        found.append(Candidate(title(backend), block) if wrong else summing(me, title(backend), data, block))
+    if "smddp" in me.groups and (arena := in_arena(me.groups["smddp"], nbytes // 4)) is not None:
+        found.append(summing(me, "smddp zero-copy", arena, timed(through_torch(arena, me.groups["smddp"]))))
+    if me.mpi is not None:
+        found.append(summing(me, f"{me.mpi_name} (C)", data, raw_loop("r", data, data, data.numel())))
+        found.append(summing(me, f"{me.mpi_name} (mpi4py)", data, timed(through_mpi4py(me, data))))
+    found.append(summing(me, "floor", data, floor.all_reduce(data)))
+    return found
+
+
+def through_torch(data: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    """``dist.all_reduce`` on a group, as a user calls it."""
+    return lambda: dist.all_reduce(data, group=group)
+
+
+def through_mpi4py(me: Rank, data: torch.Tensor) -> Callable[[], object]:
+    """mpi4py's fast (buffer) all-reduce in place."""
+    array, world, in_place = data.numpy(), me.mpi.COMM_WORLD, me.mpi.IN_PLACE
+    return lambda: world.Allreduce(in_place, array)
+
+
+def summing(me: Rank, name: str, data: torch.Tensor, block: Callable[[Stamps], None]) -> Candidate:
+    """A candidate that must first show a right sum. Measured are sums of zeros, which cannot overflow."""
+
+    def fill() -> None:
+        torch.remainder(torch.arange(data.numel(), dtype=torch.float32), 1000, out=data)
+        data.add_(me.rank)
+
+    def verify() -> bool:
+        expected = torch.arange(data.numel(), dtype=torch.float32).remainder_(1000).mul_(me.size)
+        right = torch.equal(data, expected.add_(sum(range(me.size))))
+        data.zero_()
+        return right
+
+    return checked(name, me.meeting, block, fill, verify)
+
+
+if __name__ == "__main__":
+    main()

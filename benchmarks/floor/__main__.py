@@ -1,0 +1,35 @@
+"""``python -m benchmarks.floor``: build the floor program, run it, keep its numbers."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from benchmarks.harness.native import build
+from benchmarks.harness.results import Results, Row, machine
+
+OUT = Path("out/bench")
+WORDS = {
+    "copy_1_core": "memory copy, 1 core",
+    "copy_2_cores": "memory copy, 2 cores together",
+    "sum_1_core": "a += b, 1 core",
+    "sum_2_cores": "a += b, 2 cores together",
+    "flags_round_trip": "raise my flag and see the other's, 2 cores",
+    "two_shot_64_MiB": "plain two-shot all-reduce of 64 MiB, 2 cores",
+}
+
+
+def main() -> None:
+    """Print and save what this machine can do at best."""
+    program = build(Path(__file__).with_name("floor_main.cpp"), shared=False)
+    printed = subprocess.run([program], check=True, capture_output=True, text=True, timeout=120).stdout
+    results = Results("floor", "1 or 2 processes, one a core", machine())
+    for line in printed.splitlines():
+        name, value, unit = line.split()
+        print(f"{WORDS[name]:48} {float(value):8.3f} {unit}")
+        results.rows.append(Row(f"{WORDS[name]} [{unit}]", 0, "floor", float(value), float(value), 15))
+    results.save(OUT / "floor.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What every benchmark shares: starting ranks, interleaving candidates, statistics, tables and plots."""

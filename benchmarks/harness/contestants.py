@@ -1,0 +1,48 @@
+"""What the candidates of several benchmarks share: names, tensors in shared memory, a check of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchmarks.harness.meeting import Meeting, Stamps
+from benchmarks.harness.sampling import Candidate
+
+__all__ = ["checked", "in_arena", "title"]
+
+
+def title(backend: str) -> str:
+    """What a backend is called in tables."""
+    return "do-nothing" if backend == "fake" else backend
+
+
+def in_arena(group: dist.ProcessGroup, count: int) -> torch.Tensor | None:
+    """``count`` float32 zeros in the group's shared memory, by torch's own interface; None if it has none."""
+    device = torch.device("cpu")
+    backend = group._get_backend(device)
+    if not backend.supports_tensor_alloc(device):
+        return None
+    return backend.allocate_tensor(count, dtype=torch.float32, device=device).zero_()
+
+
+def checked(
+    name: str,
+    meeting: Meeting,
+    block: Callable[[Stamps], None],
+    fill: Callable[[], None],
+    verify: Callable[[], bool],
+) -> Candidate:
+    """A candidate that must first show a right result: ``fill``, one call, ``verify``."""
+
+    def check() -> None:
+        fill()
+        meeting.wait()
+        block(np.empty(2, dtype=np.int64))
+        meeting.wait()
+        if not verify():
+            raise RuntimeError(f"{name} gave a wrong result on rank {meeting.rank}")
+
+    return Candidate(name, block, check)

@@ -1,0 +1,63 @@
+"""Starts the ranks of a benchmark: under an MPI's own mpiexec where MPI takes part, else plain processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.meeting import Meeting
+from benchmarks.harness.mpi import ROOT, Mpi
+from benchmarks.harness.results import Results, machine
+
+__all__ = ["cores", "run"]
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def run(
+    module: str, *, ranks: int, mpi: Mpi | None, args: Sequence[str] = (), timeout: float = 900
+) -> Results:
+    """Run ``python -m module`` on so many ranks; return what rank 0 saved.
+
+    Raises:
+        RuntimeError: a rank failed, or the ranks did not end within ``timeout`` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as folder:
+        Meeting.create(Path(folder) / "meeting", ranks)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_FOLDER": folder, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", module, *args]
+        if mpi is None:
+            processes = [
+                _start(command, {**env, "RANK": str(r), "WORLD_SIZE": str(ranks)}) for r in range(ranks)
+            ]
+        else:
+            env |= {**mpi.env, "MPI4PY_LIBMPI": str(mpi.library), "BENCH_MPI": mpi.name}
+            processes = [_start([str(mpi.mpiexec), "-n", str(ranks), *command], env)]
+        _wait(processes, timeout)
+        results = Results.load(Path(folder) / "results.json")
+    results.notes = {**machine(), **results.notes}
+    return results
+
+
+def _start(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
+    try:
+        codes = [process.wait(timeout) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if any(codes):
+        raise RuntimeError(f"the ranks of the benchmark ended with {codes}; their errors are above")

@@ -1,0 +1,110 @@
+"""How samples are taken: all candidates of a case in turn, a block of calls each, many rounds of that.
+
+A sample is the time from the moment the last rank finished one call to the moment the last rank finished the
+next (the first call of a block counts from the moment the last rank began it). So no rank's early return from
+a buffered send makes a collective look faster than it is. Every block begins with one call that is not timed.
+The order of the candidates turns by one every round. Rounds during which the host had moved our cores apart
+are thrown away (see ``distance``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.harness.distance import Distance
+from benchmarks.harness.meeting import MAX_CALLS, Meeting, Stamps
+
+__all__ = ["Candidate", "Plan", "sample", "timed"]
+
+Block = Callable[[Stamps], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One contestant in one case: ``block`` fills n + 1 time stamps around n calls; ``check`` raises if the
+    result of a call is wrong."""
+
+    name: str
+    block: Block
+    check: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure: seconds for all candidates of a case together, and the limits of that."""
+
+    seconds: float = 3.0
+    min_rounds: int = 5
+    max_rounds: int = 60
+    block_seconds: float = 400e-6
+    max_block: int = 20
+
+
+def timed(call: Callable[[], object]) -> Block:
+    """A block for an operation that Python calls."""
+
+    def block(stamps: Stamps) -> None:
+        clock = time.perf_counter_ns
+        stamps[0] = clock()
+        for i in range(1, len(stamps)):
+            call()
+            stamps[i] = clock()
+
+    return block
+
+
+def sample(
+    candidates: Sequence[Candidate], meeting: Meeting, distance: Distance, plan: Plan
+) -> dict[str, list[float]]:
+    """Microseconds a call for every candidate; the same lists on every rank.
+
+    Every rank decides alike because all that decisions rest on comes from the shared board.
+    """
+    distance.new_case()
+    for candidate in candidates:
+        if candidate.check is not None:
+            candidate.check()
+    distance.wait_until_near()
+    one = {c.name: _estimate(c, meeting) for c in candidates}
+    calls = {name: _calls_in_block(seconds, plan) for name, seconds in one.items()}
+    round_seconds = sum(one[name] * (calls[name] + 1) for name in one)
+    rounds = int(min(plan.max_rounds, max(plan.min_rounds, plan.seconds / round_seconds)))
+    samples: dict[str, list[float]] = {c.name: [] for c in candidates}
+    done = 0
+    while done < rounds:
+        patient = distance.wait_until_near()
+        first = done % len(candidates)
+        order = [*candidates[first:], *candidates[:first]]
+        found = {c.name: _run_block(c, meeting, calls[c.name]) for c in order}
+        if patient and not distance.near():
+            distance.rounds_far += 1
+            continue
+        for name, values in found.items():
+            samples[name] += values
+        done += 1
+    return samples
+
+
+def _estimate(candidate: Candidate, meeting: Meeting) -> float:
+    """Seconds one call takes, roughly: the median of a few."""
+    return float(np.median(_run_block(candidate, meeting, 5))) * 1e-6
+
+
+def _calls_in_block(seconds: float, plan: Plan) -> int:
+    return int(min(plan.max_block, max(2, plan.block_seconds / max(seconds, 1e-9)), MAX_CALLS))
+
+
+def _run_block(candidate: Candidate, meeting: Meeting, calls: int) -> list[float]:
+    meeting.wait()
+    candidate.block(np.empty(2, dtype=np.int64))
+    meeting.wait()
+    candidate.block(meeting.mine(calls))
+    meeting.wait()
+    last = meeting.everyone(calls).max(axis=0)
+    intervals = np.diff(last) / 1e3
+    meeting.wait()
+    return [float(value) for value in intervals]
