@@ -1,0 +1,111 @@
+#include "all_reduce.hpp"
+
+#include <cstring>
+
+#include "factors.hpp"
+#include "parts.hpp"
+#include "placement.hpp"
+#include "two_shot.hpp"
+
+namespace opensmd {
+
+namespace {
+
+class AllReduce {
+ public:
+  AllReduce(Context& context, Round& round, const AllReduceOptions& options, const Reducer& reducer)
+      : context_(context), round_(round), reducer_(reducer), data_(static_cast<std::byte*>(options.data)),
+        bytes_(options.count * size_of(options.dtype)),
+        factors_(context, round.sequence(), options.reduction, options.factor) {}
+
+  void run() {
+    if (bytes_ <= kInlineBytes) return through_entry_lines();
+    if (context_.size == 1) return alone();
+    const uint64_t offset = heap_offset(context_, data_, bytes_);
+    const bool small = bytes_ <= one_shot_limit();
+    announce(round_, offset);
+    if (small && offset == kNotInHeap) {
+      context_.arena.reserve_staging();
+      std::memcpy(context_.arena.staging(context_.rank, round_.sequence()), data_, bytes_);
+    }
+    round_.post();
+    round_.meet();
+    const int in_heap = members_in_heap();
+    if (in_heap == context_.size) return zero_copy();
+    // Some in the heap and some not: those in the heap have staged nothing, and theirs may not be changed while read.
+    if (small && in_heap == 0) return one_shot();
+    two_shot(context_, round_, reducer_, {data_, data_, bytes_, -1, factors_.all()});
+  }
+
+ private:
+  // Everybody reads everything: with more members the pipeline, where each reads its part, wins earlier.
+  size_t one_shot_limit() const {
+    return context_.arena.shape().staging_bytes / static_cast<size_t>(std::max(context_.size / 2, 1));
+  }
+
+  void through_entry_lines() {
+    if (bytes_ > 0) std::memcpy(round_.payload(), data_, bytes_);
+    round_.post();
+    round_.meet();
+    if (bytes_ == 0) return;
+    const void* inputs[kMaxMembers];
+    for (int i = 0; i < context_.size; ++i) inputs[i] = round_.payload_of(i);
+    reduce_into_data(inputs);
+  }
+
+  void alone() {
+    round_.post();
+    const void* inputs[1] = {data_};
+    reduce_into_data(inputs);
+  }
+
+  void one_shot() {
+    const void* inputs[kMaxMembers];
+    for (int i = 0; i < context_.size; ++i) {
+      inputs[i] = i == context_.rank ? data_ : context_.arena.staging(i, round_.sequence());
+    }
+    reduce_into_data(inputs);
+  }
+
+  void reduce_into_data(const void* const* inputs) {
+    void* outputs[1] = {data_};
+    reducer_(outputs, 1, inputs, context_.size, bytes_, factors_.all());
+  }
+
+  int members_in_heap() const {
+    int count = 0;
+    for (int i = 0; i < context_.size; ++i) count += announced(round_, i) != kNotInHeap;
+    return count;
+  }
+
+  // Each member reduces its part of everybody's tensor straight from and into everybody's tensor.
+  void zero_copy() {
+    const Part part = part_of(bytes_, context_.size, context_.rank);
+    void* tensors[kMaxMembers];
+    for (int i = 0; i < context_.size; ++i) tensors[i] = context_.arena.heap(i) + announced(round_, i) + part.offset;
+    reducer_(tensors, context_.size, tensors, context_.size, part.bytes, factors_.all());
+    finish_together(context_, round_);
+  }
+
+  Context& context_;
+  Round& round_;
+  const Reducer& reducer_;
+  std::byte* const data_;
+  const size_t bytes_;
+  Factors factors_;
+};
+
+}  // namespace
+
+void all_reduce(Context& context, const AllReduceOptions& options, const Call& call) {
+  const Reducer reducer(options.dtype, options.reduction, context.size);
+  Signature signature;
+  signature.operation = Operation::AllReduce;
+  signature.dtype = options.dtype;
+  signature.reduction = options.reduction;
+  signature.count = options.count;
+  Round round(context, signature, call);
+  AllReduce(context, round, options, reducer).run();
+}
+
+}  // namespace opensmd

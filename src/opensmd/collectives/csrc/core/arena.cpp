@@ -1,0 +1,119 @@
+#include "arena.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace opensmd {
+
+ArenaLayout::ArenaLayout(const ArenaShape& given) : shape(given) {
+  const size_t n = static_cast<size_t>(shape.size);
+  members = sizeof(ArenaHeader);
+  records = members + n * sizeof(Member);
+  staging = records + n * 2 * kRecordLength * sizeof(RecordLine);
+  chunks = staging + n * 2 * shape.staging_bytes;
+  ring_lines = chunks + n * kDepth * shape.chunk_bytes;
+  rings = round_up(ring_lines + n * n * sizeof(RingLine), kPage);
+  heaps = rings + n * n * shape.ring_bytes;
+  total = heaps + n * shape.heap_bytes;
+}
+
+namespace {
+
+[[noreturn]] void fail(const std::string& what, int error) {
+  throw CollectiveError(what + ": " + std::strerror(error));
+}
+
+ArenaShape read_shape(int fd) {
+  ArenaHeader* header = static_cast<ArenaHeader*>(mmap(nullptr, kPage, PROT_READ, MAP_SHARED, fd, 0));
+  if (header == MAP_FAILED) fail("cannot map the header of the group's shared memory", errno);
+  ArenaShape shape;
+  shape.size = static_cast<int>(header->size);
+  shape.heap_bytes = header->heap_bytes;
+  shape.staging_bytes = header->staging_bytes;
+  shape.chunk_bytes = header->chunk_bytes;
+  shape.zero_copy_bytes = header->zero_copy_bytes;
+  shape.ring_bytes = header->ring_bytes;
+  const bool valid = header->magic == kArenaMagic;
+  munmap(header, kPage);
+  if (!valid) throw CollectiveError("the file given to the group is not the shared memory of an OpenSMD group");
+  return shape;
+}
+
+int duplicate(int fd) {
+  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  if (copy < 0) fail("cannot duplicate the descriptor of the group's shared memory", errno);
+  return copy;
+}
+
+}  // namespace
+
+Arena::Arena(int fd, int rank, void* shared_mapping)
+    : fd_(duplicate(fd)), rank_(rank), layout_(read_shape(fd)), owns_mapping_(shared_mapping == nullptr) {
+  if (shared_mapping != nullptr) {
+    base_ = static_cast<std::byte*>(shared_mapping);
+  } else {
+    void* base = mmap(nullptr, layout_.total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+    if (base == MAP_FAILED) {
+      const int error = errno;
+      close(fd_);
+      fail("cannot map " + std::to_string(layout_.total >> 20) +
+               " MiB of address space for the group's shared memory (a limit such as ulimit -v? a smaller heap needs less)",
+           error);
+    }
+    base_ = static_cast<std::byte*>(base);
+    // A core dump of a crashed rank should not contain gigabytes of gradients.
+    madvise(base_ + layout_.staging, layout_.total - layout_.staging, MADV_DONTDUMP);
+  }
+  reserve(&member(rank_), sizeof(Member));
+  reserve(record(rank_, 0), 2 * kRecordLength * sizeof(RecordLine));
+  // One page per row of counters is the most that an idle mailbox touches.
+  reserve(&ring_line(rank_, 0), static_cast<size_t>(shape().size) * sizeof(RingLine));
+}
+
+Arena::~Arena() {
+  if (owns_mapping_) munmap(base_, layout_.total);
+  close(fd_);
+}
+
+void Arena::reserve(const void* start, size_t bytes) const {
+  if (bytes == 0) return;
+  const off_t offset = static_cast<const std::byte*>(start) - base_;
+  while (fallocate(fd_, 0, offset, static_cast<off_t>(bytes)) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EOPNOTSUPP || errno == ENOSYS) return;
+    fail("cannot reserve " + std::to_string((bytes + 1023) >> 10) +
+             " KiB of shared memory (is /dev/shm or the memory of this container full?)",
+         errno);
+  }
+}
+
+void Arena::release(const void* start, size_t bytes) const {
+  const off_t offset = static_cast<const std::byte*>(start) - base_;
+  // Where holes cannot be punched the pages merely stay.
+  (void)fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>(bytes));
+}
+
+void Arena::reserve_staging() {
+  if (staging_reserved_) return;
+  reserve(staging(rank_, 0), 2 * shape().staging_bytes);
+  staging_reserved_ = true;
+}
+
+void Arena::reserve_chunks() {
+  if (chunks_reserved_) return;
+  reserve(chunk(rank_, 0), kDepth * shape().chunk_bytes);
+  chunks_reserved_ = true;
+}
+
+void Arena::reserve_ring(int to) {
+  const uint64_t bit = uint64_t{1} << to;
+  if (rings_reserved_ & bit) return;
+  reserve(ring(rank_, to), shape().ring_bytes);
+  rings_reserved_ |= bit;
+}
+
+}  // namespace opensmd

@@ -1,0 +1,268 @@
+#include "exchange.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "placement.hpp"
+
+namespace opensmd {
+
+Exchange::Exchange(Context& context, Round& round, const Traffic& traffic, const void* const* inputs)
+    : context_(context), round_(round), traffic_(traffic), inputs_(inputs), shared_(traffic.shared()),
+      base_(context.steps) {}
+
+void Exchange::run() {
+  offer();
+  round_.post();
+  round_.meet();
+  check_agreement();
+  find_sources();
+  take_direct();
+  if (steps_ > 0) stream();
+  bool direct_reads = false;
+  for (int i = 0; i < context_.size; ++i) direct_reads |= sources_[i].way == Way::Heap;
+  if (direct_reads) finish_together(context_, round_);
+}
+
+void Exchange::check_agreement() {}
+
+void Exchange::published_step(size_t, size_t) {}
+
+// ---------------------------------------------------------------- where pieces lie
+
+size_t Exchange::total(int source, size_t padding) const {
+  size_t sum = 0;
+  for (int d = 0; d < context_.size; ++d) {
+    if (d == source) continue;
+    const size_t bytes = round_up(traffic_.bytes(source, d), padding);
+    sum = shared_ ? std::max(sum, bytes) : sum + bytes;
+  }
+  return sum;
+}
+
+size_t Exchange::packed_offset(int source, int destination, size_t padding) const {
+  if (shared_) return 0;
+  size_t offset = 0;
+  for (int d = 0; d < destination; ++d) {
+    if (d != source) offset += round_up(traffic_.bytes(source, d), padding);
+  }
+  return offset;
+}
+
+size_t Exchange::lane(int source, int destination) const {
+  if (traffic_.lanes(context_.size) == 1) return 0;
+  return static_cast<size_t>((destination - source - 1 + context_.size) % context_.size);
+}
+
+// Eight steps or more for arrays of middling size, so that writing and reading overlap; at most what a lane holds.
+size_t Exchange::step_bytes(int source) const {
+  const size_t lanes = static_cast<size_t>(std::max(traffic_.lanes(context_.size), 1));
+  const size_t lane_bytes = context_.arena.shape().chunk_bytes / lanes / kLine * kLine;
+  const size_t wanted = round_up(std::max(traffic_.largest(source) / 8, size_t{32} << 10), kLine);
+  return std::min(lane_bytes, wanted);
+}
+
+// Peers can read this member's tensor in place if all its pieces lie one after the other in its heap.
+uint64_t Exchange::own_heap_offset() const {
+  const int self = context_.rank;
+  const std::byte* first = nullptr;
+  const std::byte* next = nullptr;
+  size_t sum = 0;
+  for (int d = 0; d < context_.size; ++d) {
+    const size_t bytes = traffic_.bytes(self, d);
+    if (bytes == 0 || (shared_ && first != nullptr)) continue;
+    const std::byte* piece = static_cast<const std::byte*>(inputs_[d]);
+    if (next != nullptr && piece != next) return kNotInHeap;
+    if (first == nullptr) first = piece;
+    next = piece + bytes;
+    sum += bytes;
+  }
+  return first == nullptr ? kNotInHeap : heap_offset(context_, first, sum);
+}
+
+void Exchange::pack(std::byte* to, size_t padding) const {
+  for (int d = 0; d < context_.size; ++d) {
+    const size_t bytes = d == context_.rank ? 0 : traffic_.bytes(context_.rank, d);
+    if (bytes == 0) continue;
+    std::memcpy(to + packed_offset(context_.rank, d, padding), inputs_[d], bytes);
+    if (shared_) return;
+  }
+}
+
+// Before the meeting: the payload, and the staging slot where everything fits it.
+void Exchange::offer() {
+  const int self = context_.rank;
+  if (total(self, 1) <= kInlineBytes) return pack(round_.payload(), 1);
+  const uint64_t offset = own_heap_offset();
+  announce(round_, offset);
+  if (offset != kNotInHeap) return;
+  if (total(self, kLine) <= context_.arena.shape().staging_bytes) {
+    context_.arena.reserve_staging();
+    pack(context_.arena.staging(self, round_.sequence()), kLine);
+  } else {
+    context_.arena.reserve_chunks();
+  }
+}
+
+void Exchange::find_sources() {
+  for (int s = 0; s < context_.size; ++s) {
+    sources_[s] = find_source(s);
+    if (streams(s)) steps_ = std::max(steps_, sources_[s].steps);
+  }
+}
+
+Exchange::Source Exchange::find_source(int s) const {
+  const int self = context_.rank;
+  Source source;
+  source.bytes = traffic_.bytes(s, self);
+  const size_t all = total(s, 1);
+  if (all == 0) return source;
+  if (all <= kInlineBytes) {
+    source.way = Way::Inline;
+    source.piece = round_.payload_of(s) + packed_offset(s, self, 1);
+  } else if (announced(round_, s) != kNotInHeap) {
+    source.way = Way::Heap;
+    source.piece = context_.arena.heap(s) + announced(round_, s);
+    for (int d = 0; d < self && !shared_; ++d) source.piece += traffic_.bytes(s, d);
+  } else if (total(s, kLine) <= context_.arena.shape().staging_bytes) {
+    source.way = Way::Staged;
+    source.piece = context_.arena.staging(s, round_.sequence()) + packed_offset(s, self, kLine);
+  } else {
+    source.way = Way::Streamed;
+    source.step_bytes = step_bytes(s);
+    size_t most = 0;
+    for (int d = 0; d < context_.size; ++d) most = std::max(most, d == s ? 0 : traffic_.bytes(s, d));
+    source.steps = static_cast<uint32_t>((most + source.step_bytes - 1) / source.step_bytes);
+  }
+  return source;
+}
+
+// ---------------------------------------------------------------- streaming
+
+const std::byte* Exchange::streamed(int source, uint32_t step) const {
+  return context_.arena.chunk(source, base_ + step) + lane(source, context_.rank) * sources_[source].step_bytes;
+}
+
+void Exchange::publish(uint32_t step) {
+  const int self = context_.rank;
+  const Source& own = sources_[self];
+  const size_t offset = step * own.step_bytes;
+  for (int distance = 1; distance < context_.size; ++distance) {
+    const int d = (self + distance) % context_.size;
+    const size_t bytes = traffic_.bytes(self, d);
+    if (offset >= bytes) continue;
+    std::memcpy(context_.arena.chunk(self, base_ + step) + lane(self, d) * own.step_bytes,
+                static_cast<const std::byte*>(inputs_[d]) + offset, std::min(own.step_bytes, bytes - offset));
+    if (shared_) break;
+  }
+  round_.set(context_.arena.member(self).published, base_ + step + 1);
+  if (offset < own.bytes) published_step(offset, std::min(own.step_bytes, own.bytes - offset));
+}
+
+bool Exchange::step_available(uint32_t step) const {
+  for (int s = 0; s < context_.size; ++s) {
+    if (s == context_.rank || !streams(s) || step * sources_[s].step_bytes >= sources_[s].bytes) continue;
+    const Flag& published = context_.arena.member(s).published;
+    if (!reached(published.value.load(std::memory_order_acquire), base_ + step + 1)) return false;
+  }
+  return true;
+}
+
+void Exchange::wait_for_sources(uint32_t step) {
+  for (int distance = 1; distance < context_.size; ++distance) {
+    const int s = (context_.rank + distance) % context_.size;
+    if (!streams(s) || step * sources_[s].step_bytes >= sources_[s].bytes) continue;
+    round_.wait(context_.arena.member(s).published, base_ + step + 1, s);
+  }
+}
+
+bool Exchange::room_for(uint32_t step) const {
+  for (int i = 0; i < context_.size; ++i) {
+    const Flag& consumed = context_.arena.member(i).consumed;
+    if (i != context_.rank && !reached(consumed.value.load(std::memory_order_acquire), base_ + step + 1 - kDepth)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Exchange::wait_for_room(uint32_t step) {
+  for (int distance = 1; distance < context_.size; ++distance) {
+    const int peer = (context_.rank + distance) % context_.size;
+    round_.wait(context_.arena.member(peer).consumed, base_ + step + 1 - kDepth, peer);
+  }
+}
+
+void Exchange::stream() {
+  Member& mine = context_.arena.member(context_.rank);
+  const uint32_t to_publish = streams(context_.rank) ? sources_[context_.rank].steps : 0;
+  uint32_t to_consume = 0;
+  for (int s = 0; s < context_.size; ++s) {
+    if (s == context_.rank || !streams(s)) continue;
+    const Source& source = sources_[s];
+    to_consume = std::max(to_consume, static_cast<uint32_t>((source.bytes + source.step_bytes - 1) / source.step_bytes));
+  }
+  uint32_t published = 0;
+  uint32_t consumed = 0;
+  if (to_consume == 0) round_.set(mine.consumed, base_ + steps_);
+  while (published < to_publish || consumed < to_consume) {
+    if (published < to_publish && room_for(published)) {
+      publish(published++);
+    } else if (consumed < to_consume && step_available(consumed)) {
+      take_step(consumed++);
+      round_.set(mine.consumed, base_ + (consumed == to_consume ? steps_ : consumed));
+    } else if (consumed < to_consume && (published == to_publish || consumed < published)) {
+      // Only for a step that we have published ourselves: members waiting for each other's next step would wait in
+      // a circle.
+      wait_for_sources(consumed);
+    } else {
+      wait_for_room(published);
+    }
+  }
+  // Others count on all counters being current, even after calls in which we had nothing to say.
+  mine.published.value.store(base_ + steps_, std::memory_order_release);
+  mine.reduced.value.store(base_ + steps_, std::memory_order_release);
+  context_.steps += steps_;
+}
+
+// ---------------------------------------------------------------- copying
+
+CopyingExchange::CopyingExchange(Context& context, Round& round, const Traffic& traffic, const void* const* inputs,
+                                 void* const* outputs)
+    : Exchange(context, round, traffic, inputs), outputs_(outputs) {}
+
+void CopyingExchange::take_direct() {
+  for (int distance = 1; distance < context_.size; ++distance) {
+    const int s = (context_.rank + distance) % context_.size;
+    const Source& source = sources_[s];
+    if (source.bytes > 0 && source.way != Way::Nothing && source.way != Way::Streamed) {
+      std::memcpy(outputs_[s], source.piece, source.bytes);
+    }
+  }
+  // A streamed own piece is copied step by step, while it is in the cache.
+  const Source& own = sources_[context_.rank];
+  const bool streamed_whole = own.way == Way::Streamed && own.steps * own.step_bytes >= own.bytes;
+  if (!streamed_whole && own.bytes > 0 && outputs_[context_.rank] != own_piece()) {
+    std::memcpy(outputs_[context_.rank], own_piece(), own.bytes);
+  }
+}
+
+void CopyingExchange::take_step(uint32_t step) {
+  for (int distance = 1; distance < context_.size; ++distance) {
+    const int s = (context_.rank + distance) % context_.size;
+    const Source& source = sources_[s];
+    const size_t offset = step * source.step_bytes;
+    if (!streams(s) || offset >= source.bytes) continue;
+    std::memcpy(static_cast<std::byte*>(outputs_[s]) + offset, streamed(s, step),
+                std::min(source.step_bytes, source.bytes - offset));
+  }
+}
+
+void CopyingExchange::published_step(size_t offset, size_t bytes) {
+  std::byte* out = static_cast<std::byte*>(outputs_[context_.rank]);
+  const Source& own = sources_[context_.rank];
+  if (own.steps * own.step_bytes < own.bytes || out == own_piece()) return;
+  std::memcpy(out + offset, own_piece() + offset, bytes);
+}
+
+}  // namespace opensmd

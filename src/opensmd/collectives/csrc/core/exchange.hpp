@@ -1,0 +1,99 @@
+// The engine of every collective that moves pieces from members to members (and of reduce_scatter, which reduces
+// them on arrival). A source's pieces travel in one of four ways, which all members can tell once they have met:
+//
+//   inline    all its pieces fit its entry line's payload
+//   heap      its tensor lies in the zero-copy heap: readers take it from there, then all finish together
+//   staged    all its pieces fit its staging slot: written before the entry is posted
+//   streamed  through its chunks, step by step; chunk k is used again when all have consumed step k + 1 - depth:
+//
+//      source   publish 0 ── 1 ── 2 ── 3 ──────── 4 (waits for consumed >= 1)
+//      reader        consume 0 ── 1 ── 2 ...
+//
+// A piece for all members is written once ("shared"); pieces for single members lie side by side in lanes.
+#pragma once
+
+#include "round.hpp"
+
+namespace opensmd {
+
+// Who gives how many bytes to whom. All members must agree once they have met; before, each knows its own row.
+class Traffic {
+ public:
+  virtual ~Traffic() = default;
+  virtual size_t bytes(int source, int destination) const = 0;
+  virtual size_t largest(int source) const = 0;  // bound of its pieces; equal bounds give equal steps
+  virtual bool shared() const = 0;               // a source gives the same piece to everybody
+  virtual int lanes(int size) const = 0;         // destinations of one source: 1 or size - 1
+};
+
+class Exchange {
+ public:
+  // inputs[d] is this member's piece for member d (the same pointer for all d where shared); null if it gives none.
+  Exchange(Context& context, Round& round, const Traffic& traffic, const void* const* inputs);
+  virtual ~Exchange() = default;
+  void run();
+
+ protected:
+  enum class Way : uint8_t { Nothing, Inline, Heap, Staged, Streamed };
+  struct Source {
+    Way way = Way::Nothing;
+    const std::byte* piece = nullptr;  // for this member; where not streamed
+    size_t bytes = 0;                  // for this member
+    size_t step_bytes = 0;             // where streamed
+    uint32_t steps = 0;                // for all members
+  };
+
+  virtual void check_agreement();             // of sizes, once all have met
+  virtual void take_direct() = 0;             // everything that is not streamed
+  virtual void take_step(uint32_t step) = 0;  // what step `step` brings
+  virtual void published_step(size_t offset, size_t bytes);  // of the own pieces, now warm in the cache
+
+  const std::byte* streamed(int source, uint32_t step) const;
+  const std::byte* own_piece() const { return static_cast<const std::byte*>(inputs_[context_.rank]); }
+  bool streams(int source) const { return sources_[source].way == Way::Streamed; }
+
+  Context& context_;
+  Round& round_;
+  const Traffic& traffic_;
+  const void* const* inputs_;
+  Source sources_[kMaxMembers];
+
+ private:
+  size_t total(int source, size_t padding) const;
+  size_t packed_offset(int source, int destination, size_t padding) const;
+  size_t lane(int source, int destination) const;
+  size_t step_bytes(int source) const;
+  uint64_t own_heap_offset() const;
+  Way way_before_meeting() const;
+  void pack(std::byte* to, size_t padding) const;
+  void offer();
+  void find_sources();
+  Source find_source(int source) const;
+  void stream();
+  void publish(uint32_t step);
+  bool step_available(uint32_t step) const;
+  void wait_for_sources(uint32_t step);
+  bool room_for(uint32_t step) const;
+  void wait_for_room(uint32_t step);
+
+  const bool shared_;
+  uint32_t base_;
+  uint32_t steps_ = 0;
+};
+
+// Pieces go into outputs[source] as they are; the own piece is copied too, unless it is already there.
+class CopyingExchange : public Exchange {
+ public:
+  CopyingExchange(Context& context, Round& round, const Traffic& traffic, const void* const* inputs,
+                  void* const* outputs);
+
+ protected:
+  void take_direct() override;
+  void take_step(uint32_t step) override;
+  void published_step(size_t offset, size_t bytes) override;
+
+ private:
+  void* const* outputs_;
+};
+
+}  // namespace opensmd

@@ -1,0 +1,132 @@
+#include "group.hpp"
+
+#include "all_gather.hpp"
+#include "all_reduce.hpp"
+#include "all_to_all.hpp"
+#include "barrier.hpp"
+#include "broadcast.hpp"
+#include "gather.hpp"
+#include "group_parts.hpp"
+#include "reduce.hpp"
+#include "reduce_scatter.hpp"
+#include "scatter.hpp"
+
+namespace opensmd {
+
+namespace {
+
+// An error inside a collective (no memory left for a slot, say) must not leave the peers waiting.
+template <class Collective, class Options>
+void guarded(Context& context, Collective collective, const Options& options, const Call& call) {
+  try {
+    collective(context, options, call);
+  } catch (const CollectiveError& error) {
+    if (!context.fork_guard.in_child() && !context.left) context.abort(ErrorKind::Other, error.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+Group::Group(GroupConfig config) : parts_(std::make_unique<GroupParts>(std::move(config))) {}
+
+Group::~Group() {
+  if (!parts_->context.fork_guard.in_child()) leave();
+}
+
+int Group::rank() const { return parts_->context.rank; }
+int Group::size() const { return parts_->context.size; }
+
+void Group::barrier(const Call& call) {
+  guarded(
+      parts_->context, [](Context& context, int, const Call& given) { opensmd::barrier(context, given); }, 0, call);
+}
+
+void Group::all_reduce(void* data, size_t count, DType dtype, Reduction reduction, double factor, const Call& call) {
+  guarded(parts_->context, opensmd::all_reduce, AllReduceOptions{data, count, dtype, reduction, factor}, call);
+}
+
+void Group::reduce(const void* in, void* out, size_t count, DType dtype, Reduction reduction, int root, double factor,
+                   const Call& call) {
+  guarded(parts_->context, opensmd::reduce, ReduceOptions{in, out, count, dtype, reduction, root, factor}, call);
+}
+
+void Group::broadcast(void* data, size_t count, DType dtype, int root, const Call& call) {
+  guarded(parts_->context, opensmd::broadcast, BroadcastOptions{data, count, dtype, root}, call);
+}
+
+void Group::all_gather(const void* in, void* const* outs, const size_t* counts, DType dtype, const Call& call) {
+  guarded(parts_->context, opensmd::all_gather, AllGatherOptions{in, outs, counts, dtype}, call);
+}
+
+void Group::gather(const void* in, void* const* outs, size_t count, DType dtype, int root, const Call& call) {
+  guarded(parts_->context, opensmd::gather, GatherOptions{in, outs, count, dtype, root}, call);
+}
+
+void Group::scatter(const void* const* ins, void* out, size_t count, DType dtype, int root, const Call& call) {
+  guarded(parts_->context, opensmd::scatter, ScatterOptions{ins, out, count, dtype, root}, call);
+}
+
+void Group::reduce_scatter(const void* const* ins, const size_t* counts, void* out, DType dtype, Reduction reduction,
+                           double factor, const Call& call) {
+  guarded(parts_->context, opensmd::reduce_scatter, ReduceScatterOptions{ins, counts, out, dtype, reduction, factor},
+          call);
+}
+
+void Group::all_to_all(const void* const* ins, const size_t* in_counts, void* const* outs, const size_t* out_counts,
+                       DType dtype, const Call& call) {
+  guarded(parts_->context, opensmd::all_to_all, AllToAllOptions{ins, in_counts, outs, out_counts, dtype}, call);
+}
+
+void* Group::heap_allocate(size_t bytes) {
+  parts_->context.fork_guard.check();
+  return parts_->context.heap.allocate(bytes);
+}
+
+void Group::heap_free(void* block) {
+  // A child's copy of a tensor may be destroyed too; the block is the parent's.
+  if (!parts_->context.fork_guard.in_child()) parts_->context.heap.free(block);
+}
+
+bool Group::heap_contains(const void* address) const { return parts_->context.heap.contains(address); }
+
+void Group::abort(const std::string& reason) {
+  parts_->context.fork_guard.check();
+  parts_->context.abort(ErrorKind::Aborted, reason);
+}
+
+bool Group::aborted() const { return parts_->context.aborted(); }
+
+std::string Group::abort_cause() const { return parts_->context.abort_text(); }
+
+void Group::leave() {
+  Context& context = parts_->context;
+  if (context.left) return;
+  context.left = true;
+  context.liveness.mark_left();
+}
+
+MemberStatus Group::status(int member) const {
+  const Context& context = parts_->context;
+  const Progress& progress = context.arena.member(member).progress;
+  MemberStatus status;
+  status.state = context.liveness.state_of(member);
+  status.completed = progress.completed.load(std::memory_order_acquire);
+  status.entered = progress.entered.load(std::memory_order_acquire);
+  if (status.entered > 0) status.last = Record(context.arena, member, Record::Collectives).at(status.entered);
+  return status;
+}
+
+std::vector<RecordEntry> Group::record(int member) const {
+  const Arena& arena = parts_->context.arena;
+  return Record(arena, member, Record::Collectives).latest(arena.member(member).progress.entered.load());
+}
+
+std::vector<RecordEntry> Group::message_record(int member) const {
+  const Arena& arena = parts_->context.arena;
+  return Record(arena, member, Record::Messages).latest(arena.member(member).progress.messages.load());
+}
+
+uint64_t Group::sequence() const { return parts_->context.sequence; }
+
+}  // namespace opensmd

@@ -1,0 +1,79 @@
+#include "reduce.hpp"
+
+#include <cstring>
+
+#include "factors.hpp"
+#include "parts.hpp"
+#include "placement.hpp"
+#include "root.hpp"
+#include "two_shot.hpp"
+
+namespace opensmd {
+
+namespace {
+
+class Reduce {
+ public:
+  Reduce(Context& context, Round& round, const ReduceOptions& options, const Reducer& reducer)
+      : context_(context), round_(round), reducer_(reducer), options_(options),
+        in_(static_cast<const std::byte*>(options.in)), out_(static_cast<std::byte*>(options.out)),
+        bytes_(options.count * size_of(options.dtype)), is_root_(options.root == context.rank),
+        factors_(context, round.sequence(), options.reduction, options.factor) {}
+
+  void run() {
+    const bool small = bytes_ <= context_.arena.shape().staging_bytes;
+    const bool stages = small && bytes_ > kInlineBytes && !is_root_;
+    if (stages) {
+      context_.arena.reserve_staging();
+      std::memcpy(context_.arena.staging(context_.rank, round_.sequence()), in_, bytes_);
+    } else if (bytes_ > 0 && bytes_ <= kInlineBytes) {
+      std::memcpy(round_.payload(), in_, bytes_);
+    }
+    round_.post();
+    round_.meet();
+    if (bytes_ == 0) return;
+    if (small || context_.size == 1) {
+      if (is_root_) reduce_staged();
+    } else {
+      two_shot(context_, round_, reducer_, {in_, is_root_ ? out_ : nullptr, bytes_, options_.root, factors_.all()});
+    }
+  }
+
+ private:
+  void reduce_staged() {
+    const void* inputs[kMaxMembers];
+    for (int i = 0; i < context_.size; ++i) {
+      inputs[i] = bytes_ <= kInlineBytes ? round_.payload_of(i) : context_.arena.staging(i, round_.sequence());
+    }
+    inputs[context_.rank] = in_;
+    void* outputs[1] = {out_};
+    reducer_(outputs, 1, inputs, context_.size, bytes_, factors_.all());
+  }
+
+  Context& context_;
+  Round& round_;
+  const Reducer& reducer_;
+  const ReduceOptions options_;
+  const std::byte* const in_;
+  std::byte* const out_;
+  const size_t bytes_;
+  const bool is_root_;
+  Factors factors_;
+};
+
+}  // namespace
+
+void reduce(Context& context, const ReduceOptions& options, const Call& call) {
+  check_root(context, Operation::Reduce, options.root);
+  const Reducer reducer(options.dtype, options.reduction, context.size);
+  Signature signature;
+  signature.operation = Operation::Reduce;
+  signature.dtype = options.dtype;
+  signature.reduction = options.reduction;
+  signature.root = options.root;
+  signature.count = options.count;
+  Round round(context, signature, call);
+  Reduce(context, round, options, reducer).run();
+}
+
+}  // namespace opensmd
