@@ -28,13 +28,14 @@ SIZES = [
 def ratios(mpi_name: str) -> list[Ratio]:
     """What the project promises to compare."""
     found: list[Ratio] = [
-        ("gloo / smddp", "smddp", ["gloo"]),
-        ("gloo / zero-copy", "smddp zero-copy", ["gloo"]),
+        Ratio("gloo / smddp", "smddp", ["gloo"]),
+        Ratio("gloo / zero-copy", "smddp zero-copy", ["gloo"]),
     ]
     if mpi_name != "none":
         rivals = [f"{mpi_name} (C)", f"{mpi_name} (mpi4py)"]
-        found += [("MPI / smddp", "smddp", rivals), ("MPI / zero-copy", "smddp zero-copy", rivals)]
-    return [*found, ("floor / smddp", "smddp", ["floor"])]
+        found.append(Ratio("MPI / smddp", "smddp", rivals))
+        found.append(Ratio("MPI / zero-copy", "smddp zero-copy", rivals))
+    return [*found, Ratio("floor / smddp", "smddp", ["floor"])]
 
 
 def main() -> None:

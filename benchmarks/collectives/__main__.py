@@ -16,8 +16,8 @@ SIZES = [4 << 10, 1 << 20, 64 << 20]
 def ratios(mpi_name: str) -> list[Ratio]:
     """What the project promises to compare."""
     rivals = [f"{mpi_name} (C)", f"{mpi_name} (mpi4py)"]
-    against_mpi: list[Ratio] = [] if mpi_name == "none" else [("MPI / smddp", "smddp", rivals)]
-    return [("gloo / smddp", "smddp", ["gloo"]), *against_mpi]
+    against_mpi: list[Ratio] = [] if mpi_name == "none" else [Ratio("MPI / smddp", "smddp", rivals)]
+    return [Ratio("gloo / smddp", "smddp", ["gloo"]), *against_mpi]
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -12,8 +13,16 @@ from benchmarks.harness.results import Results, human_bytes, human_time
 
 __all__ = ["Ratio", "markdown", "print_table"]
 
-Ratio = tuple[str, str, Sequence[str]]
-"""(title, candidate, rivals): how many times faster the candidate is than the best of the rivals present."""
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster a candidate is than the best of its rivals, counting only the time ``above``
+    another candidate's if that is given."""
+
+    title: str
+    mine: str
+    rivals: Sequence[str]
+    above: str = ""
 
 
 def print_table(results: Results, ratios: Sequence[Ratio] = ()) -> None:
@@ -39,7 +48,7 @@ def markdown(results: Results, ratios: Sequence[Ratio] = ()) -> str:
 def _cells(results: Results, ratios: Sequence[Ratio], *, with_p99: bool) -> tuple[list[str], list[list[str]]]:
     names = results.candidates()
     several = len({case for case, _ in results.cases()}) > 1
-    header = (["operation"] if several else []) + ["size", *names, *(title for title, _, _ in ratios)]
+    header = (["operation"] if several else []) + ["size", *names, *(each.title for each in ratios)]
     rows = {(each.case, each.bytes, each.candidate): each for each in results.rows}
     body = []
     for case, nbytes in results.cases():
@@ -50,14 +59,15 @@ def _cells(results: Results, ratios: Sequence[Ratio], *, with_p99: bool) -> tupl
                 line.append("")
             else:
                 line.append(human_time(found.p50) + (f" ({human_time(found.p99)})" if with_p99 else ""))
-        line += [_ratio(results, case, nbytes, mine, rivals) for _, mine, rivals in ratios]
+        line += [_ratio(results, case, nbytes, each) for each in ratios]
         body.append(line)
     return header, body
 
 
-def _ratio(results: Results, case: str, nbytes: int, mine: str, rivals: Sequence[str]) -> str:
-    own = results.p50(case, nbytes, mine)
-    others = [t for name in rivals if (t := results.p50(case, nbytes, name)) is not None]
-    if own is None or not others:
+def _ratio(results: Results, case: str, nbytes: int, ratio: Ratio) -> str:
+    mine = results.p50(case, nbytes, ratio.mine)
+    others = [t for name in ratio.rivals if (t := results.p50(case, nbytes, name)) is not None]
+    base = results.p50(case, nbytes, ratio.above) if ratio.above else 0.0
+    if mine is None or not others or base is None or mine <= base:
         return ""
-    return f"{min(others) / own:.3g}x"
+    return f"{(min(others) - base) / (mine - base):.3g}x"

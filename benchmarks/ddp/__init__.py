@@ -1,0 +1,1 @@
+"""A training step under DistributedDataParallel: smddp, its zero-copy buckets, gloo, and doing nothing."""
