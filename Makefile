@@ -16,6 +16,20 @@ test: $(VENV)/.ready
 	$(BIN)/python -m opensmd.collectives.build
 	$(BIN)/python -m pytest
 
+# Two models trained by two processes over smddp, then smddp against gloo on the same work: about 2 minutes.
+demo: $(VENV)/.ready
+	$(BIN)/python examples/demo.py
+
+# All benchmarks, alone on the machine: about 12 minutes on two cores. Renews docs/benchmarks.md.
+bench: $(VENV)/.ready
+	$(BIN)/python -m opensmd.collectives.build
+	$(BIN)/python -m benchmarks.harness.mpi
+	$(BIN)/python -m benchmarks.floor
+	$(BIN)/python -m benchmarks.allreduce
+	$(BIN)/python -m benchmarks.collectives
+	$(BIN)/python -m benchmarks.ddp
+	$(BIN)/python -m benchmarks.report
+
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

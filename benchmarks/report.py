@@ -1,0 +1,61 @@
+"""``python -m benchmarks.report``: put the newest results into docs/benchmarks.md and docs/img/.
+
+The page is written by hand except between ``<!-- results NAME -->`` and ``<!-- end -->``: there the table of
+``out/bench/NAME.json`` is renewed, with a line on the machine under it. Plots are copied.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from benchmarks.allreduce.__main__ import ratios as allreduce_ratios
+from benchmarks.collectives.__main__ import ratios as collectives_ratios
+from benchmarks.ddp.__main__ import RATIOS as DDP_RATIOS
+from benchmarks.harness.results import Results
+from benchmarks.harness.table import Ratio, markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "out" / "bench"
+PAGE = ROOT / "docs" / "benchmarks.md"
+BLOCK = re.compile(r"(<!-- results (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main() -> None:
+    """Renew every table whose results exist; say which do not."""
+    page = PAGE.read_text()
+    page = BLOCK.sub(lambda found: found[1] + table(found["name"], found[0]) + found[3], page)
+    PAGE.write_text(page)
+    images = ROOT / "docs" / "img"
+    images.mkdir(parents=True, exist_ok=True)
+    for plot in sorted(OUT.glob("*.png")):
+        if f"img/{plot.name}" in page:
+            shutil.copy(plot, images / plot.name)
+
+
+def table(name: str, before: str) -> str:
+    """The Markdown of one result, or what stood there before."""
+    path = OUT / f"{name}.json"
+    if not path.exists():
+        print(f"no {path.relative_to(ROOT)}: its table stays as it was")
+        return before.split("\n", 1)[1].removesuffix("<!-- end -->")
+    results = Results.load(path)
+    notes = "; ".join(f"{key}: {value}" for key, value in results.notes.items())
+    if results.claim == "floor":
+        lines = [f"| {row.case} | {row.p50:.3g} |" for row in results.rows]
+        body = "| limit | median |\n| --- | --- |\n" + "\n".join(lines) + "\n"
+    else:
+        body = markdown(results, _ratios(results))
+    return f"{body}\n{results.layout}, medians. {notes}.\n"
+
+
+def _ratios(results: Results) -> list[Ratio]:
+    if results.claim == "ddp step":
+        return DDP_RATIOS
+    mpi_name = results.notes.get("MPI", "none")
+    return allreduce_ratios(mpi_name) if results.claim == "all_reduce" else collectives_ratios(mpi_name)
+
+
+if __name__ == "__main__":
+    main()
