@@ -12,16 +12,38 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-__all__ = ["open_to_smddp"]
+__all__ = ["cpu_backend", "open_to_smddp", "shared_group"]
 
 
 def open_to_smddp(name: str) -> None:
     """Let ``dist.monitored_barrier`` and ``dist.split_group`` take groups whose backend is ``name``."""
     _replace("monitored_barrier", functools.partial(_monitored_barrier_wrapper, name))
     _replace("split_group", functools.partial(_split_group_wrapper, name))
+
+
+def cpu_backend(group: Any) -> Any:
+    """The backend that serves CPU tensors of ``group`` (None: the default group), out of torch's debug wrapper."""
+    chosen = group or c10d._get_default_group()
+    backend = chosen._get_backend(torch.device("cpu"))
+    return getattr(backend, "wrapped_pg", backend)
+
+
+def shared_group(group: Any) -> Any:
+    """The core's group in shared memory behind ``group`` (None: the default group).
+
+    Raises:
+        RuntimeError: something else moves that group's data.
+    """
+    backend = cpu_backend(group)
+    if not hasattr(backend, "shared_group"):
+        raise RuntimeError(
+            f"there is no shared-memory group behind this process group: its CPU backend is {backend.name()!r}"
+        )
+    return backend.shared_group
 
 
 def _replace(function: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

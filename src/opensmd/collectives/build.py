@@ -75,6 +75,7 @@ def _load(settings: Settings) -> ModuleType:
     assert spec is not None and spec.loader is not None
     try:
         module = importlib.util.module_from_spec(spec)
+        sys.setdlopenflags(os.RTLD_LAZY)  # until the mailbox is linked
         spec.loader.exec_module(module)
     except ImportError as error:
         raise BuildError(

@@ -1,0 +1,89 @@
+"""The flight record: what each rank did when, in one format for collectives, messages and the pipeline.
+
+The core keeps a ring of the last operations of every member in the arena, so any rank can read all of them,
+also those of a rank that hangs or died. ``chrome_trace`` makes a file for https://ui.perfetto.dev.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opensmd.collectives import _torch_internals
+
+__all__ = ["Event", "chrome_trace", "dump", "events_of_group"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that one rank did.
+
+    Attributes:
+        rank: who did it, counted in ``group``.
+        track: what it belongs to: "collectives", "messages", or another row of the timeline.
+        name: short, for the timeline, for example "all_reduce".
+        start_ns, end_ns: CLOCK_MONOTONIC nanoseconds (one clock a host); end 0 means that it is not over.
+        details: anything else, for people.
+    """
+
+    rank: int
+    track: str
+    name: str
+    start_ns: int
+    end_ns: int
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def events_of_group(group: Any = None) -> list[Event]:
+    """What is on record of every rank of ``group`` (default: the default group), oldest first.
+
+    Raises:
+        RuntimeError: the group is not served by shared memory and keeps no record.
+    """
+    core = _torch_internals.shared_group(group)
+    events = []
+    for rank in range(core.size()):
+        events += [_event(rank, "collectives", entry) for entry in core.record(rank)]
+        events += [_event(rank, "messages", entry) for entry in core.message_record(rank)]
+    return sorted(events, key=lambda event: event.start_ns)
+
+
+def _event(rank: int, track: str, entry: dict[str, Any]) -> Event:
+    shown = {key: entry[key] for key in ("sequence", "description", "bytes", "tag") if entry[key] != ""}
+    return Event(rank, track, entry["operation"], entry["start_ns"], entry["end_ns"], shown)
+
+
+def dump(path: str | Path, events: Iterable[Event]) -> None:
+    """Write events as JSON lines, one event a line."""
+    lines = [json.dumps(asdict(event)) + "\n" for event in events]
+    Path(path).write_text("".join(lines))
+
+
+def chrome_trace(path: str | Path, events: Iterable[Event]) -> None:
+    """Write events as a Chrome trace: a process a rank, a thread a track; what is not over lasts to the end."""
+    listed = list(events)
+    latest = max((max(event.start_ns, event.end_ns) for event in listed), default=0)
+    tracks = {track: number for number, track in enumerate(sorted({event.track for event in listed}))}
+    trace: list[dict[str, Any]] = []
+    for rank in sorted({event.rank for event in listed}):
+        trace.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
+        for track, number in tracks.items():
+            args = {"name": track}
+            trace.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": args})
+    for event in listed:
+        end = event.end_ns or latest
+        trace.append(
+            {
+                "ph": "X",
+                "name": event.name if event.end_ns else f"{event.name} (not over)",
+                "pid": event.rank,
+                "tid": tracks[event.track],
+                "ts": event.start_ns / 1000,
+                "dur": max(end - event.start_ns, 0) / 1000,
+                "args": event.details,
+            }
+        )
+    Path(path).write_text(json.dumps({"traceEvents": trace, "displayTimeUnit": "ns"}))

@@ -1,0 +1,96 @@
+"""Who has not entered which collective: the first question when training hangs.
+
+Any rank of a group can ask, also while others hang, are stopped or are gone: the answer is in the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opensmd.collectives import _torch_internals
+
+__all__ = ["Member", "Stall", "find_stall", "members", "stall_report"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """Where one rank of a group is.
+
+    Attributes:
+        rank: in the group.
+        state: "running", "stopped", "dead", "left", "not joined" or "unknown".
+        entered: sequence number of the last collective that it entered, 0 for none.
+        completed: and of the last that it completed.
+        last: that collective in words, for example "all_reduce(sum, float32, count=4096)".
+    """
+
+    rank: int
+    state: str
+    entered: int
+    completed: int
+    last: str
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A collective that some ranks are inside and others have not entered."""
+
+    sequence: int
+    operation: str
+    inside: tuple[int, ...]
+    missing: tuple[Member, ...]
+
+
+def members(group: Any = None) -> list[Member]:
+    """Where every rank of ``group`` is (default: the default group), by rank.
+
+    Raises:
+        RuntimeError: the group is not served by shared memory.
+    """
+    core = _torch_internals.shared_group(group)
+    found = []
+    for rank in range(core.size()):
+        status = core.status(rank)
+        found.append(
+            Member(
+                rank, status["state"], status["entered"], status["completed"], status["last"]["description"]
+            )
+        )
+    return found
+
+
+def find_stall(found: Sequence[Member]) -> Stall | None:
+    """The collective that ranks wait in for others, if there is one; pure."""
+    inside = [member for member in found if member.entered > member.completed]
+    if not inside:
+        return None
+    sequence = min(member.entered for member in inside)
+    waiting = [member for member in inside if member.entered == sequence]
+    missing = tuple(member for member in found if member.entered < sequence)
+    if not missing:
+        return None
+    return Stall(sequence, waiting[0].last, tuple(member.rank for member in waiting), missing)
+
+
+def stall_report(group: Any = None) -> str:
+    """One text for people: where every rank is and, if ranks wait for others, for whom and in what."""
+    found = members(group)
+    lines = [_line(member) for member in found]
+    stall = find_stall(found)
+    if stall is None:
+        return "\n".join([*lines, "No rank waits in a collective that another has not entered."])
+    who = ", ".join(f"rank {member.rank} ({member.state})" for member in stall.missing)
+    lines.append(
+        f"Collective {stall.sequence}, {stall.operation}: rank {', '.join(map(str, stall.inside))} inside, "
+        f"not yet entered by {who}."
+    )
+    return "\n".join(lines)
+
+
+def _line(member: Member) -> str:
+    if member.entered == 0:
+        return f"rank {member.rank} ({member.state}): no collective yet"
+    where = "inside" if member.entered > member.completed else "after"
+    return f"rank {member.rank} ({member.state}): {where} collective {member.entered}, {member.last}"
