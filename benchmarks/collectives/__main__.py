@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for all candidates of one case")
     parser.add_argument("--backends", nargs="+", default=["smddp", "gloo", "fake"])
     parser.add_argument("--mpi", nargs="*", default=["MPICH", "Intel MPI"], help="none: --mpi without a name")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for results and plots")
     options = parser.parse_args()
     for ranks in options.ranks:
         mpis = [m for m in mpi.available(ranks=ranks, cores=launch.cores()) if m.name in options.mpi]
@@ -44,8 +45,10 @@ def measure(ranks: int, chosen: mpi.Mpi | None, options: argparse.Namespace) -> 
     name = results.notes["MPI"]
     print_table(results, ratios(name))
     stem = f"collectives-{ranks}-{name.lower().replace(' ', '-')}"
-    results.save(OUT / f"{stem}.json")
-    plot.bars(results, OUT / f"{stem}.png", title=f"{results.layout}, {name}", leave_out=["do-nothing"])
+    results.save(options.out / f"{stem}.json")
+    plot.bars(
+        results, options.out / f"{stem}.png", title=f"{results.layout}, {name}", leave_out=["do-nothing"]
+    )
 
 
 if __name__ == "__main__":

@@ -24,13 +24,14 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of each of the four layers")
     parser.add_argument("--seconds", type=float, default=10.0, help="for all candidates of one model")
     parser.add_argument("--backends", nargs="+", default=["smddp", "gloo", "fake"])
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for results and plots")
     options = parser.parse_args()
     args = ["--widths", *map(str, options.widths), "--seconds", str(options.seconds)]
     args += ["--backends", *options.backends]
     results = launch.run("benchmarks.ddp.rank", ranks=options.ranks, mpi=None, args=args)
     print_table(results, RATIOS)
-    results.save(OUT / f"ddp-{options.ranks}.json")
-    plot.bars(results, OUT / f"ddp-{options.ranks}.png", title=f"one DDP step, {results.layout}")
+    results.save(options.out / f"ddp-{options.ranks}.json")
+    plot.bars(results, options.out / f"ddp-{options.ranks}.png", title=f"one DDP step, {results.layout}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 from pathlib import Path
 
@@ -21,6 +22,9 @@ WORDS = {
 
 def main() -> None:
     """Print and save what this machine can do at best."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for the results")
+    options = parser.parse_args()
     program = build(Path(__file__).with_name("floor_main.cpp"), shared=False)
     printed = subprocess.run([program], check=True, capture_output=True, text=True, timeout=120).stdout
     results = Results("floor", "1 or 2 processes, one a core", machine())
@@ -28,7 +32,7 @@ def main() -> None:
         name, value, unit = line.split()
         print(f"{WORDS[name]:48} {float(value):8.3f} {unit}")
         results.rows.append(Row(f"{WORDS[name]} [{unit}]", 0, "floor", float(value), float(value), 15))
-    results.save(OUT / "floor.json")
+    results.save(options.out / "floor.json")
 
 
 if __name__ == "__main__":

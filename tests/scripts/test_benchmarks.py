@@ -1,0 +1,67 @@
+"""The benchmarks run and count right: tiny settings, and the arithmetic of their tables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.harness.results import Results, human_bytes, human_time, row
+from benchmarks.harness.table import Ratio, markdown
+
+from tests.support.ranks import ROOT
+
+
+def run_benchmark(name: str, folder: Path, *args: str) -> None:
+    """Run ``python -m benchmarks.NAME`` with its results under ``folder``."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *args, "--out", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path) -> None:
+    options = ["--ranks", "2", "--sizes", "4", "40000", "--seconds", "0.01"]
+    run_benchmark("allreduce", tmp_path, *options, "--mpi", "MPICH")
+    results = Results.load(tmp_path / "allreduce-2-mpich.json")
+    names = {"smddp", "smddp zero-copy", "gloo", "do-nothing", "MPICH (C)", "MPICH (mpi4py)", "floor"}
+    assert set(results.candidates()) == names
+    assert all(0 < each.p50 <= each.p99 for each in results.rows)
+    assert (tmp_path / "allreduce-2-mpich.png").exists()
+
+
+def test_collectives_measure_every_operation_without_mpi(tmp_path: Path) -> None:
+    run_benchmark("collectives", tmp_path, "--sizes", "4096", "--seconds", "0.01", "--mpi")
+    results = Results.load(tmp_path / "collectives-2-none.json")
+    assert {case for case, _ in results.cases()} == {
+        "broadcast",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "send and back",
+    }
+
+
+def test_ddp_measures_a_small_model(tmp_path: Path) -> None:
+    run_benchmark("ddp", tmp_path, "--widths", "16", "--seconds", "0.01")
+    names = {"smddp", "smddp zero-copy", "gloo", "do-nothing"}
+    assert set(Results.load(tmp_path / "ddp-2.json").candidates()) == names
+
+
+def test_ratios_compare_with_the_best_rival_and_above_a_base() -> None:
+    results = Results("claim", "layout")
+    for name, p50 in {"mine": 3.0, "slow": 60.0, "fast": 30.0, "base": 1.0}.items():
+        results.rows.append(row("case", 4096, name, [p50] * 3))
+    plain = Ratio("plain", "mine", ["slow", "fast", "absent"])
+    above = Ratio("above", "mine", ["fast"], above="base")
+    last = markdown(results, [plain, above]).splitlines()[-1]
+    assert last.endswith("| 10x | 14.5x |")
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(4, "4 B"), (1 << 18, "256 KiB"), (64 << 20, "64 MiB")])
+def test_sizes_read_well(nbytes: int, text: str) -> None:
+    assert human_bytes(nbytes) == text
+
+
+def test_times_read_well() -> None:
+    assert [human_time(t) for t in (3.312, 178.0, 12400.0)] == ["3.31 µs", "178 µs", "12.4 ms"]
