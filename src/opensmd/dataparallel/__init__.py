@@ -1,0 +1,8 @@
+"""The data-parallel library's v1 interface (SMDDP 1.0 to 1.3), a thin layer over torch.distributed.
+
+``BACKEND`` is the process group it runs on. ``INTERFACE_VERSION`` is the last release of the original whose
+interface this follows, which scripts may compare.
+"""
+
+BACKEND = "smddp"
+INTERFACE_VERSION = "1.8.0"

@@ -1,0 +1,95 @@
+"""``DistributedDataParallel`` with the v1 signature (seeds 000 and 003): torch's own, plus late moves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from opensmd.dataparallel import _torch_internals
+from opensmd.dataparallel.deprecation import warn_deprecated
+from opensmd.dataparallel.world import check_group, require_initialized
+
+__all__ = ["DistributedDataParallel"]
+
+_PATH = "smdistributed.dataparallel.torch.parallel.DistributedDataParallel"
+
+
+class DistributedDataParallel(TorchDDP):
+    """Averages gradients over all ranks during backward; ``.module`` is the wrapped module.
+
+    It is a ``torch.nn.parallel.DistributedDataParallel``: ``no_sync()``, ``join()`` and
+    ``register_comm_hook()`` are torch's. Unlike torch's it may be wrapped first and moved after
+    (``model.cuda(local_rank)``, ``model.to(...)``, ``model.double()``), which is the order of the original's
+    examples.
+
+    Args:
+        module: the module to train; its parameters must be the same, in the same order, on all ranks.
+        device_ids: the module's one CUDA device; None for a module on the CPU or on several devices.
+        output_device: where the output goes for a module on one CUDA device.
+        broadcast_buffers: copy rank 0's buffers to all ranks at the start of each forward. The original's
+            page asks for False because it did not support this; here both work.
+        process_group: None or ``group.WORLD``.
+        bucket_cap_mb: size of a gradient bucket in MiB; None is 25.
+
+    Raises:
+        SMDDPNotInitializedError: there was no ``init_process_group()`` before.
+        SMDDPGroupError: another process group was given.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        broadcast_buffers: bool = True,
+        process_group: object = None,
+        bucket_cap_mb: int | None = None,
+    ) -> None:
+        warn_deprecated(_PATH, "torch.nn.parallel.DistributedDataParallel")
+        require_initialized("DistributedDataParallel")
+        if process_group is not None:
+            check_group(process_group, "process_group")
+        buffers: dict[str, bool] = {} if broadcast_buffers else {"broadcast_buffers": False}
+        with warnings.catch_warnings():
+            # torch is replacing this parameter by one that still copies the buffers once at the start.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            super().__init__(
+                module,
+                device_ids=device_ids or None,
+                output_device=output_device,
+                bucket_cap_mb=bucket_cap_mb,
+                **buffers,
+            )
+        self._reduced_as = self._kind()
+        self._moved = False
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's forward, with the reducer hooked to the parameters where they are now."""
+        self._follow_moves()
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """As torch's; see ``torch.nn.parallel.DistributedDataParallel.register_comm_hook``."""
+        self._follow_moves()
+        super().register_comm_hook(state, hook)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> DistributedDataParallel:
+        """What ``cuda()``, ``to()``, ``double()`` and their like go through."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._moved = True
+        return self
+
+    def _follow_moves(self) -> None:
+        # The wrapped module may also have been moved by itself, which only its parameters show.
+        if self._moved or self._kind() != self._reduced_as:
+            _torch_internals.rebuild_reducer(self)
+            self._reduced_as = self._kind()
+            self._moved = False
+
+    def _kind(self) -> tuple[torch.device, torch.dtype] | None:
+        first = next(self.module.parameters(), None)
+        return None if first is None else (first.device, first.dtype)

@@ -1,0 +1,90 @@
+"""The one group and the reductions of the v1 interface, and how they map to torch.distributed's."""
+
+from __future__ import annotations
+
+import enum
+import os
+
+import torch.distributed as dist
+
+from opensmd.dataparallel.exceptions import SMDDPError, SMDDPGroupError, SMDDPNotInitializedError
+
+__all__ = ["ReduceOp", "check_group", "group", "local_rank", "require_initialized", "torch_op"]
+
+
+class ReduceOp(enum.Enum):
+    """Reductions of :func:`all_reduce` (seed 003). ``AVERAGE`` is torch's ``AVG``; there is no PRODUCT."""
+
+    AVERAGE = "AVG"
+    SUM = "SUM"
+    MIN = "MIN"
+    MAX = "MAX"
+
+
+class _World:
+    """The type of ``group.WORLD``: all ranks of the job."""
+
+    def __repr__(self) -> str:
+        return "group.WORLD"
+
+
+class group:
+    """The groups of the v1 interface: there is only ``group.WORLD``."""
+
+    WORLD = _World()
+
+
+def check_group(given: object, parameter: str = "group") -> None:
+    """Accept ``group.WORLD`` (torch's own WORLD too) and refuse everything else.
+
+    Raises:
+        SMDDPGroupError: another group was given.
+    """
+    if given is group.WORLD or (dist.is_initialized() and given is dist.group.WORLD):
+        return
+    raise SMDDPGroupError(
+        f"{parameter}={given!r}: this interface knows only group.WORLD, all ranks of the job. For a part of "
+        "the ranks use torch.distributed: make the group with torch.distributed.new_group and give it to "
+        "torch.distributed's functions."
+    )
+
+
+def require_initialized(name: str) -> None:
+    """Raise SMDDPNotInitializedError if there is no process group yet for ``name`` to use."""
+    if not dist.is_initialized():
+        raise SMDDPNotInitializedError(
+            f"{name} was called before init_process_group(). Call "
+            "smdistributed.dataparallel.torch.distributed.init_process_group() at the start of the script; "
+            "in a local run, where is_available() is False, leave such calls out."
+        )
+
+
+def torch_op(op: ReduceOp | None) -> dist.ReduceOp.RedOpType:
+    """The reduction of torch.distributed for one of this interface; None means SUM (seed 003).
+
+    Raises:
+        TypeError: ``op`` is no :class:`ReduceOp`.
+    """
+    if op is None:
+        return dist.ReduceOp.SUM
+    if not isinstance(op, ReduceOp):
+        names = ", ".join(f"ReduceOp.{each.name}" for each in ReduceOp)
+        raise TypeError(f"op={op!r}: expected one of {names} of smdistributed.dataparallel.torch.distributed")
+    found: dist.ReduceOp.RedOpType = getattr(dist.ReduceOp, op.value)
+    return found
+
+
+def local_rank() -> int:
+    """This process's rank on its host, from LOCAL_RANK.
+
+    Raises:
+        SMDDPError: the launcher did not tell it.
+    """
+    value = os.environ.get("LOCAL_RANK")
+    if value is None:
+        raise SMDDPError(
+            "the local rank is unknown: LOCAL_RANK is not set, and the ranks may run on several hosts. Start "
+            "the script with smdrun, torchrun or mpirun, or set LOCAL_RANK to the process's number on its "
+            "host."
+        )
+    return int(value)

@@ -1,0 +1,75 @@
+"""Reading a CUDA device as the CPU: what ``--device cpu`` does wherever a device is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+__all__ = ["device_index", "on_cpu", "translated", "without_cuda"]
+
+
+def without_cuda(device: Any) -> Any:
+    """``device`` with CUDA replaced by the CPU; anything that names no CUDA device is returned as it is.
+
+    A number means a device of the machine's accelerator in torch, hence the CPU here.
+    """
+    if isinstance(device, str):
+        return "cpu" if device == "cuda" or device.startswith("cuda:") else device
+    if isinstance(device, torch.device):
+        return torch.device("cpu") if device.type == "cuda" else device
+    if isinstance(device, int) and not isinstance(device, bool):
+        return torch.device("cpu")
+    return device
+
+
+def device_index(device: Any, current: int, count: int) -> int:
+    """The number of a CUDA device given as torch.cuda takes it, and as text (``"1"``), which seeds pass.
+
+    Raises:
+        ValueError: it names no CUDA device.
+        RuntimeError: there are not so many devices.
+    """
+    if device is None:
+        return current
+    if isinstance(device, str) and not device.isdigit():
+        device = torch.device(device)
+    if isinstance(device, torch.device):
+        if device.type != "cuda":
+            raise ValueError(f"expected a CUDA device, got {device}")
+        device = current if device.index is None else device.index
+    index = int(device)
+    if index >= count:
+        raise RuntimeError(
+            f"invalid device ordinal {index}: under --device cpu each of this host's {count} ranks stands "
+            f"for one device, cuda:0 to cuda:{count - 1}"
+        )
+    return current if index < 0 else index
+
+
+def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with its keyword ``device`` translated."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = without_cuda(kwargs["device"])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def translated(function: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """``function`` with its keyword ``device`` and its argument at ``position`` translated."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args = (*args[:position], without_cuda(args[position]), *args[position + 1 :])
+        if "device" in kwargs:
+            kwargs["device"] = without_cuda(kwargs["device"])
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,266 @@
+"""What ``torch.cuda.*`` answers under ``--device cpu``: one device a rank of this host, each of them the CPU.
+
+Memory figures are the process's own (resident and peak). Streams run at once, events measure wall time. The
+one random generator is the CPU's, so seeding CUDA seeds it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from opensmd.launch.cpu_device import device_index
+
+__all__ = ["CALLS", "Device", "Event", "Stream"]
+
+
+class _Current:
+    """The device number that the script has selected."""
+
+    index = 0
+
+
+def device_count() -> int:
+    """As many devices as this host has ranks."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def current_device() -> int:
+    """The number last given to :func:`set_device`, 0 at first."""
+    return _Current.index
+
+
+def set_device(device: Any) -> None:
+    """Select a device: remembered, and nothing else."""
+    _Current.index = device_index(device, _Current.index, device_count())
+
+
+class Device:
+    """``torch.cuda.device``: a device selected for a while."""
+
+    def __init__(self, device: Any) -> None:
+        self._index = device_index(device, _Current.index, device_count())
+        self._before = 0
+
+    def __enter__(self) -> None:
+        self._before, _Current.index = _Current.index, self._index
+
+    def __exit__(self, *_: object) -> None:
+        _Current.index = self._before
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """``torch.cuda.get_device_properties``: the machine's memory and cores."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+
+
+def get_device_name(device: Any = None) -> str:
+    """The processor's name."""
+    return f"{platform.processor() or platform.machine()} (CPU in place of CUDA)"
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """(0, 0): no kernel that was written for a CUDA architecture runs here."""
+    return (0, 0)
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """The machine's properties in the shape of a CUDA device's."""
+    cores = psutil.cpu_count(logical=False) or 1
+    return DeviceProperties(get_device_name(), 0, 0, psutil.virtual_memory().total, cores)
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Resident memory of this process in bytes."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """Peak resident memory of this process in bytes; it cannot be reset."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Available and total memory of the machine in bytes."""
+    memory = psutil.virtual_memory()
+    return int(memory.available), int(memory.total)
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """Resident and peak memory in words."""
+    return f"resident {memory_allocated() >> 20} MiB, peak {max_memory_allocated() >> 20} MiB (process)"
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the CPU's generator."""
+    torch.default_generator.manual_seed(int(seed))
+
+
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    """State of the CPU's generator."""
+    return torch.get_rng_state()
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """State of the CPU's generator, once a device."""
+    return [torch.get_rng_state() for _ in range(device_count())]
+
+
+def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+    """Set the state of the CPU's generator."""
+    torch.set_rng_state(state)
+
+
+def set_rng_state_all(states: Sequence[torch.Tensor]) -> None:
+    """Set the state of the CPU's generator to the selected device's."""
+    torch.set_rng_state(states[_Current.index])
+
+
+class Event:
+    """``torch.cuda.Event``: a moment. Work on the CPU is over when the call returns."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        self._time: float | None = None
+
+    def record(self, stream: object = None) -> None:
+        """Note the present moment."""
+        self._time = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to ``end``."""
+        if self._time is None or end._time is None:
+            raise RuntimeError("elapsed_time needs two events that have been recorded")
+        return (end._time - self._time) * 1000.0
+
+    def query(self) -> bool:
+        """True: nothing is ever pending."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once: nothing is ever pending."""
+
+    def wait(self, stream: object = None) -> None:
+        """Return at once: nothing is ever pending."""
+
+
+class Stream:
+    """``torch.cuda.Stream``: everything runs in the order in which it is called."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.priority = priority
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to leave."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record ``event``, or a new one."""
+        event = event or Event()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        """True: nothing is ever pending."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once: nothing is ever pending."""
+
+    def wait_event(self, event: Event) -> None:
+        """Return at once: nothing is ever pending."""
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Return at once: nothing is ever pending."""
+
+
+_DEFAULT_STREAM = Stream()
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The one stream."""
+    return _DEFAULT_STREAM
+
+
+def stream(given: Stream | None) -> Stream:
+    """``torch.cuda.stream``: a context that changes nothing."""
+    return given or _DEFAULT_STREAM
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """For calls whose effect has no counterpart on the CPU: there is nothing to wait for or to free."""
+
+
+def yes(*_: Any, **__: Any) -> bool:
+    """For questions that the CPU can say yes to."""
+    return True
+
+
+def no(*_: Any, **__: Any) -> bool:
+    """For questions about what only CUDA has."""
+    return False
+
+
+CALLS: dict[str, Any] = {
+    "is_available": yes,
+    "is_initialized": yes,
+    "is_bf16_supported": yes,
+    "is_tf32_supported": no,
+    "is_current_stream_capturing": no,
+    "init": nothing,
+    "_lazy_init": nothing,
+    "device_count": device_count,
+    "current_device": current_device,
+    "set_device": set_device,
+    "device": Device,
+    "get_device_name": get_device_name,
+    "get_device_capability": get_device_capability,
+    "get_device_properties": get_device_properties,
+    "synchronize": nothing,
+    "empty_cache": nothing,
+    "ipc_collect": nothing,
+    "memory_allocated": memory_allocated,
+    "memory_reserved": memory_allocated,
+    "memory_cached": memory_allocated,
+    "max_memory_allocated": max_memory_allocated,
+    "max_memory_reserved": max_memory_allocated,
+    "max_memory_cached": max_memory_allocated,
+    "memory_summary": memory_summary,
+    "mem_get_info": mem_get_info,
+    "reset_peak_memory_stats": nothing,
+    "reset_max_memory_allocated": nothing,
+    "reset_max_memory_cached": nothing,
+    "set_per_process_memory_fraction": nothing,
+    "manual_seed": manual_seed,
+    "manual_seed_all": manual_seed,
+    "seed": torch.seed,
+    "seed_all": torch.seed,
+    "initial_seed": torch.initial_seed,
+    "get_rng_state": get_rng_state,
+    "get_rng_state_all": get_rng_state_all,
+    "set_rng_state": set_rng_state,
+    "set_rng_state_all": set_rng_state_all,
+    "Event": Event,
+    "Stream": Stream,
+    "stream": stream,
+    "current_stream": current_stream,
+    "default_stream": current_stream,
+    "set_stream": nothing,
+}

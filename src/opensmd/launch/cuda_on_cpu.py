@@ -1,0 +1,234 @@
+"""``smdrun --device cpu``: scripts that hard-code CUDA run unmodified on the CPU.
+
+The process of a rank installs this before the script starts, and only when the user asks for it. Every change
+is one entry of a table: the place in torch, the name, and what stands there instead; :func:`uninstall` puts
+the originals back. Tensors are and say they are on the CPU: ``x.cuda()`` and ``x.to("cuda")`` are
+``x.to("cpu")``. docs/launch.md lists what is mapped and what cannot be.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh, distributed_c10d
+
+from opensmd.launch.cpu_device import on_cpu, translated, without_cuda
+from opensmd.launch.cuda_calls import CALLS
+
+__all__ = ["install", "uninstall"]
+
+BACKEND = "smddp"
+_Place = tuple[Any, str, Any]  # owner, name, replacement
+
+_FACTORIES = (
+    "arange",
+    "asarray",
+    "as_tensor",
+    "bartlett_window",
+    "blackman_window",
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "eye",
+    "full",
+    "full_like",
+    "hamming_window",
+    "hann_window",
+    "kaiser_window",
+    "linspace",
+    "logspace",
+    "normal",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "range",
+    "scalar_tensor",
+    "sparse_bsc_tensor",
+    "sparse_bsr_tensor",
+    "sparse_compressed_tensor",
+    "sparse_coo_tensor",
+    "sparse_csc_tensor",
+    "sparse_csr_tensor",
+    "tensor",
+    "tril_indices",
+    "triu_indices",
+    "zeros",
+    "zeros_like",
+)
+_NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+_TYPES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+
+_originals: list[_Place] = []
+
+
+def install() -> None:
+    """Make CUDA mean the CPU in this process. Calling it again changes nothing.
+
+    Raises:
+        RuntimeError: CUDA is in use already, so that some tensors may live there.
+    """
+    if _originals:
+        return
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise RuntimeError("--device cpu was asked for after the process had started to use CUDA")
+    for owner, name, replacement in _places():
+        _originals.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, replacement)
+    # DataLoader(pin_memory=True) says that it pins nothing; here that is as it should be.
+    warnings.filterwarnings("ignore", message=".*'pin_memory' argument is set as true but no accelerator")
+
+
+def uninstall() -> None:
+    """Put everything back as it was."""
+    while _originals:
+        owner, name, original = _originals.pop()
+        setattr(owner, name, original)
+
+
+def _places() -> Iterator[_Place]:
+    """Every change, as (owner, name, replacement)."""
+    for name, call in CALLS.items():
+        yield torch.cuda, name, call
+    for name in _TYPES:
+        yield torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")
+    for name in _FACTORIES:
+        yield torch, name, on_cpu(getattr(torch, name))
+    for name in _NEW:
+        yield torch.Tensor, name, on_cpu(getattr(torch.Tensor, name))
+    yield from _moves()
+    yield from _precision()
+    yield from _groups()
+
+
+def _moves() -> Iterator[_Place]:
+    """Tensors, modules and files that are sent to a device."""
+    yield torch.Tensor, "to", translated(torch.Tensor.to, 1)
+    yield torch.Tensor, "cuda", _tensor_cuda
+    yield torch.Tensor, "pin_memory", _same
+    yield torch.Tensor, "record_stream", _same
+    yield torch.nn.Module, "to", translated(torch.nn.Module.to, 1)
+    yield torch.nn.Module, "cuda", _same
+    yield torch, "load", _load_on_cpu(torch.load)
+    yield torch, "set_default_device", translated(torch.set_default_device, 0)
+    yield torch.nn.parallel.DistributedDataParallel, "__init__", _without_device_ids()
+
+
+def _precision() -> Iterator[_Place]:
+    """Autocast and gradient scaling."""
+    yield torch.amp.autocast_mode.autocast, "__init__", _autocast_on_cpu()
+    yield torch.amp.GradScaler, "__init__", _scaler_on_cpu()
+
+
+def _groups() -> Iterator[_Place]:
+    """Process groups: NCCL is smddp, and CUDA meshes are CPU meshes."""
+    for owner in (dist, distributed_c10d):
+        yield owner, "init_process_group", _with_smddp(dist.init_process_group, position=0)
+        yield owner, "new_group", _with_smddp(dist.new_group, position=2)
+        yield owner, "barrier", _barrier_without_devices(dist.barrier)
+        yield owner, "is_nccl_available", CALLS["is_available"]
+    for owner in (dist, device_mesh):
+        yield owner, "init_device_mesh", translated(device_mesh.init_device_mesh, 0)
+
+
+def _same(given: Any, *_: Any, **__: Any) -> Any:
+    """The tensor or module itself: it is where it should be."""
+    return given
+
+
+def _tensor_cuda(tensor: torch.Tensor, *_: Any, **kwargs: Any) -> torch.Tensor:
+    return tensor.to("cpu", memory_format=kwargs.get("memory_format", torch.preserve_format))
+
+
+def _load_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(load)
+    def call(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(map_location, dict):
+            map_location = {where: without_cuda(to) for where, to in map_location.items()}
+        elif not callable(map_location):
+            map_location = "cpu" if map_location is None else without_cuda(map_location)
+        return load(file, map_location, *args, **kwargs)
+
+    return call
+
+
+def _without_device_ids() -> Callable[..., None]:
+    original = torch.nn.parallel.DistributedDataParallel.__init__
+
+    @wraps(original)
+    def init(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *rest: Any, **kw: Any
+    ) -> None:
+        original(self, module, None, None, *rest, **kw)
+
+    return init
+
+
+def _autocast_on_cpu() -> Callable[..., None]:
+    original = torch.amp.autocast_mode.autocast.__init__
+
+    @wraps(original)
+    def init(
+        self: Any, device_type: str, dtype: torch.dtype | None = None, *rest: Any, **kwargs: Any
+    ) -> None:
+        if device_type == "cuda":
+            # CUDA's default is float16, which few CPUs compute with; bfloat16 is the CPU's.
+            device_type, dtype = "cpu", torch.bfloat16
+        original(self, device_type, dtype, *rest, **kwargs)
+
+    return init
+
+
+def _scaler_on_cpu() -> Callable[..., None]:
+    original = torch.amp.GradScaler.__init__
+
+    @wraps(original)
+    def init(self: Any, device: str = "cuda", *rest: Any, **kwargs: Any) -> None:
+        original(self, without_cuda(device), *rest, **kwargs)
+
+    return init
+
+
+def _with_smddp(function: Callable[..., Any], *, position: int) -> Callable[..., Any]:
+    """``function`` with every mention of NCCL among its backends replaced, and no CUDA device to bind to."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from opensmd.collectives.backend import register
+
+        register()
+        if len(args) > position:
+            args = (*args[:position], _without_nccl(args[position]), *args[position + 1 :])
+        if "backend" in kwargs:
+            kwargs["backend"] = _without_nccl(kwargs["backend"])
+        if kwargs.get("device_id") is not None:
+            kwargs["device_id"] = None
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _without_nccl(backend: Any) -> Any:
+    """A backend string in which CUDA tensors are CPU tensors: ``"cpu:gloo,cuda:nccl"`` is ``"smddp"``."""
+    if isinstance(backend, str) and ("nccl" in backend.lower() or "cuda:" in backend.lower()):
+        return BACKEND
+    return backend
+
+
+def _barrier_without_devices(barrier: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(barrier)
+    def call(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        return barrier(group=group, async_op=async_op)
+
+    return call
