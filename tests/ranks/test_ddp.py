@@ -1,0 +1,194 @@
+"""DistributedDataParallel over smddp gives what one process gives on the whole batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from opensmd.collectives import _torch_internals
+from tests.support.ranks import RankPool
+
+Pool = Callable[[int], RankPool]
+STEPS = 4
+ROWS_A_RANK = 6
+
+
+class Branching(nn.Module):
+    """Two layers, a normalisation and a branch that even steps do not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 16)
+        self.often = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, inputs: torch.Tensor, *, branch: bool = True) -> torch.Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        if branch:
+            hidden = torch.tanh(self.often(hidden))
+        return self.last(hidden)
+
+
+def model_and_data() -> tuple[Branching, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(7)
+    model = Branching()
+    rows = dist.get_world_size() * ROWS_A_RANK
+    return model, torch.randn(STEPS, rows, 5), torch.randn(STEPS, rows, 3)
+
+
+def own_rows(whole: torch.Tensor) -> torch.Tensor:
+    return whole[dist.get_rank() * ROWS_A_RANK : (dist.get_rank() + 1) * ROWS_A_RANK]
+
+
+def train_alone(*, branches: bool = False, accumulate: int = 1) -> list[torch.Tensor]:
+    model, inputs, targets = model_and_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        output = model(inputs[step], branch=not branches or step % 2 == 1)
+        nn.functional.mse_loss(output, targets[step]).backward()
+        if (step + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def train_together(
+    *,
+    branches: bool = False,
+    accumulate: int = 1,
+    hook: Callable[..., Any] | None = None,
+    zero: bool = False,
+    **ddp_options: Any,
+) -> list[torch.Tensor]:
+    model, inputs, targets = model_and_data()
+    if dist.get_rank() != 0:
+        for parameter in model.parameters():  # DDP must send rank 0's
+            nn.init.zeros_(parameter)
+    ddp = DistributedDataParallel(model, **ddp_options)
+    if hook is not None:
+        ddp.register_comm_hook(dist.group.WORLD, hook)
+    if zero:
+        optimizer: Any = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    else:
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        last = (step + 1) % accumulate == 0
+        with contextlib.nullcontext() if last else ddp.no_sync():
+            output = ddp(own_rows(inputs[step]), branch=not branches or step % 2 == 1)
+            nn.functional.mse_loss(output, own_rows(targets[step])).backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def assert_same_on_all_ranks(tensors: list[torch.Tensor]) -> None:
+    flat = torch.cat([each.reshape(-1) for each in tensors])
+    everyones = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, flat)
+    for other in everyones:
+        assert torch.equal(other.view(torch.int32), flat.view(torch.int32))
+
+
+def compare(alone: dict[str, Any], together: dict[str, Any], tolerance: float = 1e-5) -> None:
+    expected, got = train_alone(**alone), train_together(**together)
+    assert_same_on_all_ranks(got)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+# DDP compares a hook's annotations with its own types, which postponed annotations are not.
+def in_arena_hook(state, bucket):  # type: ignore[no-untyped-def]
+    core = _torch_internals.shared_group(None)
+    assert core.heap_contains(bucket.buffer()), "the gradient bucket is not in the arena"
+    return default_hooks.allreduce_hook(state, bucket)
+
+
+def python_chain_hook(state, bucket):  # type: ignore[no-untyped-def]
+    summed = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return summed.then(lambda future: future.value()[0].div_(dist.get_world_size()))
+
+
+def run_variants() -> None:
+    compare({}, {})
+    compare({}, {"gradient_as_bucket_view": True})
+    compare({}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0001})
+    compare({}, {"static_graph": True})
+    compare({"branches": True}, {"branches": True, "find_unused_parameters": True})
+    compare({"accumulate": 2}, {"accumulate": 2})
+    compare({"accumulate": 2}, {"accumulate": 2, "gradient_as_bucket_view": True})
+    compare({}, {"hook": default_hooks.allreduce_hook})
+    compare({}, {"hook": python_chain_hook})
+    compare({}, {"hook": in_arena_hook})
+    compare({}, {"hook": in_arena_hook, "gradient_as_bucket_view": True})
+    compare({}, {"hook": default_hooks.fp16_compress_hook}, tolerance=1e-2)
+    compare({}, {"zero": True})
+
+
+def run_uneven_inputs() -> float:
+    """Rank r has r + 1 batches; join() makes those who are through shadow the others."""
+    torch.manual_seed(3)
+    ddp = DistributedDataParallel(nn.Linear(4, 1))
+    with ddp.join():
+        for step in range(dist.get_rank() + 1):
+            ddp(torch.full((2, 4), float(step))).sum().backward()
+    with Join([ddp]):
+        for _ in range(3 * dist.get_rank() + 1):
+            ddp(torch.ones(2, 4)).sum().backward()
+    dist.barrier()
+    return float(ddp.module.weight.sum())
+
+
+def run_sparse_gradients() -> None:
+    torch.manual_seed(5)
+    table = nn.Embedding(20, 4, sparse=True)
+    start = table.weight.detach().clone()
+    ddp = DistributedDataParallel(table)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ddp(torch.tensor([rank, 7, 7, 19 - rank])).sum().backward()
+    gradient = table.weight.grad
+    assert gradient is not None and gradient.is_sparse
+    alone = nn.Embedding(20, 4, sparse=True)
+    alone.weight.data.copy_(start)
+    rows = [row for each in range(size) for row in (each, 7, 7, 19 - each)]
+    (alone(torch.tensor(rows)).sum() / size).backward()
+    assert alone.weight.grad is not None
+    torch.testing.assert_close(gradient.to_dense(), alone.weight.grad.to_dense())
+
+
+def run_buffers() -> None:
+    torch.manual_seed(11)
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    for _ in range(3):
+        ddp(torch.randn(8, 4) + dist.get_rank()).sum().backward()
+    ddp.eval()
+    ddp(torch.randn(8, 4))
+    assert_same_on_all_ranks([each for each in ddp.module.buffers() if each.is_floating_point()])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_variant_of_ddp_trains_like_one_process(pool: Pool, world_size: int) -> None:
+    pool(world_size).run(run_variants)
+
+
+def test_ranks_with_fewer_batches_join_the_others(pool: Pool) -> None:
+    weights = pool(3).run(run_uneven_inputs)
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_sparse_gradients_of_an_embedding_are_averaged(pool: Pool) -> None:
+    pool(3).run(run_sparse_gradients)
+
+
+def test_buffers_follow_rank_zero(pool: Pool) -> None:
+    pool(2).run(run_buffers)
