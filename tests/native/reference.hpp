@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include "core/types.hpp"
@@ -51,7 +53,7 @@ inline const FloatFormat* format_of(DType dtype) {
   }
 }
 
-inline double decode(const FloatFormat& format, uint32_t code) {
+inline double compute_value(const FloatFormat& format, uint32_t code) {
   const int width = 1 + format.exponent_bits + format.mantissa_bits;
   const uint32_t sign_bit = 1u << (width - 1);
   if (format.fnuz && code == sign_bit) return std::numeric_limits<double>::quiet_NaN();
@@ -67,6 +69,22 @@ inline double decode(const FloatFormat& format, uint32_t code) {
   if (exponent == 0) return sign * std::ldexp(mantissa, 1 - format.bias - format.mantissa_bits);
   return sign * std::ldexp(mantissa + (1u << format.mantissa_bits),
                            static_cast<int>(exponent) - format.bias - format.mantissa_bits);
+}
+
+// Values of all codes, computed once: the tables of cases decode millions of numbers.
+inline double decode(const FloatFormat& format, uint32_t code) {
+  static std::mutex mutex;
+  static std::map<const FloatFormat*, std::vector<double>> tables;
+  static thread_local std::map<const FloatFormat*, const double*> known;
+  const double*& table = known[&format];
+  if (table == nullptr) {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::vector<double>& values = tables[&format];
+    const uint32_t codes = 1u << (1 + format.exponent_bits + format.mantissa_bits);
+    for (uint32_t i = 0; values.size() < codes; ++i) values.push_back(compute_value(format, i));
+    table = values.data();
+  }
+  return table[code];
 }
 
 // The nearest code, the even one of two equally near. Values stay far from overflow here.
@@ -161,8 +179,10 @@ inline double sample(DType dtype, int rank, size_t i, uint64_t seed) {
   return static_cast<double>(mixed % 7) - (is_signed ? 3.0 : 0.0);
 }
 
-inline void fill(DType dtype, void* data, size_t count, int rank, uint64_t seed) {
-  for (size_t i = 0; i < count * numbers_in(dtype); ++i) put(dtype, data, i, sample(dtype, rank, i, seed));
+// Elements [first, first + count) of the array of a rank.
+inline void fill(DType dtype, void* data, size_t count, int rank, uint64_t seed, size_t first = 0) {
+  const size_t numbers = numbers_in(dtype);
+  for (size_t i = 0; i < count * numbers; ++i) put(dtype, data, i, sample(dtype, rank, first * numbers + i, seed));
 }
 
 inline double combine(DType dtype, Reduction reduction, double a, double b) {

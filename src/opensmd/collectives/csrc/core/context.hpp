@@ -42,7 +42,7 @@ struct Context {
   uint64_t sequence = 0;
   uint32_t steps = 0;     // pipeline steps of all earlier calls
   uint32_t finishes = 0;  // zero-copy calls so far
-  bool left = false;
+  std::atomic<bool> left{false};
 };
 
 constexpr uint64_t kCheckInterval = 50u * 1000 * 1000;  // ns between two looks after the peers while asleep

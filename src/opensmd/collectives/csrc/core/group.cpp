@@ -31,7 +31,12 @@ void guarded(Context& context, Collective collective, const Options& options, co
 Group::Group(GroupConfig config) : parts_(std::make_unique<GroupParts>(std::move(config))) {}
 
 Group::~Group() {
-  if (!parts_->context.fork_guard.in_child()) leave();
+  if (parts_->context.fork_guard.in_child()) {
+    // The helper thread and the locks are the parent's: a child can only forget them.
+    static_cast<void>(parts_.release());
+    return;
+  }
+  leave();
 }
 
 int Group::rank() const { return parts_->context.rank; }
@@ -90,6 +95,25 @@ void Group::heap_free(void* block) {
 
 bool Group::heap_contains(const void* address) const { return parts_->context.heap.contains(address); }
 
+std::shared_ptr<Request> Group::post_send(const void* data, size_t bytes, int destination, int64_t tag) {
+  return parts_->mailbox.post_send(data, bytes, destination, tag);
+}
+
+std::shared_ptr<Request> Group::post_receive(void* data, size_t bytes, int source, int64_t tag) {
+  return parts_->mailbox.post_receive(data, bytes, source, tag);
+}
+
+bool Group::ready(int source, int64_t tag, size_t* bytes, int* from) {
+  return parts_->mailbox.ready(source, tag, bytes, from);
+}
+
+size_t Group::wait_any(const std::vector<std::shared_ptr<Request>>& requests, milliseconds timeout) {
+  if (requests.empty()) throw std::invalid_argument("wait_any got no requests to wait for");
+  std::vector<const Message*> messages;
+  for (const auto& request : requests) messages.push_back(static_cast<const Message*>(request.get()));
+  return parts_->mailbox.wait_for_any(messages.data(), messages.size(), timeout);
+}
+
 void Group::abort(const std::string& reason) {
   parts_->context.fork_guard.check();
   parts_->context.abort(ErrorKind::Aborted, reason);
@@ -101,8 +125,8 @@ std::string Group::abort_cause() const { return parts_->context.abort_text(); }
 
 void Group::leave() {
   Context& context = parts_->context;
-  if (context.left) return;
-  context.left = true;
+  if (context.left.exchange(true)) return;
+  parts_->mailbox.stop();
   context.liveness.mark_left();
 }
 

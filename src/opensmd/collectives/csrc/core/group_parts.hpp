@@ -2,12 +2,14 @@
 #pragma once
 
 #include "context.hpp"
+#include "mailbox.hpp"
 
 namespace opensmd {
 
 struct GroupParts {
-  explicit GroupParts(GroupConfig config) : context(std::move(config)) {}
+  explicit GroupParts(GroupConfig config) : context(std::move(config)), mailbox(context) {}
   Context context;
+  Mailbox mailbox;
 };
 
 }  // namespace opensmd

@@ -55,7 +55,10 @@ uint64_t Record::begin(uint64_t sequence, const Signature& signature, std::strin
   return start;
 }
 
-void Record::end(uint64_t sequence) { line(sequence).end_ns.store(now_ns(), relaxed); }
+void Record::end(uint64_t sequence) {
+  RecordLine& to = line(sequence);
+  if (to.sequence.load(relaxed) == sequence) to.end_ns.store(now_ns(), relaxed);
+}
 
 RecordEntry Record::at(uint64_t sequence) const {
   const RecordLine& from = line(sequence);

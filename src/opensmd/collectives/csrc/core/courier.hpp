@@ -1,0 +1,38 @@
+// The helper thread of a mailbox: makes progress when messages are under way and nobody waits for them.
+//
+// It looks every millisecond while messages come and go, and sleeps soundly otherwise, so that the usual "post, then
+// wait at once" wakes nobody.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace opensmd {
+
+class Courier {
+ public:
+  struct Work {
+    std::function<bool()> busy;
+    std::function<bool()> progress;
+  };
+  explicit Courier(Work work) : work_(std::move(work)) {}
+  ~Courier() { stop(); }
+
+  void notice();  // something was posted that is not complete; cheap unless the thread sleeps soundly
+  void stop();
+
+ private:
+  void run();
+
+  Work work_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::thread thread_;
+  std::atomic<bool> awake_{false};
+  bool stopping_ = false;
+};
+
+}  // namespace opensmd

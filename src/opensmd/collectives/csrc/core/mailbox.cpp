@@ -1,0 +1,458 @@
+#include "mailbox.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cassert>
+
+#include "clock.hpp"
+#include "futex.hpp"
+
+namespace opensmd {
+
+namespace {
+// Small enough that reader and writer overlap, large enough that counters cost nothing.
+constexpr size_t kPieceBytes = size_t{64} << 10;
+}  // namespace
+
+bool Message::done() {
+  if (!complete()) mailbox.progress();
+  return complete();
+}
+
+void Message::wait(milliseconds timeout) {
+  mailbox.wait(*this, timeout);
+  throw_if_failed();
+}
+
+Mailbox::Mailbox(Context& context)
+    : context_(context), record_(context.arena, context.rank, Record::Messages),
+      incoming_(static_cast<size_t>(context.size)), outgoing_(static_cast<size_t>(context.size)),
+      courier_({[this] { return busy(); }, [this] { return progress_in_background(); }}) {
+  const Arena& arena = context_.arena;
+  for (int i = 0; i < context_.size; ++i) {
+    const size_t at = static_cast<size_t>(i);
+    incoming_[at].ring.emplace(arena.ring_line(i, context_.rank), arena.ring(i, context_.rank), arena.shape().ring_bytes);
+    outgoing_[at].ring.emplace(arena.ring_line(context_.rank, i), arena.ring(context_.rank, i), arena.shape().ring_bytes);
+  }
+}
+
+void Mailbox::stop() { courier_.stop(); }
+
+// ---------------------------------------------------------------- posting
+
+MessagePointer Mailbox::make(Message::Kind kind, void* data, size_t bytes, int peer, int64_t tag) {
+  const bool send = kind == Message::Kind::Send;
+  context_.check_usable(send ? "send" : "recv");
+  if (peer >= context_.size || peer < (send ? 0 : kAnySource)) {
+    throw std::invalid_argument(std::string(send ? "send got destination " : "recv got source ") +
+                                std::to_string(peer) + ", which is not one of the group's ranks 0 to " +
+                                std::to_string(context_.size - 1));
+  }
+  return std::make_shared<Message>(*this, kind, static_cast<std::byte*>(data), bytes, peer, tag);
+}
+
+MessagePointer Mailbox::post_send(const void* data, size_t bytes, int destination, int64_t tag) {
+  MessagePointer message = make(Message::Kind::Send, const_cast<void*>(data), bytes, destination, tag);
+  std::lock_guard<std::mutex> lock(mutex_);
+  context_.arena.reserve_ring(destination);
+  register_message(*message);
+  outgoing_[static_cast<size_t>(destination)].queue.push_back(message);
+  push(destination);
+  if (!message->complete()) courier_.notice();
+  return message;
+}
+
+MessagePointer Mailbox::post_receive(void* data, size_t bytes, int source, int64_t tag) {
+  MessagePointer message = make(Message::Kind::Receive, data, bytes, source, tag);
+  std::lock_guard<std::mutex> lock(mutex_);
+  register_message(*message);
+  if (!take_unexpected(message)) {
+    receives_.push_back(message);
+    advance(false);
+  }
+  if (!message->complete()) courier_.notice();
+  return message;
+}
+
+void Mailbox::register_message(Message& message) {
+  Signature signature;
+  signature.operation = message.kind == Message::Kind::Send ? Operation::Send : Operation::Receive;
+  signature.root = message.peer;
+  signature.tag = message.tag;
+  signature.count = message.bytes;
+  message.number = ++posted_;
+  record_.begin(message.number, signature, {});
+  context_.arena.member(context_.rank).progress.messages.store(message.number, std::memory_order_release);
+  ++under_way_;
+}
+
+void Mailbox::finish(Message& message) {
+  record_.end(message.number);
+  --under_way_;
+  message.finish();
+}
+
+// ---------------------------------------------------------------- progress
+
+bool Mailbox::busy() {
+  if (waiting_.load() > 0) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return under_way_ > 0;
+}
+
+bool Mailbox::progress() {
+  context_.fork_guard.check();
+  std::lock_guard<std::mutex> lock(mutex_);
+  return advance(false);
+}
+
+// Nobody is there to catch what the helper thread throws (no memory for an unexpected message, say).
+bool Mailbox::progress_in_background() {
+  try {
+    return progress();
+  } catch (const std::exception& error) {
+    context_.abort(ErrorKind::Other, "messages of " + context_.name(context_.rank) + " failed: " + error.what());
+    return false;
+  }
+}
+
+bool Mailbox::advance(bool drain) {
+  bool moved = false;
+  for (int i = 0; i < context_.size; ++i) {
+    moved |= push(i);
+    moved |= pull(i, drain);
+  }
+  return moved;
+}
+
+// The store of a counter and the look at the sleepers are sequentially consistent, as on the sleeper's side.
+void Mailbox::ring_doorbell(int member) {
+  Doorbell& doorbell = context_.arena.member(member).doorbell;
+  if (doorbell.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  doorbell.rings.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(doorbell.rings);
+}
+
+bool Mailbox::push(int destination) {
+  Outgoing& to = outgoing_[static_cast<size_t>(destination)];
+  bool moved = false;
+  while (!to.queue.empty()) {
+    Message& message = *to.queue.front();
+    moved |= push_message(to, message, destination);
+    if (!message.started || message.moved < message.bytes) break;
+    finish(message);
+    to.queue.pop_front();
+  }
+  return moved;
+}
+
+bool Mailbox::push_message(Outgoing& to, Message& message, int destination) {
+  size_t room = to.ring->room();
+  const bool begins = !message.started;
+  if (begins) {
+    if (room < kLine) return false;
+    const MessageHeader header{message.bytes, message.tag, ++to.count, 0};
+    to.ring->put(&header, sizeof(header));
+    message.started = true;
+    room -= sizeof(header);
+  }
+  bool moved = begins;
+  do {
+    const size_t piece = std::min({message.bytes - message.moved, room, kPieceBytes});
+    to.ring->put(message.data + message.moved, piece);
+    message.moved += piece;
+    if (message.moved == message.bytes) to.ring->pad();
+    if (piece == 0 && !moved) return false;
+    to.ring->publish();
+    ring_doorbell(destination);
+    moved = true;
+    room = to.ring->room();
+    if (piece == 0) break;
+  } while (message.moved < message.bytes);
+  return moved;
+}
+
+// Looking behind a message that nobody has asked for is only worth it for a receive that may be waiting behind it.
+bool Mailbox::wants(int source) const {
+  return std::any_of(receives_.begin(), receives_.end(), [source](const MessagePointer& receive) {
+    return receive->peer == source || receive->peer == kAnySource;
+  });
+}
+
+bool Mailbox::pull(int source, bool drain) {
+  Incoming& from = incoming_[static_cast<size_t>(source)];
+  bool moved = false;
+  for (;;) {
+    if (!from.active && !begin(source, from, drain)) return moved;
+    moved |= copy_available(from, source);
+    if (from.moved < from.header.bytes) return moved;
+    complete(from, source);
+    moved = true;
+  }
+}
+
+bool Mailbox::begin(int source, Incoming& from, bool drain) {
+  if (from.ring->available() < sizeof(MessageHeader)) return false;
+  from.ring->peek(&from.header, sizeof(from.header));
+  MessagePointer receive = find_receive(source, from.header.tag);
+  if (receive == nullptr && !drain && !wants(source)) return false;
+  from.ring->skip(sizeof(from.header));
+  ++from.count;
+  assert(from.header.number == from.count);
+  from.active = true;
+  from.moved = 0;
+  if (receive != nullptr) {
+    deliver(from, std::move(receive), source);
+  } else {
+    keep_unexpected(from, source);
+  }
+  return true;
+}
+
+MessagePointer Mailbox::find_receive(int source, int64_t tag) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(), [source, tag](const MessagePointer& receive) {
+    return receive->tag == tag && (receive->peer == source || receive->peer == kAnySource);
+  });
+  if (found == receives_.end()) return nullptr;
+  MessagePointer receive = *found;
+  receives_.erase(found);
+  return receive;
+}
+
+void Mailbox::deliver(Incoming& from, MessagePointer message, int source) {
+  message->from = source;
+  from.to = message->data;
+  from.is_unexpected = false;
+  if (message->bytes != from.header.bytes) {
+    message->failure_kind = ErrorKind::Mismatch;
+    message->failure = title(*message) + ": " + context_.name(source) + " sent " + std::to_string(from.header.bytes) +
+                       " bytes with tag " + std::to_string(from.header.tag) + ", but the receiving buffer takes " +
+                       std::to_string(message->bytes) + " bytes";
+    from.to = nullptr;
+  }
+  from.message = std::move(message);
+}
+
+void Mailbox::keep_unexpected(Incoming& from, int source) {
+  Unexpected kept{source, from.header.tag, from.header.bytes, 0, nullptr};
+  kept.data.reset(new std::byte[std::max<size_t>(kept.bytes, 1)]);
+  from.unexpected = unexpected_.insert(unexpected_.end(), std::move(kept));
+  from.is_unexpected = true;
+  from.to = from.unexpected->data.get();
+}
+
+bool Mailbox::copy_available(Incoming& from, int source) {
+  bool moved = false;
+  while (from.moved < from.header.bytes) {
+    const size_t piece = std::min({from.header.bytes - from.moved, from.ring->available(), kPieceBytes});
+    if (piece == 0) break;
+    if (from.to != nullptr) from.ring->peek(from.to + from.moved, piece);
+    from.ring->skip(piece);
+    from.moved += piece;
+    if (from.moved == from.header.bytes) from.ring->pad();
+    from.ring->release();
+    ring_doorbell(source);
+    moved = true;
+  }
+  if (from.is_unexpected) from.unexpected->arrived = from.moved;
+  return moved;
+}
+
+void Mailbox::complete(Incoming& from, int source) {
+  from.active = false;
+  if (from.header.bytes == 0) {
+    from.ring->pad();
+    from.ring->release();
+    ring_doorbell(source);
+  }
+  if (from.message != nullptr) {
+    from.message->moved = from.moved;
+    finish(*from.message);
+    from.message = nullptr;
+  }
+}
+
+bool Mailbox::take_unexpected(const MessagePointer& message) {
+  const auto kept = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& candidate) {
+    return candidate.tag == message->tag && (message->peer == candidate.source || message->peer == kAnySource);
+  });
+  if (kept == unexpected_.end()) return false;
+  Incoming& from = incoming_[static_cast<size_t>(kept->source)];
+  if (kept->arrived < kept->bytes) {
+    // The rest is still coming: it goes straight to its place.
+    deliver(from, message, kept->source);
+    if (from.to != nullptr) std::memcpy(from.to, kept->data.get(), kept->arrived);
+    const int source = kept->source;
+    unexpected_.erase(kept);
+    pull(source, false);
+    return true;
+  }
+  message->from = kept->source;
+  if (message->bytes == kept->bytes) {
+    if (kept->bytes > 0) std::memcpy(message->data, kept->data.get(), kept->bytes);
+    message->moved = kept->bytes;
+  } else {
+    Incoming finished;
+    finished.header = MessageHeader{kept->bytes, kept->tag, 0, 0};
+    deliver(finished, message, kept->source);
+  }
+  unexpected_.erase(kept);
+  finish(*message);
+  return true;
+}
+
+// ---------------------------------------------------------------- probing
+
+bool Mailbox::ready(int source, int64_t tag, size_t* bytes, int* from) {
+  context_.check_usable("ready");
+  std::lock_guard<std::mutex> lock(mutex_);
+  advance(false);
+  return find_ready(source, tag, bytes, from);
+}
+
+bool Mailbox::find_ready(int source, int64_t tag, size_t* bytes, int* from) {
+  for (int s = 0; s < context_.size; ++s) {
+    Incoming& ring = incoming_[static_cast<size_t>(s)];
+    if ((source != kAnySource && source != s) || ring.active) continue;
+    MessageHeader header;
+    if (ring.ring->available() < sizeof(header)) continue;
+    ring.ring->peek(&header, sizeof(header));
+    // What stands in front may hide what is asked for.
+    if (header.tag != tag) pull(s, true);
+  }
+  const auto kept = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& candidate) {
+    return candidate.tag == tag && (source == kAnySource || source == candidate.source);
+  });
+  if (kept != unexpected_.end()) {
+    if (bytes != nullptr) *bytes = kept->bytes;
+    if (from != nullptr) *from = kept->source;
+    return true;
+  }
+  for (int s = 0; s < context_.size; ++s) {
+    Incoming& ring = incoming_[static_cast<size_t>(s)];
+    if ((source != kAnySource && source != s) || ring.active) continue;
+    MessageHeader header;
+    if (ring.ring->available() < sizeof(header)) continue;
+    ring.ring->peek(&header, sizeof(header));
+    if (header.tag != tag) continue;
+    if (bytes != nullptr) *bytes = header.bytes;
+    if (from != nullptr) *from = s;
+    return true;
+  }
+  return false;
+}
+
+// ---------------------------------------------------------------- waiting
+
+void Mailbox::wait(Message& message, milliseconds timeout) {
+  if (message.complete()) return;
+  const Message* const one[1] = {&message};
+  wait_for_any(one, 1, timeout);
+}
+
+size_t Mailbox::wait_for_any(const Message* const* messages, size_t count, milliseconds timeout) {
+  struct Waiting {
+    explicit Waiting(std::atomic<int>& count) : count(count) { ++count; }
+    ~Waiting() { --count; }
+    std::atomic<int>& count;
+  } waiting(waiting_);
+  const auto complete = [&] {
+    return static_cast<size_t>(std::find_if(messages, messages + count, [](const Message* m) { return m->complete(); }) -
+                               messages);
+  };
+  const auto look = [&] {
+    if (complete() == count) progress();
+    return complete();
+  };
+  size_t found = look();
+  if (found < count) return found;
+  const uint64_t start = now_ns();
+  uint64_t busy_until = start + context_.spin_ns;
+  while (now_ns() < busy_until) {
+    if ((found = look()) < count) return found;
+    cpu_relax();
+  }
+  int idle = 0;
+  while (idle < context_.config.waiting.yields) {
+    sched_yield();
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle = advance(false) ? 0 : idle + 1;
+    if ((found = complete()) < count) return found;
+  }
+  const uint64_t deadline = start + context_.timeout_ns(timeout);
+  while ((found = complete()) == count) {
+    const uint64_t now = now_ns();
+    if (now >= deadline) time_out(*messages[0], now - start);
+    sleep_once(messages, count, std::min(deadline, now + kCheckInterval));
+  }
+  return found;
+}
+
+// Sleeps until something moves in this member's rings, or until it is time to look after the peers.
+void Mailbox::sleep_once(const Message* const* messages, size_t count, uint64_t until) {
+  Doorbell& doorbell = context_.arena.member(context_.rank).doorbell;
+  struct Sleeper {
+    explicit Sleeper(std::atomic<uint32_t>& count) : count(count) { count.fetch_add(1, std::memory_order_seq_cst); }
+    ~Sleeper() { count.fetch_sub(1, std::memory_order_seq_cst); }
+    std::atomic<uint32_t>& count;
+  } sleeper(doorbell.sleepers);
+  for (;;) {
+    const uint32_t heard = doorbell.rings.load(std::memory_order_seq_cst);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      // Others may be waiting for room in a ring whose messages nobody has asked for.
+      advance(true);
+      for (size_t i = 0; i < count; ++i) {
+        if (messages[i]->complete()) return;
+      }
+    }
+    const uint64_t now = now_ns();
+    if (now >= until) break;
+    futex_wait(doorbell.rings, heard, until - now);
+  }
+  for (size_t i = 0; i < count; ++i) look_after_peers(*messages[i]);
+}
+
+void Mailbox::look_after_peers(const Message& message) {
+  if (context_.aborted()) {
+    const std::string cause = context_.abort_text();
+    throw_error(context_.abort_kind(), title(message) + " was given up: " + cause);
+  }
+  int missing = 0;
+  for (int i = 0; i < context_.size; ++i) {
+    if (i == context_.rank || (message.peer != kAnySource && message.peer != i)) continue;
+    const bool left = context_.arena.member(i).identity.presence.load() == Presence::Left;
+    const bool dead = !left && context_.liveness.gone(i);
+    if (!left && !dead) continue;
+    progress();  // what it sent before it went still counts
+    if (message.complete()) return;
+    // From anybody: another may still send, unless all have left.
+    if (left && message.peer == kAnySource && ++missing < context_.size - 1) continue;
+    context_.fail(ErrorKind::PeerLost, title(message) + ": " + context_.name(i) +
+                                           (left ? " has left the group while others still need it ("
+                                                 : " has died (") +
+                                           context_.whereabouts(i) + ")");
+  }
+}
+
+void Mailbox::time_out(const Message& message, uint64_t waited_ns) {
+  std::vector<std::string> peers;
+  for (int i = 0; i < context_.size; ++i) {
+    if (i == context_.rank || (message.peer != kAnySource && message.peer != i)) continue;
+    peers.push_back(context_.name(i) + " (" + context_.whereabouts(i) + ")");
+  }
+  const bool send = message.kind == Message::Kind::Send;
+  context_.fail(ErrorKind::TimedOut, title(message) + " timed out after " + std::to_string(waited_ns / 1000000u) +
+                                         " ms; " + (send ? "does not receive: " : "has sent nothing that matches: ") +
+                                         join_names(peers));
+}
+
+std::string Mailbox::title(const Message& message) const {
+  const std::string peer = message.peer == kAnySource ? "any rank" : context_.name(message.peer);
+  return std::string(message.kind == Message::Kind::Send ? "send(to " : "recv(from ") + peer +
+         ", tag=" + std::to_string(message.tag) + ", bytes=" + std::to_string(message.bytes) + ") on " +
+         context_.name(context_.rank);
+}
+
+}  // namespace opensmd

@@ -1,0 +1,220 @@
+// Point-to-point messages: order, matching, any size, any source, and no deadlock when all send first.
+#include <random>
+
+#include "harness.hpp"
+
+using namespace opensmd;
+
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+using Requests = std::vector<std::shared_ptr<Request>>;
+
+Bytes letter(size_t bytes, int from, int to, int64_t tag) {
+  Bytes text(bytes);
+  for (size_t i = 0; i < bytes; ++i) {
+    text[i] = static_cast<unsigned char>(i * 7 + i / 251 + static_cast<size_t>(from * 31 + to * 17 + tag * 13));
+  }
+  return text;
+}
+
+const std::vector<size_t> kSizes = {0, 1, 31, 32, 33, 64, 1000, 8192, 8193, 100000};
+
+template <class Body>
+void for_some_numbers_of_ranks(const Body& body) {
+  for (const int n : {1, 2, 3}) harness::run_ranks(harness::small_shape(n), [&](Group& group) { body(group); });
+}
+
+TEST(every_size, "a message of every size arrives as it was sent, larger than the ring too") {
+  for_some_numbers_of_ranks([](Group& group) {
+    const int next = (group.rank() + 1) % group.size();
+    const int previous = (group.rank() + group.size() - 1) % group.size();
+    for (const size_t bytes : kSizes) {
+      const Bytes sent = letter(bytes, group.rank(), next, 5);
+      Bytes received(bytes);
+      const auto receive = group.post_receive(received.data(), bytes, previous, 5);
+      const auto send = group.post_send(sent.data(), bytes, next, 5);
+      send->wait();
+      receive->wait();
+      CHECK(received == letter(bytes, previous, group.rank(), 5), "size " << bytes);
+      CHECK(receive->source() == previous && receive->received_bytes() == bytes, "");
+    }
+  });
+}
+
+TEST(all_send_first, "ranks that all send to all before anybody receives do not wait for each other for ever") {
+  for_some_numbers_of_ranks([](Group& group) {
+    for (const size_t bytes : {size_t{100}, size_t{300000}}) {
+      for (int to = 0; to < group.size(); ++to) {
+        const Bytes sent = letter(bytes, group.rank(), to, 1);
+        group.post_send(sent.data(), bytes, to, 1)->wait();
+      }
+      for (int from = 0; from < group.size(); ++from) {
+        Bytes received(bytes);
+        group.post_receive(received.data(), bytes, from, 1)->wait();
+        CHECK(received == letter(bytes, from, group.rank(), 1), "from " << from);
+      }
+    }
+  });
+}
+
+TEST(tags, "receives are matched by tag, and messages of one tag keep their order") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    constexpr int kMessages = 40;
+    if (group.rank() == 0) {
+      for (int i = 0; i < kMessages; ++i) {
+        const Bytes sent = letter(kSizes[static_cast<size_t>(i) % kSizes.size()], 0, 1, i);
+        group.post_send(sent.data(), sent.size(), 1, i % 3)->wait();
+      }
+      return;
+    }
+    for (int tag = 2; tag >= 0; --tag) {
+      for (int i = tag; i < kMessages; i += 3) {
+        Bytes received(kSizes[static_cast<size_t>(i) % kSizes.size()]);
+        group.post_receive(received.data(), received.size(), 0, tag)->wait();
+        CHECK(received == letter(received.size(), 0, 1, i), "message " << i);
+      }
+    }
+  });
+}
+
+TEST(any_source, "a receive from any source says whom it heard") {
+  harness::run_ranks(harness::small_shape(3), [](Group& group) {
+    if (group.rank() != 0) {
+      for (int i = 0; i < 20; ++i) {
+        const Bytes sent = letter(500, group.rank(), 0, i);
+        group.post_send(sent.data(), sent.size(), 0, 9)->wait();
+      }
+      return;
+    }
+    int heard[3] = {};
+    for (int i = 0; i < 40; ++i) {
+      Bytes received(500);
+      const auto receive = group.post_receive(received.data(), received.size(), kAnySource, 9);
+      receive->wait();
+      const int from = receive->source();
+      CHECK(received == letter(500, from, 0, heard[from]), "from " << from);
+      ++heard[from];
+    }
+    CHECK(heard[1] == 20 && heard[2] == 20, "");
+  });
+}
+
+TEST(background, "messages go on while nobody waits for them") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    const int peer = 1 - group.rank();
+    const Bytes sent = letter(1000000, group.rank(), peer, 0);
+    Bytes received(sent.size());
+    const auto receive = group.post_receive(received.data(), received.size(), peer, 0);
+    const auto send = group.post_send(sent.data(), sent.size(), peer, 0);
+    // The length of the record's entry is what the helper thread writes; nobody calls into the group meanwhile.
+    for (int i = 0; i < 20000 && group.message_record(group.rank())[0].end_ns == 0; ++i) usleep(500);
+    CHECK(group.message_record(group.rank())[0].end_ns != 0, "the receive was not completed in the background");
+    receive->wait();
+    send->wait();
+    CHECK(received == letter(1000000, peer, group.rank(), 0), "");
+  });
+}
+
+TEST(probe, "ready tells of a message before it is received, and wait_any finds one that is done") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    const Bytes first = letter(70, 0, 1, 1);
+    const Bytes second = letter(9000, 0, 1, 2);
+    if (group.rank() == 0) {
+      const auto a = group.post_send(first.data(), first.size(), 1, 1);
+      const auto b = group.post_send(second.data(), second.size(), 1, 2);
+      a->wait();
+      b->wait();
+      group.barrier();
+      return;
+    }
+    size_t bytes = 0;
+    int from = -1;
+    while (!group.ready(kAnySource, 2, &bytes, &from)) {
+    }
+    CHECK(bytes == second.size() && from == 0, "");
+    CHECK(group.ready(0, 1), "");
+    CHECK(!group.ready(0, 3), "");
+    Bytes one(first.size());
+    Bytes two(second.size());
+    Bytes never(4);
+    const Requests requests = {group.post_receive(never.data(), 4, 0, 77), group.post_receive(two.data(), two.size(), 0, 2)};
+    CHECK(group.wait_any(requests) == 1, "");
+    group.post_receive(one.data(), one.size(), 0, 1)->wait();
+    CHECK(one == first && two == second, "");
+    CHECK(!requests[0]->done(), "");
+    group.barrier();
+  });
+}
+
+TEST(wrong_size, "a receive of another size than the message fails, names both sizes, and spoils nothing") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    const Bytes sent = letter(64, 0, 1, 3);
+    if (group.rank() == 0) {
+      group.post_send(sent.data(), 64, 1, 3)->wait();
+      group.post_send(sent.data(), 64, 1, 3)->wait();
+      return;
+    }
+    Bytes received(64);
+    std::string message;
+    try {
+      group.post_receive(received.data(), 16, 0, 3)->wait();
+    } catch (const Mismatch& error) {
+      message = error.what();
+    }
+    CHECK(message.find("64 bytes") != std::string::npos && message.find("16 bytes") != std::string::npos, message);
+    group.post_receive(received.data(), 64, 0, 3)->wait();
+    CHECK(received == sent, "");
+  });
+}
+
+TEST(storm, "a storm of random messages in both directions, beside collectives, arrives complete") {
+  harness::run_ranks(harness::small_shape(3), [](Group& group) {
+    std::mt19937 random(3);  // the same on all ranks: everybody knows the whole plan
+    struct Plan {
+      int from, to;
+      int64_t tag;
+      size_t bytes;
+    };
+    std::vector<Plan> plans;
+    for (int i = 0; i < 300; ++i) {
+      plans.push_back({static_cast<int>(random() % 3), static_cast<int>(random() % 3), static_cast<int64_t>(random() % 4),
+                       random() % (1u << random() % 16)});
+    }
+    std::thread collectives([&group] {
+      for (int i = 0; i < 200; ++i) {
+        int one = 1;
+        group.all_reduce(&one, 1, DType::I32, Reduction::Sum);
+        CHECK(one == 3, "");
+      }
+    });
+    std::vector<Bytes> buffers;
+    Requests requests;
+    std::vector<size_t> receives;
+    for (size_t i = 0; i < plans.size(); ++i) {
+      const Plan& plan = plans[i];
+      if (plan.from == group.rank()) {
+        buffers.push_back(letter(plan.bytes, plan.from, plan.to, static_cast<int64_t>(i)));
+        requests.push_back(group.post_send(buffers.back().data(), plan.bytes, plan.to, plan.tag));
+      }
+    }
+    std::vector<std::pair<size_t, Bytes>> received;
+    received.reserve(plans.size());
+    for (size_t i = 0; i < plans.size(); ++i) {
+      const Plan& plan = plans[i];
+      if (plan.to != group.rank()) continue;
+      received.emplace_back(i, Bytes(plan.bytes));
+      requests.push_back(group.post_receive(received.back().second.data(), plan.bytes, plan.from, plan.tag));
+      if (random() % 3 == 0) requests.back()->wait();
+    }
+    for (const auto& request : requests) request->wait();
+    for (const auto& [i, bytes] : received) {
+      CHECK(bytes == letter(plans[i].bytes, plans[i].from, plans[i].to, static_cast<int64_t>(i)), "message " << i);
+    }
+    collectives.join();
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return harness::run_all(argc, argv); }
