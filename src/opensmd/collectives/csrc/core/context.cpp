@@ -90,7 +90,7 @@ std::string Context::whereabouts(int member) const {
   const uint64_t entered = progress.entered.load();
   std::string words;
   if (state != MemberState::Running) words = std::string(name_of(state)) + "; ";
-  if (entered == 0) return words + "it has called nothing yet";
+  if (entered == 0) return words + "it has entered no collective yet";
   const bool inside = progress.completed.load() < entered;
   return words + (inside ? "it is in " : "its last call was ") +
          Record(arena, member, Record::Collectives).at(entered).describe() + " #" + std::to_string(entered);
