@@ -1,0 +1,125 @@
+"""Cutting a sequence of costs into stages: the dynamic programme behind the partitioner, and nothing else.
+
+Two passes. The first finds the smallest possible worst stage. The second finds, among the splits whose worst
+stage is hardly above that, the one whose cuts are cheapest and whose other stages are even: this makes the
+partitioner cut at the border of a large module and descend only where that would unbalance the stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Sequence1D", "Split", "split_evenly"]
+
+Floats = npt.NDArray[np.float64]
+# one step of the fold over stages: (best so far, this stage's load, its cut) by start -> value by start
+Combine = Callable[[Floats, Floats, Floats], Floats]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequence1D:
+    """Items in order, with shares of the objective (any unit; the solver only compares sums).
+
+    ``even`` is an item's share on any stage; ``staged`` is multiplied by ``weights[stage]`` (activations:
+    early stages hold more microbatches). ``cuts[k]`` is charged to both neighbours of a cut before item ``k``
+    (``cuts[0]`` is ignored). ``fixed[k]`` is the stage an item must be on, or -1. ``preload`` is what a stage
+    carries whatever the split.
+    """
+
+    even: Sequence[float]
+    staged: Sequence[float]
+    weights: Sequence[float]
+    cuts: Sequence[float]
+    fixed: Sequence[int]
+    preload: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """``bounds[s]`` to ``bounds[s + 1]`` are stage ``s``'s items; ``worst`` is the largest stage's share."""
+
+    bounds: tuple[int, ...]
+    worst: float
+    cut_cost: float
+
+
+def split_evenly(items: Sequence1D, *, tolerance: float = 0.015) -> Split:
+    """The best contiguous split into ``len(items.weights)`` stages. None is empty if that can be.
+
+    Raises:
+        ValueError: the fixed stages of the items decrease along the sequence: no contiguous split exists.
+    """
+    problem = _Problem(items, allow_empty=len(items.even) < len(items.weights))
+    worst, _ = problem.solve(lambda best, load, cut: np.maximum(best, load))
+    if not np.isfinite(worst):  # fixed places may leave nothing for a stage between them
+        problem = _Problem(items, allow_empty=True)
+        worst, _ = problem.solve(lambda best, load, cut: np.maximum(best, load))
+    if not np.isfinite(worst):
+        raise ValueError(
+            "the fixed stages decrease in the order of execution; no contiguous split has them all"
+        )
+    limit = worst * (1 + tolerance) + 1e-15
+    stages = len(items.weights)
+    _, bounds = problem.solve(
+        lambda best, load, cut: np.where(load <= limit, best + stages * load * load + 4 * cut, np.inf)
+    )
+    loads = [float(problem.loads(s, bounds[s + 1])[bounds[s]]) for s in range(stages)]
+    cuts = sum(float(problem.cuts[k]) for k in set(bounds[1:-1]) if 0 < k < len(items.even))
+    return Split(bounds=tuple(bounds), worst=max(loads), cut_cost=cuts)
+
+
+class _Problem:
+    """Prefix sums of the items, and the recursion over stages."""
+
+    def __init__(self, items: Sequence1D, *, allow_empty: bool) -> None:
+        self.count = len(items.even)
+        self.stages = len(items.weights)
+        self.even = _prefix(items.even)
+        self.staged = _prefix(items.staged)
+        self.weights = items.weights
+        self.empty = 0.0 if allow_empty else np.inf
+        self.preload = items.preload
+        self.cuts = np.zeros(self.count + 1)
+        self.cuts[1 : self.count] = np.asarray(items.cuts, dtype=np.float64)[1:]
+        fixed = np.asarray(items.fixed, dtype=np.int64)
+        # how many items up to k must not be on stage s
+        self.barred = [_prefix((fixed >= 0) & (fixed != stage)) for stage in range(self.stages)]
+
+    def loads(self, stage: int, end: int) -> Floats:
+        """The share of ``stage`` if it holds the items ``start`` to ``end``, for every ``start <= end``."""
+        starts = slice(0, end + 1)
+        load = self.even[end] - self.even[starts]
+        load = load + self.weights[stage] * (self.staged[end] - self.staged[starts])
+        load = load + self.cuts[starts] + self.cuts[end]
+        load[end] = self.empty  # an empty stage sends and receives nothing of its own
+        barred = self.barred[stage]
+        load[barred[end] - barred[starts] > 0] = np.inf
+        return np.asarray(load + self.preload[stage], dtype=np.float64)
+
+    def solve(self, combine: Combine) -> tuple[float, list[int]]:
+        """Minimise ``combine`` folded over the stages; return the value and the bounds."""
+        best = np.full(self.count + 1, np.inf)
+        best[0] = 0.0
+        choices: list[npt.NDArray[np.int64]] = []
+        for stage in range(self.stages):
+            following = np.full(self.count + 1, np.inf)
+            choice = np.zeros(self.count + 1, dtype=np.int64)
+            ends = range(self.count + 1) if stage < self.stages - 1 else (self.count,)
+            for end in ends:
+                value = combine(best[: end + 1], self.loads(stage, end), self.cuts[: end + 1])
+                choice[end] = int(np.argmin(value))
+                following[end] = value[choice[end]]
+            best = following
+            choices.append(choice)
+        bounds = [self.count]
+        for choice in reversed(choices):
+            bounds.append(int(choice[bounds[-1]]))
+        return float(best[self.count]), bounds[::-1]
+
+
+def _prefix(values: Sequence[float] | npt.NDArray[np.bool_]) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])

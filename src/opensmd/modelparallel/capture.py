@@ -1,0 +1,270 @@
+"""One dry run of the user's step function, to learn the model's shape for the partitioner.
+
+The run uses fake tensors: nothing is computed and nothing allocated. Where the script wants a value
+(``.item()``) or an operation has no fake form, the step runs once for real instead. Either way the model is
+left as it was: gradients, buffers, attributes and random state are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from opensmd.modelparallel.cost import accumulation_seconds
+from opensmd.modelparallel.observe import Clock, Observer, Position
+from opensmd.modelparallel.plan import ancestors
+from opensmd.modelparallel.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
+
+__all__ = ["capture", "describe", "is_tracing"]
+
+logger = logging.getLogger("opensmd.modelparallel")
+_local = threading.local()
+
+
+def is_tracing() -> bool:
+    """Whether this thread is in the dry run that precedes partitioning (seed 002, ``smp.is_tracing``)."""
+    return getattr(_local, "depth", 0) > 0
+
+
+def capture(
+    module: nn.Module,
+    call: Callable[[], Any],
+    *,
+    device: torch.device | None = None,
+    times: bool = False,
+    memory: bool = False,
+) -> ModelTrace:
+    """Run ``call`` once and report what ``module`` did in it.
+
+    Args:
+        module: the model; its parameters must be real on this rank.
+        call: the user's step function with one microbatch's arguments. It calls ``module``; a backward in it
+            is not needed.
+        device: where a timed run takes place; the device of the parameters by default.
+        times: measure forward times in two more, real runs (``trace_execution_times``).
+        memory: see what is kept for backward in a real run instead of a fake one (``trace_memory_usage``).
+
+    Returns:
+        The trace. If ``call`` never called the model, its units are the modules with parameters, sizes only.
+
+    Raises:
+        ValueError: the model has lazy modules that have not seen data yet.
+        Exception: whatever ``call`` raises in the real run.
+    """
+    tree = _Tree(module)
+    names = tree.followed()
+    observer: Observer | None = None
+    if not memory:
+        observer = _observe_fake(module, call, tree, names)
+    if observer is None:
+        observer = _observe_real(module, call, tree, names)
+    if not observer.position.entered:
+        logger.warning("the step function did not call the model; it is partitioned by parameter sizes alone")
+        return describe(module)
+    measured = _measure(module, call, names, device or tree.device) if times else None
+    return _trace(tree, observer, measured)
+
+
+def describe(module: nn.Module) -> ModelTrace:
+    """The model's tree without a run: a unit for each module that has parameters, with sizes and no times."""
+    tree = _Tree(module)
+    with_parameters = [name for name, info in tree.infos({}, {}).items() if info.parameters]
+    units = tuple(Unit(module=name) for name in with_parameters) or (Unit(module=""),)
+    return ModelTrace(
+        modules=tree.infos({}, {}),
+        units=units,
+        edges=tuple(Edge(source=i, target=i + 1, bytes=0, tensor=i) for i in range(len(units) - 1)),
+        aliases=tree.aliases,
+        uses={name: index for index, name in enumerate(with_parameters)},
+        shared=tree.shared,
+    )
+
+
+class _Tree:
+    """Names, owners and sizes of a model's modules."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names: dict[nn.Module, str] = {}
+        self.aliases: dict[str, str] = {}
+        for name, each in module.named_modules(remove_duplicate=False):
+            if each in self.names:
+                self.aliases[name] = self.names[each]
+            else:
+                self.names[each] = name
+        self.owners: dict[int, list[str]] = {}
+        self.parameters: dict[int, nn.Parameter] = {}
+        full_names: dict[int, list[str]] = {}
+        for each, name in self.names.items():
+            for own, parameter in each._parameters.items():
+                if parameter is None:
+                    continue
+                if nn.parameter.is_lazy(parameter):
+                    raise ValueError(
+                        f"parameter {own!r} of module {name!r} is lazy and has no shape yet; run the model "
+                        "once on a sample before wrapping it in smp.DistributedModel"
+                    )
+                self.parameters[id(parameter)] = parameter
+                self.owners.setdefault(id(parameter), []).append(name)
+                full_names.setdefault(id(parameter), []).append(f"{name}.{own}" if name else own)
+            for buffer in each._buffers.values():
+                if buffer is not None:
+                    self.owners.setdefault(id(buffer), []).append(name)
+        self.shared = tuple(tuple(each) for each in full_names.values() if len(each) > 1)
+        first = next(module.parameters(), None)
+        self.device = first.device if first is not None else torch.device("cpu")
+
+    def followed(self) -> dict[nn.Module, str]:
+        """The modules whose calls are watched: all but those inside modules that cannot be split."""
+        opaque = {name for module, name in self.names.items() if _is_opaque(module)}
+        return {module: name for module, name in self.names.items() if opaque.isdisjoint(ancestors(name))}
+
+    def infos(self, operations: dict[str, int], calls: dict[str, int]) -> dict[str, ModuleInfo]:
+        """What the trace says about each module; a shared tensor counts for its first owner."""
+        seen: set[int] = set()
+        found = {}
+        for module, name in self.names.items():
+            own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
+            seen.update(map(id, own))
+            buffers = [b for b in module._buffers.values() if b is not None and id(b) not in seen]
+            seen.update(map(id, buffers))
+            found[name] = ModuleInfo(
+                name=name,
+                kind=type(module).__name__,
+                parameters=sum(p.numel() for p in own),
+                parameter_bytes=sum(_size(p) for p in own),
+                trainable_bytes=sum(_size(p) for p in own if p.requires_grad),
+                buffer_bytes=sum(_size(b) for b in buffers),
+                calls=calls.get(name, 0),
+                operations=operations.get(name, 0),
+                opaque=_is_opaque(module),
+            )
+        return found
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    """Modules that run as a whole: compiled and scripted ones."""
+    return isinstance(module, torch.jit.ScriptModule | torch._dynamo.eval_frame.OptimizedModule)
+
+
+def _observe_fake(
+    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
+) -> Observer | None:
+    """Run under fake tensors; None if the script or an operation needs data."""
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    observer = Observer(Position(), tree.owners)
+    try:
+        with (
+            _untouched(module),
+            fakes,
+            observer,
+            observer.saving(),
+            observer.position.follow(names),
+        ):
+            call()
+    except Exception as error:  # whatever it is, the real run decides whether it is the script's fault
+        logger.debug("the dry run under fake tensors failed (%r); running the step once for real", error)
+        return None
+    return observer
+
+
+def _observe_real(
+    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
+) -> Observer:
+    observer = Observer(Position(), tree.owners)
+    with _untouched(module), observer, observer.saving(), observer.position.follow(names):
+        call()
+    return observer
+
+
+def _measure(
+    module: nn.Module, call: Callable[[], Any], names: dict[nn.Module, str], device: torch.device
+) -> dict[int, float]:
+    """Forward seconds by unit: the second of two real runs (the first one warms up)."""
+    clock = Clock(device)
+    for _ in range(2):
+        clock = Clock(device)
+        with _untouched(module), clock.follow(names):
+            call()
+    return clock.seconds
+
+
+@contextlib.contextmanager
+def _untouched(module: nn.Module) -> Iterator[None]:
+    """Mark the thread as tracing, and put back whatever the run may change in the model."""
+    modules = list(module.modules())
+    attributes = [dict(each.__dict__) for each in modules]
+    registered = [(dict(each._parameters), dict(each._buffers)) for each in modules]
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    _local.depth = getattr(_local, "depth", 0) + 1
+    try:
+        with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _local.depth -= 1
+        for each, kept, (parameters, own_buffers) in zip(modules, attributes, registered, strict=True):
+            each.__dict__.clear()
+            each.__dict__.update(kept)
+            each._parameters.clear()
+            each._parameters.update(parameters)
+            each._buffers.clear()
+            each._buffers.update(own_buffers)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, kept_data in buffers:
+                buffer.copy_(kept_data)
+
+
+def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -> ModelTrace:
+    position = observer.position
+    for key, parameter in tree.parameters.items():
+        if parameter.requires_grad and observer.users.get(key):
+            unit = observer.uses.get(tree.owners[key][0], min(observer.users[key]))
+            observer.backward_seconds[unit] += accumulation_seconds(_size(parameter), parameter.device)
+    units = []
+    for index, entered in enumerate(position.entered):
+        forward, backward = observer.forward_seconds[index], observer.backward_seconds[index]
+        if measured is not None:
+            ratio = backward / forward if forward else 0.0
+            forward = measured.get(index, 0.0)
+            backward = forward * ratio
+        units.append(
+            Unit(
+                module=entered,
+                forward_seconds=forward,
+                backward_seconds=backward,
+                flops=observer.flops[index],
+                activation_bytes=observer.activation_bytes[index],
+            )
+        )
+    return ModelTrace(
+        modules=tree.infos(observer.operations, position.calls),
+        units=tuple(units),
+        edges=tuple(
+            Edge(source=source, target=target, bytes=size, tensor=number)
+            for (source, target, number), size in observer.edges.items()
+        ),
+        aliases=tree.aliases,
+        uses=observer.uses,
+        shared=tree.shared,
+        reuses=tuple(
+            Reuse(bytes=_size(parameter), units=tuple(sorted(observer.users[key])))
+            for key, parameter in tree.parameters.items()
+            if len(observer.users.get(key, ())) > 1
+        ),
+        measured=measured is not None,
+    )
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

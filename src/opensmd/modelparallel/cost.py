@@ -1,0 +1,151 @@
+"""What an operation costs: estimates from shapes alone, so that they are the same on every run and machine.
+
+An operation takes the longer of its arithmetic and its memory traffic, plus a fixed start. The rates are
+those of one process with one CPU core, or of one GPU; only their ratios matter for a split. Where they do not
+fit a model, ``trace_execution_times`` measures instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+__all__ = [
+    "CPU",
+    "CUDA",
+    "Machine",
+    "OperationCost",
+    "accumulation_seconds",
+    "cost_of",
+    "machine_for",
+    "optimizer_state_ratio",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Rates of a device: floating point operations and bytes a second, seconds to start an operation."""
+
+    flops: float
+    bytes: float
+    start: float
+
+    def seconds(self, flops: float, size: float, operations: float = 1.0) -> float:
+        """The time of ``operations`` operations that need ``flops`` and move ``size`` bytes."""
+        return max(flops / self.flops, size / self.bytes) + operations * self.start
+
+
+# measured: one AVX-512 core, fp32 (matrix products of 256 to 1024; element-wise functions over 1 to 16 MiB)
+CPU = Machine(flops=100e9, bytes=10e9, start=4e-6)
+# the order of magnitude of current data-centre GPUs with TF32 or bf16 products
+CUDA = Machine(flops=200e12, bytes=2e12, start=5e-6)
+
+
+def machine_for(device: torch.device) -> Machine:
+    """The rates used for a device."""
+    return CUDA if device.type == "cuda" else CPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationCost:
+    """Arithmetic and seconds of one operation and of its backward."""
+
+    flops: float = 0.0
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+
+
+def cost_of(
+    func: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    out: Any,
+    *,
+    needs_gradient: bool,
+) -> OperationCost:
+    """The cost of one aten operation, given its tensors (real or fake; only shapes are read)."""
+    if _is_view(func):
+        return OperationCost()
+    tensors = list(_tensors((args, kwargs)))
+    results = list(_tensors(out))
+    if not results:
+        return OperationCost()
+    machine = machine_for(results[0].device)
+    packet = func.overloadpacket
+    moved = float(sum(map(_size, tensors)) + sum(map(_size, results)))
+    if packet in (torch.ops.aten.embedding, torch.ops.aten.index_select):
+        moved = 2.0 * sum(map(_size, results))
+    flops = _flops(packet, args, kwargs, out)
+    forward = machine.seconds(flops, moved)
+    if not needs_gradient:
+        return OperationCost(flops=flops, forward_seconds=forward)
+    if flops:
+        wanting = sum(each.requires_grad and each.dim() > 1 for each in tensors)
+        backward = max(1, wanting) * forward
+    elif packet is torch.ops.aten.embedding:
+        # a dense gradient: the whole table is zeroed before the rows are added
+        backward = machine.seconds(0.0, _size(tensors[0]) + 2 * moved, 2)
+    else:
+        backward = machine.seconds(0.0, 1.5 * moved, 1.5)
+    return OperationCost(flops=flops, forward_seconds=forward, backward_seconds=backward)
+
+
+def accumulation_seconds(size: int, device: torch.device) -> float:
+    """Adding one microbatch's gradient of ``size`` bytes to the ones before it."""
+    return machine_for(device).seconds(0.0, 3.0 * size)
+
+
+def optimizer_state_ratio(optimizer: torch.optim.Optimizer | None) -> float:
+    """Bytes of optimizer state for each byte of parameters; 2 (that of Adam) where it is not known."""
+    if optimizer is None:
+        return 2.0
+    defaults = optimizer.defaults
+    kind = type(optimizer).__name__
+    if kind == "SGD":
+        return 1.0 if defaults.get("momentum") else 0.0
+    if kind in {"Adagrad", "Lion"}:
+        return 1.0
+    return 3.0 if defaults.get("amsgrad") else 2.0
+
+
+def _is_view(func: torch._ops.OpOverload) -> bool:
+    return func.is_view or func.overloadpacket in _FREE
+
+
+_FREE = {torch.ops.aten.detach, torch.ops.aten.lift_fresh, torch.ops.aten._local_scalar_dense}
+
+
+def _flops(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> float:
+    formula = _MORE_FLOPS.get(packet)
+    if formula is not None:
+        return formula(*args)
+    registered = flop_registry.get(packet)
+    return float(registered(*args, **kwargs, out_val=out)) if registered is not None else 0.0
+
+
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> float:
+    batch, heads, length, width = query.shape
+    return 2.0 * batch * heads * length * key.shape[2] * (width + value.shape[3])
+
+
+def _rnn_flops(inputs: torch.Tensor, in_weight: torch.Tensor, state_weight: torch.Tensor, *_: Any) -> float:
+    return 2.0 * inputs.shape[0] * inputs.shape[1] * (in_weight.numel() + state_weight.numel())
+
+
+# products that torch's own registry leaves out because they exist on CPU only
+_MORE_FLOPS: dict[Any, Callable[..., float]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten.mkldnn_rnn_layer: _rnn_flops,
+}
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,152 @@
+"""The partitioner: from what a run of the model showed to a stage for every module. Pure: no ranks, tensors.
+
+1. Units without parameters join the unit before them: a parameterless module runs with its parent.
+2. Units that share a parameter are taken out of the sequence and ride with the first or the last of their
+   group, whichever balances better; units placed by hand against the order stay where they were put.
+3. The sequence is cut (:mod:`.balance`) so that the worst stage's
+   ``(1 - memory_weight) * time + memory_weight * memory`` is smallest, both as shares of the whole model's.
+   The time of a cut is that of the tensors and messages that cross it.
+4. Every module gets the stage of its units; modules that never ran get their parent's.
+
+Rules of seed 002 and of the tables B6, B11 and B12.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from opensmd.modelparallel.plan import Plan, SharedParameter, ancestors
+from opensmd.modelparallel.predict import predict
+from opensmd.modelparallel.sequence import Groups, UnitSequence, Weights
+from opensmd.modelparallel.trace import ModelTrace
+
+__all__ = ["manual_partition", "partition", "window"]
+
+
+def partition(
+    trace: ModelTrace,
+    stages: int,
+    *,
+    memory_weight: float = 0.8,
+    fixed: Mapping[str, int] | None = None,
+    microbatches: int = 1,
+    active_microbatches: int | None = None,
+    optimizer_bytes: float = 2.0,
+) -> Plan:
+    """Place every module of ``trace`` on one of ``stages`` pipeline stages.
+
+    Args:
+        trace: the model's tree and units in execution order.
+        stages: how many stages; units can be fewer, then some stages stay empty.
+        memory_weight: 0 balances time only, 1 memory only. The default is that of ``optimize="memory"``;
+            ``optimize="speed"`` has 0.2.
+        fixed: stages for modules, by name. An entry holds for all modules below that have no own entry.
+        microbatches, active_microbatches: bound how many microbatches' activations a stage holds at once.
+        optimizer_bytes: bytes of optimizer state for each byte of trainable parameters (Adam: 2).
+
+    Raises:
+        ValueError: ``stages`` or ``memory_weight`` out of range; ``fixed`` names an unknown module or stage.
+    """
+    if stages < 1:
+        raise ValueError(f"partitions must be at least 1, got {stages}")
+    if not 0.0 <= memory_weight <= 1.0:
+        raise ValueError(f"memory_weight must be between 0 and 1, got {memory_weight}")
+    places = _inherit(trace, fixed or {}, stages)
+    in_flight = window(stages, microbatches, active_microbatches)
+    wanted = {unit: places[name] for unit, name in enumerate(trace.deciders) if name in places}
+    groups = Groups.of(trace, wanted)
+    weight = Weights(memory_weight, optimizer_bytes, in_flight)
+    best: tuple[tuple[float, float], dict[int, int]] | None = None
+    for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):
+        sequence = UnitSequence.of(trace, groups, leads, wanted=wanted, keep_fixed=keep)
+        split = sequence.cut(weight, stages)
+        rank = (split.worst, split.cut_cost)
+        if best is None or rank < _slightly_worse(best[0]):
+            best = rank, sequence.stages_of_units(split)
+    assert best is not None  # there is always one candidate
+    homes = _homes(trace, best[1], places)
+    plan = Plan(stages=stages, homes=homes, shared=_shared(trace, homes))
+    return predict(plan, trace, in_flight=in_flight, optimizer_bytes=optimizer_bytes)
+
+
+def manual_partition(
+    trace: ModelTrace,
+    stages: int,
+    *,
+    fixed: Mapping[str, int],
+    default: int,
+    microbatches: int = 1,
+    active_microbatches: int | None = None,
+    optimizer_bytes: float = 2.0,
+) -> Plan:
+    """Place modules as ``fixed`` says and all others on stage ``default`` (``auto_partition: False``).
+
+    Modules that share a parameter go together, to the stage of the first of them; the plan's notes say so.
+
+    Raises:
+        ValueError: ``default`` or an entry of ``fixed`` is not a stage, or names an unknown module.
+    """
+    if not 0 <= default < stages:
+        raise ValueError(f"default_partition must be from 0 to {stages - 1}, got {default}")
+    placed = _inherit(trace, fixed, stages)
+    homes = {name: placed.get(name, default) for name in trace.modules}
+    notes = []
+    for names in trace.shared:
+        owners = [trace.owner(name) for name in names]
+        if len({homes[owner] for owner in owners}) > 1:
+            notes.append(
+                f"{', '.join(names)} are one tensor, so their modules all go to stage {homes[owners[0]]}"
+            )
+        for owner in owners:
+            homes[owner] = homes[owners[0]]
+    homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
+    plan = Plan(stages=stages, homes=homes, shared=_shared(trace, homes), notes=tuple(notes))
+    in_flight = window(stages, microbatches, active_microbatches)
+    return predict(plan, trace, in_flight=in_flight, optimizer_bytes=optimizer_bytes)
+
+
+def window(stages: int, microbatches: int, active_microbatches: int | None) -> list[int]:
+    """How many microbatches' activations each stage holds at most under the interleaved schedule."""
+    active = stages + 2 if active_microbatches is None else active_microbatches
+    return [max(1, min(microbatches, active, stages - stage)) for stage in range(stages)]
+
+
+def _slightly_worse(rank: tuple[float, float]) -> tuple[float, float]:
+    """What a later candidate must beat: a small gain in balance is not worth passing a stage twice."""
+    return rank[0] * 0.97, rank[1]
+
+
+def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[str, int]:
+    """The fixed stage of every module that has one, its own or that of the nearest module around it."""
+    for name, stage in fixed.items():
+        if name not in trace.modules and name not in trace.aliases:
+            raise ValueError(f"a stage was given for {name!r}, which is not a module of this model")
+        if not 0 <= stage < stages:
+            raise ValueError(
+                f"module {name!r} is to go to partition {stage}, but partitions go from 0 to {stages - 1}"
+            )
+    given = {trace.aliases.get(name, name): stage for name, stage in fixed.items()}
+    placed: dict[str, int] = {}
+    for name in trace.modules:
+        found = next((each for each in (name, *ancestors(name)) if each in given), None)
+        if found is not None:
+            placed[name] = given[found]
+    return placed
+
+
+def _homes(trace: ModelTrace, stage_of: Mapping[int, int], places: Mapping[str, int]) -> dict[str, int]:
+    """The stage of every module name: where it was fixed, or that of its unit."""
+    sharing = {trace.owner(name) for names in trace.shared for name in names}
+    homes = {
+        name: places[name] if name in places and name not in sharing else stage_of[unit]
+        for name, unit in trace.anchors.items()
+    }
+    homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
+    return homes
+
+
+def _shared(trace: ModelTrace, homes: Mapping[str, int]) -> tuple[SharedParameter, ...]:
+    return tuple(
+        SharedParameter(names=names, home=homes[names[0].rpartition(".")[0]]) for names in trace.shared
+    )

@@ -1,0 +1,168 @@
+"""The plan: which pipeline stage every module lives on, and what that is expected to cost.
+
+A plan is pure data. One rank makes it, all others receive it as JSON, the engine places modules by it and the
+report prints it. Nothing here knows how it was found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+
+__all__ = ["Crossing", "Plan", "PlanRow", "SharedParameter", "StageLoad"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLoad:
+    """What one stage is expected to need.
+
+    Times are seconds of one microbatch; ``training_bytes`` are parameters, gradients and optimizer state;
+    ``activation_bytes`` are kept by one microbatch from forward to backward; ``in_flight`` is how many
+    microbatches are there at once.
+    """
+
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    parameter_bytes: int = 0
+    training_bytes: int = 0
+    activation_bytes: int = 0
+    in_flight: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward of one microbatch."""
+        return self.forward_seconds + self.backward_seconds
+
+    @property
+    def memory_bytes(self) -> int:
+        """The expected peak: training state and the activations of all microbatches in flight."""
+        return self.training_bytes + self.in_flight * self.activation_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """What goes from one stage to another in one microbatch's forward (as much comes back in backward)."""
+
+    source: int
+    target: int
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedParameter:
+    """One tensor known under several names; it lives, with the modules that own it, on one stage."""
+
+    names: tuple[str, ...]
+    home: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """One line of the plan: a module that lives on one stage as a whole, or a split module's own part."""
+
+    module: str
+    kind: str
+    stage: int
+    parameters: int = 0
+    parameter_bytes: int = 0
+    activation_bytes: int = 0
+    seconds: float = 0.0
+    crossing_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where everything lives.
+
+    ``homes`` has every name that ``named_modules(remove_duplicate=False)`` gives, the root ("") included. The
+    stage of a module that is split is that of its own parameters and buffers.
+
+    Raises:
+        ValueError: no stage, no root, or a home that is not a stage.
+    """
+
+    stages: int
+    homes: Mapping[str, int]
+    shared: tuple[SharedParameter, ...] = ()
+    loads: tuple[StageLoad, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
+    rows: tuple[PlanRow, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.stages < 1:
+            raise ValueError(f"a plan needs at least one stage, got {self.stages}")
+        if "" not in self.homes:
+            raise ValueError("a plan needs a stage for the root module, whose name is ''")
+        for name, home in self.homes.items():
+            if not 0 <= home < self.stages:
+                raise ValueError(
+                    f"module {name!r} is placed on stage {home}, but stages go from 0 to {self.stages - 1}"
+                )
+
+    def parameter_home(self, name: str) -> int:
+        """The stage of a parameter or buffer, given by its full name."""
+        return self.homes[name.rpartition(".")[0]]
+
+    def split(self) -> set[str]:
+        """Names of the modules that have more than one stage in their subtree."""
+        below: dict[str, set[int]] = {}
+        for name, home in self.homes.items():
+            for ancestor in (name, *ancestors(name)):
+                below.setdefault(ancestor, set()).add(home)
+        return {name for name in self.homes if len(below[name]) > 1}
+
+    def atomic(self) -> dict[str, int]:
+        """The largest subtrees that live on one stage, and that stage."""
+        split = self.split()
+        return {
+            name: home
+            for name, home in self.homes.items()
+            if name not in split and (name == "" or name.rpartition(".")[0] in split)
+        }
+
+    def to_json(self) -> str:
+        """The plan as text for the other ranks or a file."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: the text is not a plan.
+        """
+        try:
+            given = json.loads(text)
+            return cls(
+                stages=given["stages"],
+                homes=given["homes"],
+                shared=tuple(
+                    SharedParameter(names=tuple(each["names"]), home=each["home"]) for each in given["shared"]
+                ),
+                loads=tuple(StageLoad(**each) for each in given["loads"]),
+                crossings=tuple(Crossing(**each) for each in given["crossings"]),
+                rows=tuple(PlanRow(**each) for each in given["rows"]),
+                notes=tuple(given["notes"]),
+            )
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"this text is not a partition plan: {error!r}") from error
+
+    def __str__(self) -> str:
+        lines = [f"{self.stages} stages"]
+        for row in self.rows:
+            name = row.module or "(root)"
+            lines.append(
+                f"  stage {row.stage}  {name} ({row.kind}): {row.parameters:,} parameters, "
+                f"{row.seconds * 1e3:.2f} ms"
+            )
+        return "\n".join(lines)
+
+
+def ancestors(name: str) -> Iterator[str]:
+    """The names of the modules around ``name``, the nearest first, the root ("") last."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name

@@ -1,0 +1,125 @@
+"""What a plan will cost, as far as the captured run tells: stage loads, crossings, rows of the table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from opensmd.modelparallel.plan import Crossing, Plan, PlanRow, StageLoad
+from opensmd.modelparallel.trace import ModelTrace
+
+__all__ = ["bubble", "predict"]
+
+
+def predict(plan: Plan, trace: ModelTrace, *, in_flight: Sequence[int], optimizer_bytes: float) -> Plan:
+    """``plan`` with its ``loads``, ``crossings`` and ``rows`` filled in."""
+    return replace(
+        plan,
+        loads=_loads(plan, trace, in_flight, optimizer_bytes),
+        crossings=_crossings(plan, trace),
+        rows=_rows(plan, trace),
+    )
+
+
+def bubble(plan: Plan, microbatches: int) -> float:
+    """The share of a step that an average stage waits: fill and drain, and uneven stages.
+
+    With even stages this is ``(stages - 1) / (microbatches + stages - 1)``.
+    """
+    times = [load.seconds for load in plan.loads]
+    longest = max(times, default=0.0)
+    if longest == 0.0:
+        return 1 - microbatches / (microbatches + plan.stages - 1)
+    whole = sum(times) + (microbatches - 1) * longest
+    return 1 - microbatches * sum(times) / (plan.stages * whole)
+
+
+def _loads(
+    plan: Plan, trace: ModelTrace, in_flight: Sequence[int], optimizer_bytes: float
+) -> tuple[StageLoad, ...]:
+    loads = []
+    for stage in range(plan.stages):
+        units = [
+            unit
+            for unit, decider in zip(trace.units, trace.deciders, strict=True)
+            if plan.homes[decider] == stage
+        ]
+        own = [info for name, info in trace.modules.items() if plan.homes[name] == stage]
+        parameters = sum(info.parameter_bytes + info.buffer_bytes for info in own)
+        trainable = sum(info.trainable_bytes for info in own)
+        loads.append(
+            StageLoad(
+                forward_seconds=sum(unit.forward_seconds for unit in units),
+                backward_seconds=sum(unit.backward_seconds for unit in units),
+                parameter_bytes=parameters,
+                training_bytes=int(parameters + trainable * (1 + optimizer_bytes)),
+                activation_bytes=sum(unit.activation_bytes for unit in units),
+                in_flight=in_flight[stage],
+            )
+        )
+    return tuple(loads)
+
+
+def _sent(plan: Plan, trace: ModelTrace) -> dict[tuple[int, int, int], tuple[int, int]]:
+    """(tensor, source stage, target stage) -> (source unit, bytes): once to each stage that uses it."""
+    sent = {}
+    for edge in trace.edges:
+        source = plan.homes[trace.deciders[edge.source]]
+        target = plan.homes[trace.deciders[edge.target]]
+        if source != target:
+            sent[edge.tensor, source, target] = (edge.source, edge.bytes)
+    return sent
+
+
+def _crossings(plan: Plan, trace: ModelTrace) -> tuple[Crossing, ...]:
+    sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for (_, source, target), (_, size) in _sent(plan, trace).items():
+        sizes[source, target].append(size)
+    return tuple(
+        Crossing(source=source, target=target, tensors=len(each), bytes=sum(each))
+        for (source, target), each in sorted(sizes.items())
+    )
+
+
+def _rows(plan: Plan, trace: ModelTrace) -> tuple[PlanRow, ...]:
+    """One row for each atomic module, one for a split module's own parameters; in the order of execution."""
+    split = plan.split()
+    place = {name: _row_of(name, split) for name in trace.modules}
+    members: dict[str, list[str]] = defaultdict(list)
+    for name, row in place.items():
+        members[row].append(name)
+    seconds: dict[str, float] = defaultdict(float)
+    activations: dict[str, int] = defaultdict(int)
+    for unit, decider in zip(trace.units, trace.deciders, strict=True):
+        seconds[place[decider]] += unit.forward_seconds + unit.backward_seconds
+        activations[place[decider]] += unit.activation_bytes
+    crossing: dict[str, int] = defaultdict(int)
+    for source, size in _sent(plan, trace).values():
+        crossing[place[trace.deciders[source]]] += size
+    rows = []
+    for name in sorted(members, key=lambda name: trace.anchors[name]):
+        own = [trace.modules[each] for each in members[name]]
+        if name in split and not (seconds[name] or any(info.parameters for info in own)):
+            continue
+        rows.append(
+            PlanRow(
+                module=name,
+                kind=trace.modules[name].kind + (" (own part)" if name in split else ""),
+                stage=plan.homes[name],
+                parameters=sum(info.parameters for info in own),
+                parameter_bytes=sum(info.parameter_bytes for info in own),
+                activation_bytes=activations[name],
+                seconds=seconds[name],
+                crossing_bytes=crossing[name],
+            )
+        )
+    return tuple(rows)
+
+
+def _row_of(name: str, split: set[str]) -> str:
+    """The outermost module around ``name`` that is on one stage; itself where it is split."""
+    row = name
+    while row and row not in split and row.rpartition(".")[0] not in split:
+        row = row.rpartition(".")[0]
+    return row

@@ -1,0 +1,245 @@
+"""The dry run: what it learns, and that it leaves no trace in the model."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from opensmd.modelparallel.capture import capture, describe, is_tracing
+from opensmd.modelparallel.partition import partition
+from opensmd.modelparallel.trace import ModelTrace
+from tests.support.planner_models import MODELS, gpt2, resnet
+
+
+def best_split(trace: ModelTrace, plan_shared: list[list[int]], weight: float, stages: int) -> float:
+    """The smallest worst stage over every contiguous split; shared units ride with either end of their group."""
+    seconds = np.array([unit.forward_seconds + unit.backward_seconds for unit in trace.units])
+    memory = np.array(trace.training_bytes(2.0)) + [unit.activation_bytes for unit in trace.units]
+    share = (1 - weight) * seconds / seconds.sum() + weight * memory / memory.sum()
+    best = np.inf
+    for leads in itertools.product(*[(group[0], group[-1]) for group in plan_shared]):
+        moved = share.copy()
+        for group, lead in zip(plan_shared, leads, strict=True):
+            for unit in group:
+                if unit != lead:
+                    moved[lead] += share[unit]
+                    moved[unit] = 0.0
+        prefix = np.concatenate([[0.0], np.cumsum(moved)])
+        cuts = np.array(list(itertools.combinations_with_replacement(range(len(prefix)), stages - 1)))
+        edges = np.concatenate([np.zeros((len(cuts), 1), int), cuts, np.full((len(cuts), 1), len(share))], 1)
+        best = min(best, float(np.diff(prefix[edges], axis=1).max(1).min()))
+    return best
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("weight", [0.2, 0.8])
+def test_real_models_are_split_within_five_percent_of_the_best(name: str, stages: int, weight: float) -> None:
+    trace = capture(*MODELS[name]())
+    plan = partition(trace, stages, memory_weight=weight)
+    groups: dict[int, set[int]] = {}
+    for names in trace.shared:  # groups that share a unit are one
+        units = {trace.anchors[trace.owner(each)] for each in names}
+        for key in [key for key, group in groups.items() if group & units]:
+            units |= groups.pop(key)
+        groups[min(units)] = units
+    best = best_split(trace, [sorted(group) for group in groups.values() if len(group) > 1], weight, stages)
+    time_total = sum(load.seconds for load in plan.loads)
+    memory_total = sum(load.memory_bytes for load in plan.loads)
+    worst = max(
+        (1 - weight) * load.seconds / time_total + weight * load.memory_bytes / memory_total
+        for load in plan.loads
+    )
+    assert worst <= 1.05 * best
+    names_in_model = {each for each, _ in MODELS[name]()[0].named_modules(remove_duplicate=False)}
+    assert set(plan.homes) == names_in_model
+    for shared in plan.shared:
+        assert len({plan.parameter_home(each) for each in shared.names}) == 1
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stage_times_of_twelve_equal_layers_are_within_ten_percent(stages: int) -> None:
+    trace = capture(*gpt2(layers=12, width=128))
+    plan = partition(trace, stages, memory_weight=0.2, microbatches=8)
+    times = [load.seconds for load in plan.loads]
+    assert max(times) <= 1.10 * min(times)
+
+
+def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
+    class Stateful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.last: Tensor | None = None
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x
+            self.count = self.count + 1
+            return F.dropout(self.norm(x))
+
+    for needs_value in (False, True):
+        model = Stateful()
+        x = torch.randn(8, 4)
+        model(x).sum().backward()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        gradient, last = model.norm.weight.grad, model.last
+        assert gradient is not None
+        kept = gradient.clone()
+        state = torch.get_rng_state()
+
+        def call(model: nn.Module = model, x: Tensor = x, needs_value: bool = needs_value) -> Any:
+            loss = model(x).sum()
+            loss.backward()
+            return loss.item() if needs_value else loss
+
+        capture(model, call)
+        assert model.norm.weight.grad is gradient
+        torch.testing.assert_close(gradient, kept, rtol=0, atol=0)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+        assert model.last is last
+        assert torch.equal(torch.get_rng_state(), state)
+        assert type(model.count) is Tensor
+        assert not model.norm._forward_hooks
+
+
+def test_nothing_is_computed_unless_the_script_asks_for_a_value() -> None:
+    model = nn.Linear(4, 4)
+    seen: list[type] = []
+
+    def call() -> Any:
+        assert is_tracing()
+        out = model(torch.ones(2, 4))
+        seen.append(type(out))
+        return out
+
+    capture(model, call)
+    assert [each.__name__ for each in seen] == ["FakeTensor"]
+    seen.clear()
+    capture(model, lambda: call().sum().item())
+    assert [each.__name__ for each in seen] == ["FakeTensor", "Tensor"]
+    assert not is_tracing()
+
+
+def test_the_scripts_own_error_comes_through_and_tracing_ends() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        capture(model, lambda: model(torch.ones(2, 5)))
+    assert not is_tracing()
+    assert not model._forward_hooks
+
+
+def test_measured_times_replace_estimates() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    trace = capture(model, lambda: model(torch.ones(2, 8)).sum(), times=True)
+    assert trace.measured
+    assert all(unit.forward_seconds > 0 for unit in trace.units)
+    assert not capture(model, lambda: model(torch.ones(2, 8)).sum()).measured
+
+
+def test_flops_and_kept_activations_of_a_linear_layer_are_exact() -> None:
+    model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.Linear(32, 8, bias=False))
+    for memory in (False, True):
+        x = torch.ones(4, 16)
+        trace = capture(model, lambda x=x: model(x).sum(), memory=memory)
+        assert [unit.flops for unit in trace.units] == [2 * 4 * 16 * 32, 2 * 4 * 32 * 8]
+        # each keeps its input
+        assert [unit.activation_bytes for unit in trace.units] == [4 * 16 * 4, 4 * 32 * 4]
+        assert [(edge.source, edge.target, edge.bytes) for edge in trace.edges] == [(0, 1, 4 * 32 * 4)]
+
+
+def test_checkpointed_modules_keep_their_inputs_only() -> None:
+    block = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    x = torch.ones(4, 16, requires_grad=True)
+    plain = capture(block, lambda: block(x).sum())
+    small = capture(block, lambda: checkpoint(block, x, use_reentrant=False).sum())
+    kept = [sum(unit.activation_bytes for unit in trace.units) for trace in (plain, small)]
+    assert kept[1] < kept[0] / 4
+
+
+def test_a_weight_used_as_a_function_keeps_its_users_together() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(200, 16)
+            self.layers = nn.Sequential(*[nn.Linear(16, 16) for _ in range(6)])
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return F.linear(self.layers(self.embed(ids)), self.embed.weight)
+
+    model = Tied()
+    trace = capture(model, lambda: model(torch.zeros(2, 3, dtype=torch.long)).sum())
+    plan = partition(trace, 2, memory_weight=0.0)
+    assert plan.homes["embed"] == plan.homes["layers.5"]
+
+
+def test_modules_under_several_names_and_modules_called_twice_have_one_home() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.middle = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+            self.again = self.first
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.again(self.middle(self.first(x)))
+
+    model = Twice()
+    trace = capture(model, lambda: model(torch.ones(2, 8)).sum())
+    assert trace.aliases == {"again": "first"}
+    assert trace.modules["first"].calls == 2
+    plan = partition(trace, 2, memory_weight=0.0)
+    assert plan.homes["first"] == plan.homes["again"]
+
+
+def test_modules_that_share_a_block_of_code_are_cut_where_they_begin() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8))
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x * self.scale) + x
+
+    model = nn.Sequential(Block(), Block())
+    trace = capture(model, lambda: model(torch.ones(2, 8)).sum())
+    assert trace.uses["1"] == trace.uses["1.inner"] == 1
+    plan = partition(trace, 2, memory_weight=0.0)
+    assert plan.atomic() == {"0": 0, "1": 1}
+
+
+def test_compiled_modules_are_one_unit() -> None:
+    inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model = nn.Sequential(nn.Linear(8, 8), torch.compile(inner), nn.Linear(8, 8))
+    trace = capture(model, lambda: model(torch.ones(2, 8)).sum())
+    assert trace.modules["1"].opaque
+    assert len(trace.units) == 3
+    assert len({home for name, home in partition(trace, 3).homes.items() if name.startswith("1")}) == 1
+
+
+def test_a_step_that_never_calls_the_model_is_planned_by_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    trace = capture(model, lambda: torch.ones(()))
+    assert "did not call the model" in caplog.text
+    plan = partition(trace, 2)
+    assert (plan.homes["0"], plan.homes["2"]) == (0, 1)
+    assert set(describe(nn.Identity()).modules) == {""}
+
+
+def test_lazy_modules_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ValueError, match="run the model once"):
+        describe(nn.Sequential(nn.LazyLinear(4)))
+
+
+def test_plans_are_the_same_every_time() -> None:
+    plans = {partition(capture(*resnet()), 3).to_json() for _ in range(3)}
+    assert len(plans) == 1

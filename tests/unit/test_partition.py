@@ -1,0 +1,195 @@
+"""The partitioner against every possible contiguous split, and its rules one by one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+
+from opensmd.modelparallel.partition import manual_partition, partition, window
+from opensmd.modelparallel.plan import Plan
+from opensmd.modelparallel.trace import Edge, ModelTrace, ModuleInfo, Unit
+
+
+def chain(seconds: list[float], *, parameters: list[int] | None = None, kept: int = 0) -> ModelTrace:
+    """A flat sequence of modules "0", "1", ... with these costs."""
+    sizes = parameters or [1] * len(seconds)
+    modules = {"": ModuleInfo(name="", kind="Sequential", calls=1)}
+    for index, size in enumerate(sizes):
+        modules[str(index)] = ModuleInfo(
+            name=str(index),
+            kind="Layer",
+            calls=1,
+            parameters=size,
+            parameter_bytes=4 * size,
+            trainable_bytes=4 * size,
+        )
+    return ModelTrace(
+        modules=modules,
+        units=tuple(
+            Unit(module=str(i), forward_seconds=s / 3, backward_seconds=2 * s / 3, activation_bytes=kept)
+            for i, s in enumerate(seconds)
+        ),
+        edges=tuple(Edge(source=i, target=i + 1, bytes=0, tensor=i) for i in range(len(seconds) - 1)),
+        uses={str(index): index for index, size in enumerate(sizes) if size},
+    )
+
+
+def with_shared(trace: ModelTrace, *groups: tuple[str, ...]) -> ModelTrace:
+    return ModelTrace(
+        modules=trace.modules, units=trace.units, edges=trace.edges, uses=trace.uses, shared=groups
+    )
+
+
+def worst(plan: Plan, trace: ModelTrace, weight: float) -> float:
+    """The objective of the worst stage, computed from the plan's predictions."""
+    time_total = sum(load.seconds for load in plan.loads)
+    memory_total = sum(trace.training_bytes(2.0))
+    return max(
+        (1 - weight) * load.seconds / time_total + weight * load.training_bytes / memory_total
+        for load in plan.loads
+    )
+
+
+def best_contiguous(shares: list[float], stages: int) -> float:
+    count = len(shares)
+    return min(
+        max(sum(shares[a:b]) for a, b in itertools.pairwise((0, *cuts, count)))
+        for cuts in itertools.combinations_with_replacement(range(count + 1), stages - 1)
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_within_five_percent_of_the_best_contiguous_split(seed: int) -> None:
+    draw = random.Random(seed)
+    count, stages = draw.randint(4, 14), draw.randint(2, 4)
+    seconds = [draw.choice([draw.uniform(0.1, 1), draw.expovariate(1) + 0.01]) for _ in range(count)]
+    sizes = [draw.randint(1, 1000) for _ in range(count)]
+    weight = draw.choice([0.0, 0.2, 0.5, 0.8, 1.0])
+    trace = chain(seconds, parameters=sizes)
+    plan = partition(trace, stages, memory_weight=weight)
+    shares = [
+        (1 - weight) * s / sum(seconds) + weight * p / sum(sizes) for s, p in zip(seconds, sizes, strict=True)
+    ]
+    assert worst(plan, trace, weight) <= 1.05 * best_contiguous(shares, stages)
+    order = [plan.homes[str(index)] for index in range(count)]
+    assert order == sorted(order)
+
+
+def test_a_thousand_modules_take_less_than_two_seconds() -> None:
+    draw = random.Random(0)
+    trace = chain([draw.uniform(0.1, 1) for _ in range(1000)])
+    started = time.process_time()
+    plan = partition(trace, 8, memory_weight=0.5, microbatches=8)
+    assert time.process_time() - started < 2.0
+    assert set(plan.homes.values()) == set(range(8))
+
+
+def test_every_name_has_a_home_also_aliases_and_modules_that_never_ran() -> None:
+    trace = chain([1.0, 1.0, 1.0, 1.0])
+    modules = {**trace.modules, "3.idle": ModuleInfo(name="3.idle", kind="Idle")}
+    trace = ModelTrace(modules=modules, units=trace.units, uses=trace.uses, aliases={"again": "3"})
+    plan = partition(trace, 2)
+    assert set(plan.homes) == {*modules, "again"}
+    assert plan.homes["3.idle"] == plan.homes["3"] == plan.homes["again"] == 1
+
+
+def test_more_stages_than_modules_leaves_stages_empty() -> None:
+    plan = partition(chain([1.0, 1.0]), 4)
+    assert len({plan.homes["0"], plan.homes["1"]}) == 2
+    assert [load.parameter_bytes for load in plan.loads].count(0) == 2
+
+
+def test_shared_parameters_live_on_one_stage() -> None:
+    trace = with_shared(chain([1.0] * 8, parameters=[500, 1, 1, 1, 1, 1, 1, 500]), ("0.weight", "7.weight"))
+    plan = partition(trace, 2, memory_weight=0.0)
+    assert plan.homes["0"] == plan.homes["7"]
+    assert plan.shared[0].home == plan.homes["0"]
+    assert sorted(load.seconds for load in plan.loads) == pytest.approx([4.0, 4.0])
+
+
+def test_two_groups_of_shared_parameters_each_find_their_best_end() -> None:
+    trace = with_shared(chain([3.0, 1.0, 1.0, 1.0, 1.0, 3.0]), ("0.w", "4.w"), ("1.w", "5.w"))
+    plan = partition(trace, 2, memory_weight=0.0)
+    assert plan.homes["0"] == plan.homes["4"]
+    assert plan.homes["1"] == plan.homes["5"]
+    assert sorted(load.seconds for load in plan.loads) == pytest.approx([5.0, 5.0])
+
+
+def test_parameterless_modules_run_with_the_one_before_them() -> None:
+    trace = chain([1.0, 1.0, 1.0, 1.0], parameters=[1, 0, 1, 0])
+    plan = partition(trace, 2, memory_weight=0.0)
+    assert plan.homes["1"] == plan.homes["0"] == 0
+    assert plan.homes["3"] == plan.homes["2"] == 1
+
+
+def test_fixed_places_are_kept_in_and_against_the_order() -> None:
+    trace = chain([1.0] * 6)
+    plan = partition(trace, 2, memory_weight=0.0, fixed={"1": 1})
+    assert plan.homes["1"] == plan.homes["5"] == 1
+    plan = partition(trace, 3, memory_weight=0.0, fixed={"0": 2, "5": 0})
+    assert (plan.homes["0"], plan.homes["5"]) == (2, 0)
+    assert max(load.seconds for load in plan.loads) <= 4.0
+
+
+def test_fixed_places_hold_for_what_is_below_unless_it_has_its_own() -> None:
+    infos = {
+        name: ModuleInfo(name=name, kind="M", calls=1, parameters=1, parameter_bytes=4, trainable_bytes=4)
+        for name in ("", "a", "a.x", "a.y", "b")
+    }
+    trace = ModelTrace(
+        modules=infos,
+        units=tuple(Unit(module=name, forward_seconds=1.0) for name in ("a.x", "a.y", "b")),
+        uses={"": 0, "a": 0, "a.x": 0, "a.y": 1, "b": 2},
+    )
+    plan = manual_partition(trace, 3, fixed={"a": 1, "a.y": 2}, default=0)
+    assert plan.homes == {"": 0, "a": 1, "a.x": 1, "a.y": 2, "b": 0}
+
+
+def test_manual_places_of_modules_that_share_a_tensor_go_together_with_a_note() -> None:
+    trace = with_shared(chain([1.0, 1.0]), ("0.weight", "1.weight"))
+    plan = manual_partition(trace, 2, fixed={"0": 0, "1": 1}, default=0)
+    assert plan.homes["1"] == 0
+    assert "0.weight, 1.weight are one tensor" in plan.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stages": 0}, "partitions must be at least 1"),
+        ({"memory_weight": 1.5}, "memory_weight must be between 0 and 1"),
+        ({"fixed": {"nowhere": 0}}, "'nowhere', which is not a module"),
+        ({"fixed": {"0": 7}}, "partition 7, but partitions go from 0 to 1"),
+    ],
+)
+def test_wrong_requests_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        partition(chain([1.0, 1.0]), **{"stages": 2, **change})  # type: ignore[arg-type]
+
+
+def test_the_cheaper_crossing_wins_where_balance_allows_both() -> None:
+    # the middle cut is a hair better balanced but would carry a gigabyte
+    trace = chain([1.0, 1.0, 0.01, 1.0, 1.0])
+    edges = [Edge(source=i, target=i + 1, bytes=10**9 if i == 1 else 10, tensor=i) for i in range(4)]
+    trace = ModelTrace(modules=trace.modules, units=trace.units, edges=tuple(edges), uses=trace.uses)
+    plan = partition(trace, 2, memory_weight=0.0)
+    assert plan.homes["2"] == plan.homes["1"] == 0
+    assert plan.crossings[0].bytes == 10
+
+
+def test_activations_of_several_microbatches_weigh_more_on_early_stages() -> None:
+    assert window(4, 8, None) == [4, 3, 2, 1]
+    assert window(4, 2, None) == [2, 2, 2, 1]
+    trace = chain([1.0] * 12, kept=1000)
+    plan = partition(trace, 2, memory_weight=1.0, microbatches=8)
+    sizes = [list(plan.homes.values())[1:].count(stage) for stage in (0, 1)]
+    assert sizes == [4, 8]
+
+
+def test_a_plan_survives_the_journey_to_other_ranks() -> None:
+    plan = partition(with_shared(chain([1.0, 2.0, 3.0]), ("0.w", "1.w")), 2)
+    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(ValueError, match="not a partition plan"):
+        Plan.from_json("{}")
