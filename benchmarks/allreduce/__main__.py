@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from functools import partial
 
 from benchmarks.harness import launch, mpi, plot
+from benchmarks.harness.options import command_parser, each_mpi, rank_arguments
 from benchmarks.harness.table import Ratio, print_table
 
-OUT = Path("out/bench")
 SIZES = [
     4,
     64,
@@ -39,25 +39,18 @@ def ratios(mpi_name: str) -> list[Ratio]:
 
 
 def main() -> None:
-    """Measure with every MPI that is installed; more ranks than cores too, up to 16 MiB."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure with every MPI that is installed, with a rank a core and with more ranks than cores."""
+    parser = command_parser(__doc__, seconds=2.0)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes, multiples of 4")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for all candidates of one size")
-    parser.add_argument("--backends", nargs="+", default=["smddp", "gloo", "fake"])
     parser.add_argument("--mpi", nargs="*", default=["MPICH", "Intel MPI"], help="none: --mpi without a name")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder for results and plots")
     options = parser.parse_args()
-    for ranks in options.ranks:
-        mpis = [m for m in mpi.available(ranks=ranks, cores=launch.cores()) if m.name in options.mpi]
-        for each in mpis or [None]:
-            measure(ranks, each, options)
+    each_mpi(options, partial(measure, options))
 
 
-def measure(ranks: int, chosen: mpi.Mpi | None, options: argparse.Namespace) -> None:
+def measure(options: argparse.Namespace, ranks: int, chosen: mpi.Mpi | None) -> None:
     """One run of all sizes."""
-    args = ["--sizes", *map(str, options.sizes), "--seconds", str(options.seconds)]
-    args += ["--backends", *options.backends]
+    args = [*rank_arguments(options), "--sizes", *map(str, options.sizes)]
     results = launch.run("benchmarks.allreduce.rank", ranks=ranks, mpi=chosen, args=args)
     name = results.notes["MPI"]
     print_table(results, ratios(name))

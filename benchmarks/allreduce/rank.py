@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
@@ -12,6 +11,7 @@ from benchmarks.floor.shared import Floor
 from benchmarks.harness.contestants import checked, in_arena, title
 from benchmarks.harness.meeting import Stamps
 from benchmarks.harness.mpi import raw_loop
+from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, human_bytes, row
 from benchmarks.harness.sampling import Candidate, Plan, sample, timed
@@ -19,12 +19,10 @@ from benchmarks.harness.sampling import Candidate, Plan, sample, timed
 
 def main() -> None:
     """Measure every size and leave the results to rank 0."""
-    parser = argparse.ArgumentParser()
+    parser = rank_parser()
     parser.add_argument("--sizes", type=int, nargs="+", required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--backends", nargs="+", required=True)
     options = parser.parse_args()
-    me = join(options.backends)
+    me = join(options.backends, patience=options.patience)
     floor = Floor(me.folder / "floor", me.rank, me.size)
     results = Results("all_reduce", me.layout, {"MPI": me.mpi_name or "none"})
     for nbytes in options.sizes:

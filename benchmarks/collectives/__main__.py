@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from functools import partial
 
 from benchmarks.collectives.operations import OPERATIONS
 from benchmarks.harness import launch, mpi, plot
+from benchmarks.harness.options import command_parser, each_mpi, rank_arguments
 from benchmarks.harness.table import Ratio, print_table
 
-OUT = Path("out/bench")
 SIZES = [4 << 10, 1 << 20, 64 << 20]
 
 
@@ -22,33 +22,31 @@ def ratios(mpi_name: str) -> list[Ratio]:
 
 def main() -> None:
     """Measure with every MPI that is installed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser(__doc__, seconds=2.0)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes, multiples of 4 x ranks")
     parser.add_argument("--operations", nargs="+", default=[each.name for each in OPERATIONS])
-    parser.add_argument("--seconds", type=float, default=2.0, help="for all candidates of one case")
-    parser.add_argument("--backends", nargs="+", default=["smddp", "gloo", "fake"])
     parser.add_argument("--mpi", nargs="*", default=["MPICH", "Intel MPI"], help="none: --mpi without a name")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder for results and plots")
     options = parser.parse_args()
-    for ranks in options.ranks:
-        mpis = [m for m in mpi.available(ranks=ranks, cores=launch.cores()) if m.name in options.mpi]
-        for each in mpis or [None]:
-            measure(ranks, each, options)
+    each_mpi(options, partial(measure, options))
 
 
-def measure(ranks: int, chosen: mpi.Mpi | None, options: argparse.Namespace) -> None:
+def measure(options: argparse.Namespace, ranks: int, chosen: mpi.Mpi | None) -> None:
     """One run of all operations."""
-    args = ["--sizes", *map(str, options.sizes), "--seconds", str(options.seconds)]
-    args += ["--operations", *options.operations, "--backends", *options.backends]
+    args = [
+        *rank_arguments(options),
+        "--sizes",
+        *map(str, options.sizes),
+        "--operations",
+        *options.operations,
+    ]
     results = launch.run("benchmarks.collectives.rank", ranks=ranks, mpi=chosen, args=args)
     name = results.notes["MPI"]
     print_table(results, ratios(name))
     stem = f"collectives-{ranks}-{name.lower().replace(' ', '-')}"
     results.save(options.out / f"{stem}.json")
-    plot.bars(
-        results, options.out / f"{stem}.png", title=f"{results.layout}, {name}", leave_out=["do-nothing"]
-    )
+    title = f"{results.layout}, with {name}"
+    plot.bars(results, options.out / f"{stem}.png", title=title, leave_out=["do-nothing"])
 
 
 if __name__ == "__main__":

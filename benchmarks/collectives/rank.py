@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 
 from benchmarks.collectives.operations import OPERATIONS, Buffers, Operation
 from benchmarks.harness.contestants import checked, title
 from benchmarks.harness.mpi import raw_loop
+from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, human_bytes, row
 from benchmarks.harness.sampling import Candidate, Plan, sample, timed
@@ -16,13 +15,11 @@ from benchmarks.harness.sampling import Candidate, Plan, sample, timed
 
 def main() -> None:
     """Measure every operation at every size and leave the results to rank 0."""
-    parser = argparse.ArgumentParser()
+    parser = rank_parser()
     parser.add_argument("--sizes", type=int, nargs="+", required=True)
     parser.add_argument("--operations", nargs="+", required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--backends", nargs="+", required=True)
     options = parser.parse_args()
-    me = join(options.backends)
+    me = join(options.backends, patience=options.patience)
     results = Results("collectives", me.layout, {"MPI": me.mpi_name or "none"})
     for operation in (each for each in OPERATIONS if each.name in options.operations):
         for nbytes in options.sizes:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 from benchmarks.harness import launch, plot
+from benchmarks.harness.options import command_parser, rank_arguments
 from benchmarks.harness.table import Ratio, print_table
 
-OUT = Path("out/bench")
 WIDTHS = [64, 512, 2500]
 RATIOS = [
     Ratio("gloo / smddp, whole step", "smddp zero-copy", ["gloo"]),
@@ -19,19 +16,16 @@ RATIOS = [
 
 def main() -> None:
     """Measure models of 17 thousand, 1 million and 25 million parameters."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser(__doc__, seconds=10.0)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of each of the four layers")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for all candidates of one model")
-    parser.add_argument("--backends", nargs="+", default=["smddp", "gloo", "fake"])
-    parser.add_argument("--out", type=Path, default=OUT, help="folder for results and plots")
     options = parser.parse_args()
-    args = ["--widths", *map(str, options.widths), "--seconds", str(options.seconds)]
-    args += ["--backends", *options.backends]
+    args = [*rank_arguments(options), "--widths", *map(str, options.widths)]
     results = launch.run("benchmarks.ddp.rank", ranks=options.ranks, mpi=None, args=args)
     print_table(results, RATIOS)
-    results.save(options.out / f"ddp-{options.ranks}.json")
-    plot.bars(results, options.out / f"ddp-{options.ranks}.png", title=f"one DDP step, {results.layout}")
+    stem = f"ddp-{options.ranks}"
+    results.save(options.out / f"{stem}.json")
+    plot.bars(results, options.out / f"{stem}.png", title=f"one DDP step, {results.layout}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ not hide. The models are plain stacks of square linear layers, the batch is smal
 weighs most.
 """
 
-import argparse
 import os
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.contestants import title
+from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, row
 from benchmarks.harness.sampling import Candidate, Plan, sample, timed
@@ -26,12 +26,10 @@ BATCH = 16
 
 def main() -> None:
     """Measure every model and leave the results to rank 0."""
-    parser = argparse.ArgumentParser()
+    parser = rank_parser()
     parser.add_argument("--widths", type=int, nargs="+", required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--backends", nargs="+", required=True)
     options = parser.parse_args()
-    me = join(options.backends)
+    me = join(options.backends, patience=options.patience)
     results = Results("ddp step", me.layout)
     for width in options.widths:
         parameters = LAYERS * width * (width + 1)

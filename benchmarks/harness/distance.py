@@ -26,7 +26,7 @@ BEST = Path("out/bench/nearest_ns")  # the smallest distance ever seen on this m
 class Distance:
     """The time of a flag exchange between ranks 0 and 1, known to all ranks alike."""
 
-    def __init__(self, meeting: Meeting, folder: Path, *, patience: float = 20.0) -> None:
+    def __init__(self, meeting: Meeting, folder: Path, *, patience: float) -> None:
         """``patience``: seconds to wait for near cores in one case; after that rounds count as they are."""
         self._meeting, self._patience = meeting, patience
         pair = min(2, meeting.size)

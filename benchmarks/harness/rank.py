@@ -41,7 +41,7 @@ class Rank:
         return f"{self.size} ranks on {cores} core{'s' if cores > 1 else ''}"
 
 
-def join(backends: Sequence[str]) -> Rank:
+def join(backends: Sequence[str], *, patience: float) -> Rank:
     """Become a rank of the benchmark that :func:`benchmarks.harness.launch.run` started."""
     rank, size = _identity()
     available = sorted(os.sched_getaffinity(0))
@@ -53,7 +53,7 @@ def join(backends: Sequence[str]) -> Rank:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     groups = {backend: _group(backend) for backend in backends}
     meeting = Meeting(folder / "meeting", rank, size)
-    distance = Distance(meeting, folder)
+    distance = Distance(meeting, folder, patience=patience)
     return Rank(rank, size, len(available), meeting, distance, groups, library, name, folder)
 
 

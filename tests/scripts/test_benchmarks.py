@@ -15,13 +15,14 @@ from tests.support.ranks import ROOT
 
 def run_benchmark(name: str, folder: Path, *args: str) -> None:
     """Run ``python -m benchmarks.NAME`` with its results under ``folder``."""
-    command = [sys.executable, "-m", f"benchmarks.{name}", *args, "--out", str(folder)]
+    quick = ["--seconds", "0.01", "--patience", "0", "--out", str(folder)]
+    command = [sys.executable, "-m", f"benchmarks.{name}", *args, *quick]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path) -> None:
-    options = ["--ranks", "2", "--sizes", "4", "40000", "--seconds", "0.01"]
+    options = ["--ranks", "2", "--sizes", "4", "40000"]
     run_benchmark("allreduce", tmp_path, *options, "--mpi", "MPICH")
     results = Results.load(tmp_path / "allreduce-2-mpich.json")
     names = {"smddp", "smddp zero-copy", "gloo", "do-nothing", "MPICH (C)", "MPICH (mpi4py)", "floor"}
@@ -31,7 +32,7 @@ def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path)
 
 
 def test_collectives_measure_every_operation_without_mpi(tmp_path: Path) -> None:
-    run_benchmark("collectives", tmp_path, "--sizes", "4096", "--seconds", "0.01", "--mpi")
+    run_benchmark("collectives", tmp_path, "--sizes", "4096", "--mpi")
     results = Results.load(tmp_path / "collectives-2-none.json")
     assert {case for case, _ in results.cases()} == {
         "broadcast",
@@ -43,7 +44,7 @@ def test_collectives_measure_every_operation_without_mpi(tmp_path: Path) -> None
 
 
 def test_ddp_measures_a_small_model(tmp_path: Path) -> None:
-    run_benchmark("ddp", tmp_path, "--widths", "16", "--seconds", "0.01")
+    run_benchmark("ddp", tmp_path, "--widths", "16")
     names = {"smddp", "smddp zero-copy", "gloo", "do-nothing"}
     assert set(Results.load(tmp_path / "ddp-2.json").candidates()) == names
 
