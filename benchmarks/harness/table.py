@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.harness.results import Results, human_bytes, human_time
 
-__all__ = ["Ratio", "markdown", "print_table"]
+__all__ = ["Ratio", "markdown", "print_table", "ratio"]
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,20 @@ def _cells(results: Results, ratios: Sequence[Ratio], *, with_p99: bool) -> tupl
                 line.append("")
             else:
                 line.append(human_time(found.p50) + (f" ({human_time(found.p99)})" if with_p99 else ""))
-        line += [_ratio(results, case, nbytes, each) for each in ratios]
+        line += [_cell(ratio(results, case, nbytes, each)) for each in ratios]
         body.append(line)
     return header, body
 
 
-def _ratio(results: Results, case: str, nbytes: int, ratio: Ratio) -> str:
-    mine = results.p50(case, nbytes, ratio.mine)
-    others = [t for name in ratio.rivals if (t := results.p50(case, nbytes, name)) is not None]
-    base = results.p50(case, nbytes, ratio.above) if ratio.above else 0.0
+def ratio(results: Results, case: str, nbytes: int, wanted: Ratio) -> float | None:
+    """The ratio in one case; None where a candidate is missing or has no time above the base."""
+    mine = results.p50(case, nbytes, wanted.mine)
+    others = [t for name in wanted.rivals if (t := results.p50(case, nbytes, name)) is not None]
+    base = results.p50(case, nbytes, wanted.above) if wanted.above else 0.0
     if mine is None or not others or base is None or mine <= base:
-        return ""
-    return f"{(min(others) - base) / (mine - base):.3g}x"
+        return None
+    return (min(others) - base) / (mine - base)
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}x"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.harness.results import Results, human_bytes, human_time, row
 from benchmarks.harness.table import Ratio, markdown
+from benchmarks.targets import Found, Target, worst
 
 from tests.support.ranks import ROOT
 
@@ -57,6 +58,16 @@ def test_ratios_compare_with_the_best_rival_and_above_a_base() -> None:
     above = Ratio("above", "mine", ["fast"], above="base")
     last = markdown(results, [plain, above]).splitlines()[-1]
     assert last.endswith("| 10x | 14.5x |")
+
+
+def test_a_target_counts_its_worst_case_within_its_sizes() -> None:
+    results = Results("claim", "layout")
+    for nbytes, mine, rival in ((4, 1.0, 1.0), (1024, 1.0, 30.0), (2048, 1.0, 20.0)):
+        results.rows.append(row("case", nbytes, "mine", [mine]))
+        results.rows.append(row("case", nbytes, "rival", [rival]))
+    target = Target("stem", "mine", ["rival"], factor=15, low=1024)
+    assert worst(target, [results]) == Found(20.0, "case, 2 KiB")
+    assert worst(Target("stem", "mine", ["rival"], factor=1, low=4096), [results]) is None
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(4, "4 B"), (1 << 18, "256 KiB"), (64 << 20, "64 MiB")])
