@@ -30,8 +30,9 @@ class DistributedDataParallel(TorchDDP):
         module: the module to train; its parameters must be the same, in the same order, on all ranks.
         device_ids: the module's one CUDA device; None for a module on the CPU or on several devices.
         output_device: where the output goes for a module on one CUDA device.
-        broadcast_buffers: copy rank 0's buffers to all ranks at the start of each forward. The original's
-            page asks for False because it did not support this; here both work.
+        broadcast_buffers: copy rank 0's buffers to all ranks at the start of each forward in training mode.
+            The original's page asks for False because it did not support this; here both work. Never in
+            eval mode, unlike torch's: the original's examples evaluate on rank 0 alone.
         process_group: None or ``group.WORLD``.
         bucket_cap_mb: size of a gradient bucket in MiB; None is 25.
 
@@ -53,7 +54,6 @@ class DistributedDataParallel(TorchDDP):
         require_initialized("DistributedDataParallel")
         if process_group is not None:
             check_group(process_group, "process_group")
-        buffers: dict[str, bool] = {} if broadcast_buffers else {"broadcast_buffers": False}
         with warnings.catch_warnings():
             # torch is replacing this parameter by one that still copies the buffers once at the start.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
@@ -62,7 +62,7 @@ class DistributedDataParallel(TorchDDP):
                 device_ids=device_ids or None,
                 output_device=output_device,
                 bucket_cap_mb=bucket_cap_mb,
-                **buffers,
+                broadcast_buffers=None if broadcast_buffers else False,  # None is torch's default, True
             )
         self._reduced_as = self._kind()
         self._moved = False
@@ -70,12 +70,24 @@ class DistributedDataParallel(TorchDDP):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward, with the reducer hooked to the parameters where they are now."""
         self._follow_moves()
-        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        due = self.require_forward_param_sync
+        try:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            # torch drops the next copy of the buffers after a forward without gradients, which the ranks that
+            # did not evaluate would not know of.
+            if not self.training and not torch.is_grad_enabled():
+                self.require_forward_param_sync = due
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """As torch's; see ``torch.nn.parallel.DistributedDataParallel.register_comm_hook``."""
         self._follow_moves()
         super().register_comm_hook(state, hook)
+
+    def will_sync_module_buffers(self) -> bool:
+        """True if this forward copies buffers from rank 0, in which every rank must take part."""
+        wanted: bool = super().will_sync_module_buffers()  # type: ignore[no-untyped-call]
+        return self.training and wanted
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> DistributedDataParallel:
         """What ``cuda()``, ``to()``, ``double()`` and their like go through."""

@@ -91,7 +91,8 @@ def memory_allocated(device: Any = None) -> int:
 
 def max_memory_allocated(device: Any = None) -> int:
     """Peak resident memory of this process in bytes; it cannot be reset."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # The kernel keeps both figures loosely; the peak may lag behind.
+    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, memory_allocated())
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:

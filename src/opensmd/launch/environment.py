@@ -22,6 +22,7 @@ from opensmd.launch.master import ancestors, fold, is_free, master_address, mast
 __all__ = ["Filling", "current_launch", "fill", "plan", "rank_variables"]
 
 TORCH_PORT = "29500"  # what torchrun takes on several hosts
+_GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NOTE = "OPENSMD_FILLED"  # JSON: {"pid": who filled, "set": {name: value}}
 
 
@@ -50,12 +51,16 @@ def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
     environ = os.environ if environ is None else environ
     filling = plan(environ, ancestors(), os.getpid())
     note = _note(environ)
-    inherited = note["set"] if note["pid"] != os.getpid() and filling.launch is not None else {}
+    outdated = note["pid"] != os.getpid() or _overruled(note, environ)
+    replaceable = note["set"] if outdated and filling.launch is not None else {}
     added = {
         name: value
         for name, value in filling.variables.items()
-        if name not in environ or environ[name] == inherited.get(name)
+        if name not in environ or environ[name] == replaceable.get(name)
     }
+    for name in set(replaceable) - set(filling.variables):
+        if environ.get(name) == replaceable[name]:
+            del environ[name]  # it told of this process's place in another group
     if not added:
         return filling.launch
     for problem in [*filling.problems, *_port_problem(filling, added)]:
@@ -106,10 +111,16 @@ def _note(environ: Mapping[str, str]) -> dict[str, Any]:
     return note
 
 
+def _overruled(note: dict[str, Any], environ: Mapping[str, str]) -> bool:
+    """True if rank or size have been set since :func:`fill` added them: then none of it counts any more."""
+    return any(environ.get(name) != note["set"].get(name) for name in _GROUP[:2])
+
+
 def _as_launched(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what :func:`fill` added, here or in a parent process."""
-    filled = _note(environ)["set"]
-    return {name: value for name, value in environ.items() if filled.get(name) != value}
+    note = _note(environ)
+    kept = _GROUP if _overruled(note, environ) else ()
+    return {name: value for name, value in environ.items() if name in kept or note["set"].get(name) != value}
 
 
 def _port_problem(filling: Filling, added: dict[str, str]) -> list[str]:

@@ -1,0 +1,158 @@
+"""Scripts that hard-code CUDA on the CPU: every mapped call does what it says and can be undone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from opensmd.launch import cuda_on_cpu
+from opensmd.launch.cpu_device import device_index, without_cuda
+from opensmd.launch.cuda_on_cpu import _places, _without_nccl
+
+
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    cuda_on_cpu.install()
+    yield
+    torch.cuda.set_device(0)
+    cuda_on_cpu.uninstall()
+
+
+def test_uninstalling_puts_every_original_back() -> None:
+    before = {(id(owner), name): getattr(owner, name) for owner, name, _ in _places()}
+    cuda_on_cpu.install()
+    assert torch.cuda.is_available()
+    cuda_on_cpu.install()
+    cuda_on_cpu.uninstall()
+    after = {(id(owner), name): getattr(owner, name) for owner, name, _ in _places()}
+    assert before == after
+    assert len(before) > 100
+
+
+@pytest.mark.usefixtures("mapped")
+def test_every_way_to_name_a_device_creates_on_the_cpu() -> None:
+    for device in ("cuda", "cuda:1", torch.device("cuda"), torch.device("cuda", 1), 0):
+        assert torch.zeros(2, device=device).device.type == "cpu"
+        assert torch.ones(2).to(device).device.type == "cpu"
+        assert torch.ones(2).to(device=device, dtype=torch.float64).dtype == torch.float64
+        assert torch.ones(2).new_full((3,), 1.0, device=device).shape == (3,)
+        assert nn.Linear(2, 2).to(device).weight.device.type == "cpu"
+        assert nn.Linear(2, 2, device=without_cuda(device)).weight.device.type == "cpu"
+    assert torch.arange(3).cuda().cuda(1).cuda(non_blocking=True).sum() == 3
+    assert torch.cuda.FloatTensor([1.0]).dtype == torch.float32
+    assert torch.ones(2).pin_memory().device.type == "cpu"
+
+
+@pytest.mark.usefixtures("mapped")
+def test_a_device_is_selected_by_number_text_or_object() -> None:
+    for given, index in ((1, 1), ("0", 0), ("1", 1), ("cuda:1", 1), (torch.device("cuda:0"), 0)):
+        torch.cuda.set_device(given)
+        assert torch.cuda.current_device() == index
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0
+    assert torch.cuda.device_count() == 2
+    with pytest.raises(RuntimeError, match="invalid device ordinal 2"):
+        torch.cuda.set_device(2)
+    with pytest.raises(ValueError, match="expected a CUDA device"):
+        torch.cuda.set_device("cpu")
+
+
+@pytest.mark.usefixtures("mapped")
+def test_mixed_precision_trains() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about the old spelling
+        scalers = [torch.cuda.amp.GradScaler(), torch.amp.GradScaler("cuda")]
+        contexts = [torch.cuda.amp.autocast(), torch.autocast("cuda", dtype=torch.float16)]
+    x = torch.randn(32, 8, device="cuda")
+    y = x.sum(1, keepdim=True)
+    losses = []
+    for step in range(40):
+        scaler, context = scalers[step % 2], contexts[step % 2]
+        optimizer.zero_grad()
+        with context:
+            out = model(x)
+            loss = ((out.float() - y) ** 2).mean()
+        assert out.dtype == torch.bfloat16
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert scalers[0].is_enabled()
+    assert losses[-1] < 0.2 * losses[0]
+
+
+@pytest.mark.usefixtures("mapped")
+def test_seeding_cuda_makes_draws_repeat() -> None:
+    torch.cuda.manual_seed(3)
+    first = torch.rand(4, device="cuda")
+    torch.cuda.manual_seed_all(3)
+    assert torch.equal(first, torch.rand(4, device="cuda"))
+    state = torch.cuda.get_rng_state()
+    first = torch.rand(4)
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(first, torch.rand(4))
+
+
+@pytest.mark.usefixtures("mapped")
+def test_streams_events_and_memory_answer() -> None:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream = torch.cuda.Stream()
+    start.record()
+    with torch.cuda.stream(stream):
+        x = torch.ones(4, device="cuda")
+    torch.cuda.current_stream().wait_stream(stream)
+    end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) > 0
+    assert x.sum() == 4
+    assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated()
+    assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.usefixtures("mapped")
+def test_a_file_is_loaded_to_the_cpu_whatever_it_asks_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"x": torch.ones(2)}, path)
+    for where in (None, "cuda:0", torch.device("cuda"), {"cuda:0": "cuda:1"}, lambda storage, _: storage):
+        assert torch.load(path, map_location=where)["x"].device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("nccl", "smddp"),
+        ("cpu:gloo,cuda:nccl", "smddp"),
+        ("NCCL", "smddp"),
+        ("gloo", "gloo"),
+        ("smddp", "smddp"),
+        (None, None),
+    ],
+)
+def test_nccl_becomes_smddp(given: str | None, expected: str | None) -> None:
+    assert _without_nccl(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("cuda", "cpu"), ("cuda:3", "cpu"), ("cpu", "cpu"), ("meta", "meta"), (None, None), (True, True)],
+)
+def test_only_cuda_is_translated(given: object, expected: object) -> None:
+    assert without_cuda(given) == expected
+
+
+def test_no_device_means_the_current_one() -> None:
+    assert device_index(None, 1, 2) == 1
+    assert device_index("cuda", 1, 2) == 1
+    assert device_index(-1, 1, 2) == 1
