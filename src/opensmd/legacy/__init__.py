@@ -1,0 +1,71 @@
+"""``torch.distributed.deprecated``, whole again: the distributed package of torch 1.0 on today's torch.
+
+With opensmd installed, ``import torch.distributed.deprecated`` gives this very module.
+"""
+
+from opensmd.doors import open_doors
+from opensmd.legacy.api import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    destroy_process_group,
+    gather,
+    get_rank,
+    get_world_size,
+    init_master_worker,
+    init_process_group,
+    irecv,
+    is_available,
+    is_initialized,
+    isend,
+    new_group,
+    recv,
+    reduce,
+    scatter,
+    send,
+)
+from opensmd.legacy.groups import group
+from opensmd.legacy.multigpu import (
+    all_gather_multigpu,
+    all_reduce_multigpu,
+    broadcast_multigpu,
+    reduce_multigpu,
+)
+from opensmd.legacy.names import dist_backend, reduce_op
+
+__all__ = [
+    # the job
+    "init_process_group",
+    "init_master_worker",
+    "destroy_process_group",
+    "is_available",
+    "is_initialized",
+    "get_rank",
+    "get_world_size",
+    # groups and constants
+    "new_group",
+    "group",
+    "reduce_op",
+    "dist_backend",
+    # messages
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    # collectives
+    "broadcast",
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "barrier",
+    "broadcast_multigpu",
+    "all_reduce_multigpu",
+    "reduce_multigpu",
+    "all_gather_multigpu",
+]
+
+# Where torch's own loading of extensions is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0), this opens them.
+open_doors()

@@ -1,0 +1,346 @@
+"""The functions of ``torch.distributed.deprecated``: arguments are checked here, the rest is the transport's.
+
+Written from the documentation of torch 1.0 (``torch.distributed.deprecated``). Ranks in arguments are always
+ranks of the whole job. A process that is not in the group it names gets a silent no-op from a collective.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from opensmd.legacy.capability import check_devices
+from opensmd.legacy.groups import Group, group
+from opensmd.legacy.names import reduce_op
+from opensmd.legacy.requests import Request
+from opensmd.legacy.session import Session, open_session
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "destroy_process_group",
+    "gather",
+    "get_rank",
+    "get_world_size",
+    "init_master_worker",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "new_group",
+    "recv",
+    "reduce",
+    "scatter",
+    "send",
+]
+
+_session: Session | None = None
+
+
+def is_available() -> bool:
+    """Whether the package can be used: True wherever torch itself was built with ``torch.distributed``."""
+    return torch.distributed.is_available()
+
+
+def is_initialized() -> bool:
+    """Whether :func:`init_process_group` has been called, and :func:`destroy_process_group` not since."""
+    return _session is not None
+
+
+def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any) -> None:
+    """Join a job; blocks until all its processes have joined.
+
+    Args:
+        backend: ``tcp``, ``gloo``, ``mpi`` or ``nccl``, in any case.
+        init_method: ``env://``, ``tcp://host:port``, ``tcp://[multicast address]:port`` or ``file:///path``;
+            ``mpi`` takes rank and world size from MPI and ignores it.
+        world_size: number of processes.
+        rank: this process's rank; ``file`` and multicast assign one where it is not given.
+        group_name: keeps jobs apart that use one file or multicast address.
+
+    Raises:
+        AssertionError: another keyword.
+        RuntimeError: an unknown backend, a second call, or a job that cannot start; the text says why.
+        ValueError: arguments that are missing, malformed or contradict each other.
+    """
+    global _session
+    world_size = kwargs.pop("world_size", -1)
+    rank = kwargs.pop("rank", -1)
+    group_name = kwargs.pop("group_name", "")
+    if kwargs:
+        raise AssertionError(
+            f"init_process_group got unexpected keyword(s) {', '.join(sorted(kwargs))}; expected "
+            "world_size, rank "
+            "and group_name"
+        )
+    if _session is not None:
+        raise RuntimeError("trying to initialize torch.distributed.deprecated twice!")
+    _session = open_session(backend, init_method, rank=rank, world_size=world_size, group_name=group_name)
+    atexit.register(destroy_process_group)
+
+
+def init_master_worker(backend: str, init_method: str = "env://", **kwargs: Any) -> None:
+    """The experimental master-worker mode of torch 1.0, which ran single operations on remote tensors.
+
+    Raises:
+        RuntimeError: always; ``torch.distributed.rpc`` is what replaced it.
+    """
+    raise RuntimeError(
+        "the master-worker mode does not exist any more; use init_process_group, or "
+        "torch.distributed.rpc for "
+        "operations on remote tensors"
+    )
+
+
+def destroy_process_group() -> None:
+    """Leave the job: what has been sent is delivered, all groups end. Does nothing without a job."""
+    global _session
+    session, _session = _session, None
+    atexit.unregister(destroy_process_group)
+    if session is not None:
+        session.transport.close()
+
+
+def current_session() -> Session:
+    """The job of this process.
+
+    Raises:
+        AssertionError: there is none.
+    """
+    if _session is None:
+        raise AssertionError("torch.distributed.deprecated is not initialized: call init_process_group first")
+    return _session
+
+
+def get_rank() -> int:
+    """This process's rank in the job, from 0 to ``get_world_size() - 1``."""
+    return current_session().rank
+
+
+def get_world_size() -> int:
+    """The number of processes of the job."""
+    return current_session().world_size
+
+
+def new_group(ranks: Sequence[int] | None = None) -> Group:
+    """Make a group of ``ranks`` (None: of all).
+
+    Every process of the job calls this, in the same order and with the same ranks, members or not.
+
+    Returns:
+        An opaque handle for the ``group`` argument of the collectives.
+
+    Raises:
+        ValueError: a rank that is not one of the job, or one named twice.
+        RuntimeError: the processes named different ranks, or one did not call.
+    """
+    return current_session().new_group(ranks)
+
+
+def send(tensor: torch.Tensor, dst: int) -> None:
+    """Send ``tensor`` to rank ``dst``; returns when it may be changed, which can be before it is received."""
+    session = _point_to_point("send", tensor, dst, "dst")
+    session.transport.send(tensor, dst)
+
+
+def recv(tensor: torch.Tensor, src: int | None = None) -> int:
+    """Receive into ``tensor`` from rank ``src``, or from any rank if it is None.
+
+    Returns:
+        The sender's rank.
+
+    Raises:
+        RuntimeError: the sender's tensor has another size or dtype, it has ended, or nothing came in time.
+    """
+    session = _point_to_point("recv", tensor, src, "src")
+    return session.transport.recv(tensor, src)
+
+
+def isend(tensor: torch.Tensor, dst: int) -> Request:
+    """Start to send ``tensor`` to rank ``dst``; do not change it before the request is complete.
+
+    Returns:
+        A request with ``is_completed()`` and ``wait()``.
+    """
+    session = _point_to_point("isend", tensor, dst, "dst")
+    return session.transport.isend(tensor, dst)
+
+
+def irecv(tensor: torch.Tensor, src: int) -> Request:
+    """Start to receive into ``tensor`` from rank ``src``; do not use it before the request is complete.
+
+    Returns:
+        A request with ``is_completed()`` and ``wait()``.
+    """
+    session = _point_to_point("irecv", tensor, src, "src")
+    return session.transport.irecv(tensor, src)
+
+
+def broadcast(tensor: torch.Tensor, src: int, group: Group = group.WORLD) -> None:
+    """Copy ``tensor`` of rank ``src`` to the tensors of all members, which have its size and dtype."""
+    session, within = _within(group)
+    if within.channel is not None:
+        check_devices(session.backend, "broadcast", (tensor,))
+        within.channel.broadcast(tensor, session.position(within, src, "src"))
+
+
+def all_reduce(tensor: torch.Tensor, op: reduce_op = reduce_op.SUM, group: Group = group.WORLD) -> None:
+    """Reduce the members' tensors element by element, in place; bitwise the same result on all."""
+    session, within = _within(group)
+    if within.channel is not None:
+        check_devices(session.backend, "all_reduce", (tensor,))
+        within.channel.all_reduce(tensor, _operation(op))
+
+
+def reduce(tensor: torch.Tensor, dst: int, op: reduce_op = reduce_op.SUM, group: Group = group.WORLD) -> None:
+    """Reduce the members' tensors element by element into the one of rank ``dst``; the others keep theirs."""
+    session, within = _within(group)
+    if within.channel is not None:
+        check_devices(session.backend, "reduce", (tensor,))
+        within.channel.reduce(tensor, session.position(within, dst, "dst"), _operation(op))
+
+
+def all_gather(tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group: Group = group.WORLD) -> None:
+    """Copy every member's ``tensor`` to ``tensor_list``, by position in the group, on all members.
+
+    Raises:
+        RuntimeError: ``tensor_list`` is not one tensor a member, each like ``tensor``.
+    """
+    session, within = _within(group)
+    if within.channel is not None:
+        _check_list("all_gather", "tensor_list", tensor_list, tensor, within)
+        check_devices(session.backend, "all_gather", (tensor, *tensor_list))
+        within.channel.all_gather(tensor_list, tensor)
+
+
+def gather(tensor: torch.Tensor, **kwargs: Any) -> None:
+    """Copy every member's ``tensor`` to ``gather_list`` of rank ``dst``, by position in the group.
+
+    Args:
+        tensor: this process's part.
+        dst: rank that gets them; default: the caller's own rank. (So it must be given on every other rank.)
+        gather_list: on ``dst`` alone: one tensor a member, each like ``tensor``.
+        group: default ``group.WORLD``.
+
+    Raises:
+        RuntimeError: no ``gather_list`` on ``dst``, one elsewhere, one that does not fit, or another keyword.
+    """
+    session, within, dst, gather_list = _rooted("gather", "dst", "gather_list", kwargs)
+    if within.channel is None:
+        return
+    root = session.position(within, dst, "dst")
+    _check_root_list("gather", "dst", dst, "gather_list", gather_list, tensor, within)
+    check_devices(session.backend, "gather", (tensor, *(gather_list or ())))
+    within.channel.gather(gather_list, tensor, root)
+
+
+def scatter(tensor: torch.Tensor, **kwargs: Any) -> None:
+    """Copy ``scatter_list`` of rank ``src``, by position in the group, to each member's ``tensor``.
+
+    Args:
+        tensor: takes this process's part.
+        src: rank that has them; default: the caller's own rank. (So it must be given on every other rank.)
+        scatter_list: on ``src`` alone: one tensor a member, each like ``tensor``.
+        group: default ``group.WORLD``.
+
+    Raises:
+        RuntimeError: no ``scatter_list`` on ``src``, one elsewhere, one that does not fit, or another
+        keyword.
+    """
+    session, within, src, scatter_list = _rooted("scatter", "src", "scatter_list", kwargs)
+    if within.channel is None:
+        return
+    root = session.position(within, src, "src")
+    _check_root_list("scatter", "src", src, "scatter_list", scatter_list, tensor, within)
+    check_devices(session.backend, "scatter", (tensor, *(scatter_list or ())))
+    within.channel.scatter(tensor, scatter_list, root)
+
+
+def barrier(group: Group = group.WORLD) -> None:
+    """Wait until all members are here."""
+    _, within = _within(group)
+    if within.channel is not None:
+        within.channel.barrier()
+
+
+def _within(given: object) -> tuple[Session, Group]:
+    session = current_session()
+    return session, session.resolve(given)
+
+
+def _operation(op: object) -> reduce_op:
+    if not isinstance(op, reduce_op):
+        raise ValueError(f"op={op!r}: expected reduce_op.SUM, PRODUCT, MAX or MIN")
+    return op
+
+
+def _point_to_point(function: str, tensor: torch.Tensor, peer: int | None, role: str) -> Session:
+    """Check what a message needs: a job, another rank of it, a tensor that the backend moves."""
+    session = current_session()
+    if peer is not None or function != "recv":
+        if not isinstance(peer, int) or not 0 <= peer < session.world_size:
+            raise ValueError(
+                f"{function}: {role}={peer!r}; expected a rank from 0 to {session.world_size - 1}"
+            )
+        if peer == session.rank:
+            raise ValueError(f"{function}: {role}={peer} is this process itself; expected another rank")
+    check_devices(session.backend, function, (tensor,))
+    return session
+
+
+def _check_list(
+    function: str, name: str, tensors: Sequence[torch.Tensor], tensor: torch.Tensor, within: Group
+) -> None:
+    if len(tensors) != len(within.ranks):
+        raise RuntimeError(
+            f"{function}: {name} has {len(tensors)} tensors; expected {len(within.ranks)}, one for "
+            "each member"
+        )
+    for index, each in enumerate(tensors):
+        if each.numel() != tensor.numel() or each.dtype != tensor.dtype:
+            raise RuntimeError(
+                f"{function}: tensor sizes do not match: {name}[{index}] has {each.numel()} "
+                f"elements of {each.dtype}, "
+                f"tensor has {tensor.numel()} of {tensor.dtype}"
+            )
+
+
+def _rooted(
+    function: str, role: str, list_name: str, kwargs: dict[str, Any]
+) -> tuple[Session, Group, int, Sequence[torch.Tensor] | None]:
+    """The keywords of ``gather`` and ``scatter``."""
+    unknown = sorted(set(kwargs) - {role, list_name, "group"})
+    if unknown:
+        raise RuntimeError(
+            f"{function} got unexpected keyword(s) {', '.join(unknown)}; expected {role}, "
+            f"{list_name} and group"
+        )
+    session, within = _within(kwargs.get("group", group.WORLD))
+    return session, within, kwargs.get(role, session.rank), kwargs.get(list_name)
+
+
+def _check_root_list(
+    function: str,
+    role: str,
+    root: int,
+    list_name: str,
+    tensors: Sequence[torch.Tensor] | None,
+    tensor: torch.Tensor,
+    within: Group,
+) -> None:
+    rank = current_session().rank
+    if rank != root:
+        if tensors:
+            raise RuntimeError(
+                f"{function}: rank {rank} gave a {list_name}, but {role} is {root}; only that rank gives one"
+            )
+        return
+    if tensors is None:
+        raise RuntimeError(f"{function}: rank {rank} is {role} and gave no {list_name}; it needs one")
+    _check_list(function, list_name, tensors, tensor, within)

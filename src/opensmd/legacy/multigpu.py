@@ -1,0 +1,137 @@
+"""The four ``*_multigpu`` functions: each process takes part with several tensors, one a device.
+
+Each is the single-tensor collective plus work inside the process, so the same code serves GPUs and, on
+machines without them, lists of CPU tensors, with every backend. All processes give lists of equal length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from opensmd.legacy import api
+from opensmd.legacy.groups import Group, group
+from opensmd.legacy.names import reduce_op
+
+__all__ = ["all_gather_multigpu", "all_reduce_multigpu", "broadcast_multigpu", "reduce_multigpu"]
+
+_IN_PLACE: dict[reduce_op, Callable[..., torch.Tensor]] = {
+    reduce_op.SUM: torch.Tensor.add_,
+    reduce_op.PRODUCT: torch.Tensor.mul_,
+    reduce_op.MAX: lambda mine, other: torch.maximum(mine, other, out=mine),
+    reduce_op.MIN: lambda mine, other: torch.minimum(mine, other, out=mine),
+}
+
+
+def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: Group = group.WORLD) -> None:
+    """Copy ``tensor_list[0]`` of rank ``src`` to all other tensors of all members, its own others included.
+
+    Args:
+        tensor_list: tensors of one size and dtype, on different GPUs.
+        src: rank of the source.
+        group: default ``group.WORLD``.
+    """
+    _check_list("broadcast_multigpu", tensor_list)
+    if _is_member(group):
+        api.broadcast(tensor_list[0], src, group)
+        _copy_to_others(tensor_list[0], tensor_list)
+
+
+def all_reduce_multigpu(
+    tensor_list: Sequence[torch.Tensor], op: reduce_op = reduce_op.SUM, group: Group = group.WORLD
+) -> None:
+    """Reduce over all tensors of all members; every one of them gets the result.
+
+    With 2 processes of 8 tensors that are 1, all 16 become 16.
+    """
+    _check_list("all_reduce_multigpu", tensor_list)
+    if _is_member(group):
+        total = _reduced(tensor_list, op)
+        api.all_reduce(total, op, group)
+        tensor_list[0].copy_(total)
+        _copy_to_others(tensor_list[0], tensor_list)
+
+
+def reduce_multigpu(
+    tensor_list: Sequence[torch.Tensor], dst: int, op: reduce_op = reduce_op.SUM, group: Group = group.WORLD
+) -> None:
+    """Reduce over all tensors of all members; only ``tensor_list[0]`` of rank ``dst`` gets the result."""
+    _check_list("reduce_multigpu", tensor_list)
+    if _is_member(group):
+        total = _reduced(tensor_list, op)
+        api.reduce(total, dst, op, group)
+        if api.get_rank() == dst:
+            tensor_list[0].copy_(total)
+
+
+def all_gather_multigpu(
+    output_tensor_lists: Sequence[Sequence[torch.Tensor]],
+    input_tensor_list: Sequence[torch.Tensor],
+    group: Group = group.WORLD,
+) -> None:
+    """Copy all tensors of all members to each list of outputs.
+
+    Args:
+        output_tensor_lists: one list for each input tensor, on its device, of ``members * len(input)``
+            tensors. ``output_tensor_lists[i][k * len(input) + j]`` gets tensor ``j`` of the member at
+            position ``k``.
+        input_tensor_list: this process's tensors, of one size and dtype.
+        group: default ``group.WORLD``.
+
+    Raises:
+        RuntimeError: the outputs do not have this shape.
+    """
+    _check_list("all_gather_multigpu", input_tensor_list)
+    if not _is_member(group):
+        return
+    count = len(input_tensor_list)
+    first = input_tensor_list[0]
+    own = torch.stack([each.detach().to(first.device) for each in input_tensor_list])
+    members = len(api.current_session().resolve(group).ranks)
+    if [len(outputs) for outputs in output_tensor_lists] != [members * count] * count:
+        raise RuntimeError(
+            "all_gather_multigpu: output_tensor_lists has lists of "
+            f"{[len(each) for each in output_tensor_lists]} "
+            f"tensors; expected {count} list(s) of {members * count}: {members} processes with "
+            f"{count} tensors each"
+        )
+    gathered = [torch.empty_like(own) for _ in range(members)]
+    api.all_gather(gathered, own, group)
+    parts = [theirs[index] for theirs in gathered for index in range(count)]
+    for outputs in output_tensor_lists:
+        for output, part in zip(outputs, parts, strict=True):
+            output.copy_(part.view(output.shape))
+
+
+def _is_member(given: Group) -> bool:
+    return api.current_session().resolve(given).channel is not None
+
+
+def _reduced(tensors: Sequence[torch.Tensor], op: reduce_op) -> torch.Tensor:
+    """A new tensor on the first one's device: all reduced."""
+    total = tensors[0].detach().clone()
+    for other in tensors[1:]:
+        _IN_PLACE[op](total, other.detach().to(total.device))
+    return total
+
+
+def _copy_to_others(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    for other in tensors[1:]:
+        other.copy_(source)
+
+
+def _check_list(function: str, tensors: Sequence[torch.Tensor]) -> None:
+    if not tensors:
+        raise RuntimeError(f"{function}: the list of tensors is empty; give one for each device")
+    first = tensors[0]
+    for index, each in enumerate(tensors):
+        if each.numel() != first.numel() or each.dtype != first.dtype:
+            raise RuntimeError(
+                f"{function}: tensor sizes do not match: tensor {index} has {each.numel()} "
+                f"elements of {each.dtype}, "
+                f"tensor 0 has {first.numel()} of {first.dtype}"
+            )
+    devices = [each.device for each in tensors if each.is_cuda]
+    if len(set(devices)) != len(devices):
+        raise RuntimeError(f"{function}: two tensors are on one GPU ({devices}); put each on its own")

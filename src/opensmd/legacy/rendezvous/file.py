@@ -1,0 +1,156 @@
+"""``file:///path``: the first process to come serves, and leaves word of that in a shared file.
+
+The file is JSON: for each ``group_name`` the server of the job that is gathering under it. It is only read
+and written under an ``fcntl`` lock. Whoever serves removes its entry when the meeting is over, and the file
+with the last entry; an entry whose server has died is replaced by the next process that comes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from opensmd.legacy._torch_internals import PrefixStore, Store
+from opensmd.legacy.rendezvous.address import Address
+from opensmd.legacy.rendezvous.meeting import HostLost, Joined, Meeting, Surplus
+from opensmd.legacy.rendezvous.server import Server, reach_any, serve
+from opensmd.legacy.settings import Deadline
+
+__all__ = ["join_file"]
+
+LOCK_INTERVAL = 0.01
+RETRY_INTERVAL = 0.05
+FORMAT = "opensmd.legacy 1"
+
+
+def join_file(address: Address, *, rank: int, world_size: int, group_name: str, deadline: Deadline) -> Joined:
+    """Meet through the file at ``address.path``; ranks are given by arrival where none is asked for.
+
+    A job that is full, or one left behind by processes that died, is waited for or replaced until the
+    deadline.
+
+    Raises:
+        ValueError: the file holds something else, or its directory is missing.
+        RuntimeError: the job cannot start.
+    """
+    while True:
+        try:
+            store, entry, serves = _store(address.path, group_name, deadline)
+            meeting = Meeting(
+                PrefixStore("opensmd.legacy", store), where=str(address), serves=serves, deadline=deadline
+            )
+            try:
+                return meeting.join(rank, world_size)
+            finally:
+                if serves:
+                    _remove(address.path, group_name, entry)
+        except (HostLost, Surplus, ConnectionError):
+            # An earlier meeting, about to leave the file; or its server died, and its entry gets replaced.
+            if deadline.passed:
+                raise
+            time.sleep(RETRY_INTERVAL)
+
+
+def _store(path: str, group_name: str, deadline: Deadline) -> tuple[Store, Server, bool]:
+    """The store of the job under ``group_name``, its entry, and whether this process serves it."""
+    with _locked(path, deadline) as file:
+        jobs = _read(file, path)
+        entry = Server.from_json(jobs[group_name]) if group_name in jobs else None
+        if entry is None or entry.process.is_known_dead():
+            own = serve("127.0.0.1", 0, deadline)
+            entry = Server.of(own)
+            _write(file, {**jobs, group_name: entry.to_json()})
+            return own, entry, True
+    try:
+        return reach_any(entry, deadline, what=f"the first process of file://{path}"), entry, False
+    except ConnectionError:
+        _remove(path, group_name, entry)
+        raise
+
+
+def _remove(path: str, group_name: str, entry: Server) -> None:
+    """Remove an entry if it is still there, and the file with the last one."""
+    with _locked(path, Deadline(10.0)) as file:
+        jobs = _read(file, path)
+        if jobs.get(group_name) == entry.to_json():
+            del jobs[group_name]
+        if jobs:
+            _write(file, jobs)
+        else:
+            Path(path).unlink()
+
+
+@contextmanager
+def _locked(path: str, deadline: Deadline) -> Iterator[int]:
+    """Open the file, made if need be, under an exclusive lock."""
+    while True:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise ValueError(
+                f"file://{path}: {error.strerror}; expected the path of a file, which need not exist, in a "
+                "directory that all processes can write to"
+            ) from error
+        try:
+            _lock(file, path, deadline)
+            if _is_at(file, path):
+                yield file
+                return
+        finally:
+            os.close(file)  # frees the lock
+
+
+def _lock(file: int, path: str, deadline: Deadline) -> None:
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except (BlockingIOError, PermissionError):
+            if deadline.passed:
+                raise RuntimeError(
+                    f"file://{path}: another process has held the fcntl lock for {deadline.seconds:g} s; end "
+                    "it, or use another file"
+                ) from None
+            time.sleep(LOCK_INTERVAL)
+        except OSError as error:
+            raise RuntimeError(
+                f"file://{path}: the file system refuses fcntl locks ({error.strerror}); use a "
+                "local directory "
+                "or an NFS mount with locking"
+            ) from error
+
+
+def _is_at(file: int, path: str) -> bool:
+    """False if the file was removed while we waited for its lock."""
+    try:
+        there, ours = Path(path).stat(), os.fstat(file)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _read(file: int, path: str) -> dict[str, str]:
+    text = os.pread(file, os.fstat(file).st_size, 0)
+    if not text:
+        return {}
+    try:
+        content = json.loads(text)
+        if content["format"] != FORMAT:
+            raise ValueError
+        return dict(content["jobs"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"file://{path}: the file exists and holds something else; expected a path where no file is: "
+            "remove it or use another"
+        ) from None
+
+
+def _write(file: int, jobs: dict[str, str]) -> None:
+    text = json.dumps({"format": FORMAT, "jobs": jobs}).encode()
+    os.pwrite(file, text, 0)
+    os.ftruncate(file, len(text))

@@ -1,0 +1,142 @@
+"""Serving and reaching the store of a meeting: torch's TCPStore, with clear errors and a real deadline."""
+
+from __future__ import annotations
+
+import errno
+import json
+import queue
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+from torch.distributed import DistNetworkError
+
+from opensmd.legacy._torch_internals import Store, TCPStore
+from opensmd.legacy.rendezvous.host import Process, reachable_addresses
+from opensmd.legacy.settings import Deadline
+
+__all__ = ["Server", "reach", "reach_any", "serve"]
+
+KNOCK_INTERVAL = 0.05
+KNOCK_TIMEOUT = 3.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a store is served, for a peer that has to find it."""
+
+    process: Process
+    port: int
+    addresses: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """As text for a file or a datagram."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Server:
+        """The inverse of :meth:`to_json`."""
+        fields = json.loads(text)
+        return cls(Process(**fields["process"]), fields["port"], tuple(fields["addresses"]))
+
+    @classmethod
+    def of(cls, store: TCPStore) -> Server:
+        """The description of a store that this process serves."""
+        return cls(Process.this(), store.port, tuple(reachable_addresses()))
+
+
+def serve(host: str, port: int, deadline: Deadline) -> TCPStore:
+    """Serve a store on every interface of this host; port 0 takes a free one.
+
+    Raises:
+        RuntimeError: the port is in use.
+    """
+    timeout = timedelta(seconds=max(deadline.remaining(), 1.0))
+    try:
+        return TCPStore(host, port, None, is_master=True, timeout=timeout, wait_for_workers=False)
+    except DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise RuntimeError(
+            f"rank 0 cannot serve tcp://{host}:{port}: the port is in use, by another job or an earlier run "
+            "that has not ended; choose a free port on this host and give it to all processes"
+        ) from error
+
+
+def reach(host: str, port: int, deadline: Deadline, *, what: str) -> Store:
+    """Connect to the store at ``host:port``, waiting for it to come up.
+
+    Args:
+        host: name or IP address.
+        port: TCP port.
+        deadline: when to give up.
+        what: who should serve there, for the error text.
+
+    Raises:
+        RuntimeError: nothing listens there, or something that is no torch store.
+    """
+    _knock(host, port, deadline, what)
+    box: queue.SimpleQueue[Store | BaseException] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            timeout = timedelta(seconds=max(deadline.remaining(), 1.0))
+            box.put(TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False))
+        except BaseException as error:
+            box.put(error)
+
+    # TCPStore waits for ever for the answer of a server that accepts and says nothing, hence the thread.
+    threading.Thread(target=connect, daemon=True, name="opensmd-legacy-connect").start()
+    try:
+        result = box.get(timeout=deadline.remaining())
+    except queue.Empty:
+        result = RuntimeError("it accepts connections but does not answer")
+    if isinstance(result, BaseException):
+        raise RuntimeError(
+            f"what listens at {host}:{port} is not the store of {what}: {_first_line(result)}; "
+            "another program may use the port: choose a free one"
+        ) from result
+    return result
+
+
+def reach_any(server: Server, deadline: Deadline, *, what: str) -> Store:
+    """Connect to a found server over the first of its addresses that answers.
+
+    Raises:
+        ConnectionError: none of them does.
+    """
+    local = server.process.net_space == Process.this().net_space
+    addresses = ("127.0.0.1",) if local else server.addresses
+    for address in addresses:
+        if _listens(address, server.port, min(KNOCK_TIMEOUT, deadline.remaining())) is None:
+            return reach(address, server.port, deadline, what=what)
+    raise ConnectionError(f"{what} ({server.process}) does not answer at {', '.join(addresses)}")
+
+
+def _knock(host: str, port: int, deadline: Deadline, what: str) -> None:
+    """Return once something listens; quietly, where TCPStore's own retries fill the log."""
+    while (error := _listens(host, port, max(0.2, min(KNOCK_TIMEOUT, deadline.remaining())))) is not None:
+        if deadline.passed:
+            raise RuntimeError(
+                f"{what} did not answer at {host}:{port} within {deadline.seconds:g} s ({error}); "
+                "start it, and "
+                "check that all processes were given its address"
+            )
+        time.sleep(KNOCK_INTERVAL)
+
+
+def _listens(host: str, port: int, timeout: float) -> OSError | None:
+    """Whether something accepts connections there: None, or why not."""
+    try:
+        socket.create_connection((host, port), timeout=max(timeout, 0.05)).close()
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise
+        return error
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]

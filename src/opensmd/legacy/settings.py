@@ -1,0 +1,70 @@
+"""What a user can set about ``torch.distributed.deprecated`` from outside a script.
+
+The old API has no argument for a timeout or for the network interface, and scripts are not to be changed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["ENGINES", "Deadline", "Settings"]
+
+ENGINES = ("auto", "smddp", "gloo")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings, with their defaults.
+
+    Attributes:
+        timeout: seconds that initialisation, a message or a collective may take before it fails
+            (``OPENSMD_LEGACY_TIMEOUT``, default 1800, which is torch's own default).
+        interface: the network interface for multicast (``OPENSMD_LEGACY_INTERFACE``, default: the system's
+            choice), for example ``eth0`` or ``lo``.
+        engine: what carries collectives of ``tcp`` and ``gloo``: ``smddp``, ``gloo``, or ``auto``, which is
+            smddp where all processes share one host and its native core is there (``OPENSMD_LEGACY_ENGINE``).
+    """
+
+    timeout: float = 1800.0
+    interface: str | None = None
+    engine: str = "auto"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings from ``environment`` (default: ``os.environ``).
+
+        Raises:
+            ValueError: a variable holds something that its setting cannot take.
+        """
+        env = os.environ if environment is None else environment
+        text = env.get("OPENSMD_LEGACY_TIMEOUT") or "1800"
+        try:
+            timeout = float(text)
+        except ValueError:
+            timeout = -1.0
+        if not timeout > 0:
+            raise ValueError(f"OPENSMD_LEGACY_TIMEOUT={text!r}: expected a number of seconds above zero")
+        engine = env.get("OPENSMD_LEGACY_ENGINE") or "auto"
+        if engine not in ENGINES:
+            raise ValueError(f"OPENSMD_LEGACY_ENGINE={engine!r}: expected one of {', '.join(ENGINES)}")
+        return cls(timeout, env.get("OPENSMD_LEGACY_INTERFACE") or None, engine)
+
+
+class Deadline:
+    """A point in time, ``seconds`` from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def remaining(self) -> float:
+        """Seconds left, never below zero."""
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return time.monotonic() >= self._end

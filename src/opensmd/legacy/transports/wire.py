@@ -1,0 +1,61 @@
+"""Tensors as engines can carry them: contiguous, on the engine's device, of a type it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Wire", "as_bytes", "bytes_of"]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What an engine takes.
+
+    Attributes:
+        device: the type of device whose tensors it takes.
+        moves: dtypes it can move; others travel as bytes. None: all.
+        reduces_as: dtypes that it must reduce in another dtype.
+    """
+
+    device: str
+    moves: frozenset[torch.dtype] | None = None
+    reduces_as: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
+
+    def takes(self, tensor: torch.Tensor, *, reducing: bool) -> bool:
+        """Whether the engine can work on this very tensor."""
+        known = tensor.dtype not in self.reduces_as if reducing else self._moves(tensor.dtype)
+        return known and tensor.device.type == self.device and tensor.is_contiguous()
+
+    def for_reducing(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with the same values that the engine can reduce; write the result back with ``copy_``."""
+        dtype = self.reduces_as.get(tensor.dtype, tensor.dtype)
+        return tensor.detach().to(self._place(tensor), dtype).contiguous()
+
+    def for_moving(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with the same values, contiguous and on the engine's device; maybe the same."""
+        return tensor.detach().to(self._place(tensor)).contiguous()
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous tensor as the engine can move it: itself, or its bytes in the same memory."""
+        return tensor if self._moves(tensor.dtype) else as_bytes(tensor)
+
+    def _moves(self, dtype: torch.dtype) -> bool:
+        return self.moves is None or dtype in self.moves
+
+    def _place(self, tensor: torch.Tensor) -> torch.device:
+        return tensor.device if tensor.device.type == self.device else torch.device(self.device)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as a flat ``uint8`` tensor."""
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    array: Any = as_bytes(tensor).numpy()  # numpy's stubs hide that arrays are buffers
+    return memoryview(array)
