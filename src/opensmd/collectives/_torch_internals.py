@@ -26,7 +26,7 @@ def open_to_smddp(name: str) -> None:
 
 
 def cpu_backend(group: Any) -> Any:
-    """The backend that serves CPU tensors of ``group`` (None: the default group), out of torch's debug wrapper."""
+    """The backend that serves CPU tensors of ``group`` (None: the default group), unwrapped."""
     chosen = group or c10d._get_default_group()
     backend = chosen._get_backend(torch.device("cpu"))
     return getattr(backend, "wrapped_pg", backend)
@@ -41,7 +41,7 @@ def shared_group(group: Any) -> Any:
     backend = cpu_backend(group)
     if not hasattr(backend, "shared_group"):
         raise RuntimeError(
-            f"there is no shared-memory group behind this process group: its CPU backend is {backend.name()!r}"
+            f"no shared memory serves this process group: its CPU backend is {backend.name()!r}"
         )
     return backend.shared_group
 

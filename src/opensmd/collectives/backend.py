@@ -113,7 +113,9 @@ def _share_arena(native: ModuleType, settings: Settings, place: Membership, exch
 
 def _split(place: Membership, store: Store, rank: int, ranks: Sequence[int], options: Any) -> Any:
     inside = tuple(place.ranks[each] for each in ranks)
-    return _make_backend(Membership(store, rank, inside, options._timeout, options.group_name))
+    # All parts of a split get the same store.
+    own_store = PrefixStore(f"{options.group_name}/", store)
+    return _make_backend(Membership(own_store, rank, inside, options._timeout, options.group_name))
 
 
 def _native(settings: Settings) -> tuple[ModuleType | None, str]:

@@ -37,8 +37,9 @@ __all__ = ["BuildError", "build", "load"]
 MODULE = "opensmd_native"
 UNFINISHED = "building-"
 SOURCES = Path(__file__).parent / "csrc"
-# The core's loops are what the optimizer is for; the adapter only calls.
-OPTIMIZE = {"core": "-O3", "torch": "-O2"}
+# The core's loops are what the optimizer is for; the adapter only calls. Uncontracted arithmetic gives the
+# same bits whatever the compiler.
+OPTIMIZE = {"core": ("-O3", "-ffp-contract=off"), "torch": ("-O2",)}
 FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-g0", "-Wall")
 LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch_python")
 
@@ -75,7 +76,6 @@ def _load(settings: Settings) -> ModuleType:
     assert spec is not None and spec.loader is not None
     try:
         module = importlib.util.module_from_spec(spec)
-        sys.setdlopenflags(os.RTLD_LAZY)  # until the mailbox is linked
         spec.loader.exec_module(module)
     except ImportError as error:
         raise BuildError(
@@ -120,42 +120,45 @@ def _build_into(target: Path, toolchain: Toolchain) -> None:
     """Compile and link in a folder next to ``target``, then rename it. The caller holds the lock."""
     folder = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{target.name}-", dir=target.parent))
     try:
-        _compile(toolchain, folder)
+        _compile(toolchain, folder, target.parent / "objects")
         folder.chmod(0o755)
         folder.rename(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compile(toolchain: Toolchain, folder: Path) -> None:
-    """Every source to an object, side by side on this process's cores; then one library."""
+def _compile(toolchain: Toolchain, folder: Path, kept: Path) -> None:
+    """Every source to an object, side by side on this process's cores; then one library.
+
+    Objects are kept under a key of their own, so that a change to one file compiles one file.
+    """
+    kept.mkdir(exist_ok=True)
+    objects = {source: kept / f"{_object_key(source, toolchain)}.o" for source in _sources()}
+    missing = {
+        room: [s for s, out in objects.items() if _room(s) == room and not out.exists()] for room in OPTIMIZE
+    }
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
 
-        def compile_room(room: str, *extra: str) -> list[tuple[Path, Future[None]]]:
+        def compile_all(room: str, *extra: str) -> list[Future[None]]:
             return [
-                (
-                    out,
-                    pool.submit(
-                        _run, toolchain, [*_compile_flags(room), *extra, "-c", str(source), "-o", str(out)]
-                    ),
-                )
-                for source in sorted((SOURCES / room).glob("*.cpp"))
-                for out in [folder / f"{room}_{source.stem}.o"]
+                pool.submit(_compile_one, toolchain, folder, source, objects[source], extra)
+                for source in missing[room]
             ]
 
         # torch's headers take most of the adapter's time: read once, while the core compiles.
         prelude = folder / "prelude.hpp"
         shutil.copy(SOURCES / "torch" / "prelude.hpp", prelude)
+        precompile = toolchain.is_gcc and len(missing["torch"]) > 1
         flags = [*_compile_flags("torch"), "-x", "c++-header", str(prelude), "-o", f"{prelude}.gch"]
-        precompiled = pool.submit(_run, toolchain, flags) if toolchain.is_gcc else None
-        objects = compile_room("core")
+        precompiled = pool.submit(_run, toolchain, flags) if precompile else None
+        compiling = compile_all("core")
         if precompiled is not None:
             precompiled.result()
-        objects += compile_room("torch", "-include", str(prelude))
-        for _, done in objects:
-            done.result()
+        compiling += compile_all("torch", "-include", str(prelude))
+        for job in compiling:
+            job.result()
     library = folder / f"{MODULE}.so"
-    paths = [str(out) for out, _ in objects]
+    paths = [str(out) for out in objects.values()]
     _run(
         toolchain,
         ["-shared", "-pthread", *paths, "-o", str(library), f"-L{_torch_dir() / 'lib'}", *LIBRARIES],
@@ -163,6 +166,31 @@ def _compile(toolchain: Toolchain, folder: Path) -> None:
     for each in folder.iterdir():
         if each != library:
             each.unlink()
+
+
+def _compile_one(
+    toolchain: Toolchain, folder: Path, source: Path, target: Path, extra: Sequence[str]
+) -> None:
+    unfinished = folder / target.name
+    _run(toolchain, [*_compile_flags(_room(source)), *extra, "-c", str(source), "-o", str(unfinished)])
+    unfinished.rename(target)
+
+
+def _sources() -> list[Path]:
+    """What is compiled: the .cpp files directly in csrc/core and csrc/torch."""
+    return sorted(path for room in OPTIMIZE for path in (SOURCES / room).glob("*.cpp"))
+
+
+def _room(source: Path) -> str:
+    return source.parent.name
+
+
+def _object_key(source: Path, toolchain: Toolchain) -> str:
+    """Of one source with the headers that it may include."""
+    rooms = ["core"] if _room(source) == "core" else list(OPTIMIZE)
+    headers = sorted(path for room in rooms for path in (SOURCES / room).glob("*.hpp"))
+    texts = [path.read_text() for path in [source, *headers]]
+    return _digest([*_common_key(), toolchain.version, str(source.relative_to(SOURCES)), *texts])[:32]
 
 
 def _run(toolchain: Toolchain, arguments: Sequence[str]) -> None:
@@ -185,7 +213,7 @@ def _compile_flags(room: str) -> list[str]:
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     return [
         *FLAGS,
-        OPTIMIZE[room],
+        *OPTIMIZE[room],
         f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
         f"-DTORCH_EXTENSION_NAME={MODULE}",
         *(f"-isystem{path}" if path != SOURCES else f"-I{path}" for path in includes),
@@ -194,13 +222,16 @@ def _compile_flags(room: str) -> list[str]:
 
 def _base_key() -> str:
     """Of all that the result depends on, except the compiler."""
-    parts = [*FLAGS, *(f"{room}{flag}" for room, flag in OPTIMIZE.items()), *LIBRARIES]
-    parts += [torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI)]
-    parts += [platform.machine(), str(sysconfig.get_config_var("SOABI"))]
-    for room in OPTIMIZE:
-        for path in sorted((SOURCES / room).glob("*.[ch]pp")):
-            parts += [str(path.relative_to(SOURCES)), path.read_text()]
-    return _digest(parts)[:24]
+    paths = sorted(path for room in OPTIMIZE for path in (SOURCES / room).glob("*.[ch]pp"))
+    texts = [f"{path.relative_to(SOURCES)}\n{path.read_text()}" for path in paths]
+    return _digest([*_common_key(), *texts])[:24]
+
+
+def _common_key() -> list[str]:
+    """Flags, torch, Python and machine."""
+    flags = [*FLAGS, *(flag for flags in OPTIMIZE.values() for flag in flags), *LIBRARIES]
+    torch_build = [torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI)]
+    return [*flags, *torch_build, platform.machine(), str(sysconfig.get_config_var("SOABI"))]
 
 
 def _digest(parts: Sequence[str]) -> str:

@@ -63,7 +63,7 @@ def dump(path: str | Path, events: Iterable[Event]) -> None:
 
 
 def chrome_trace(path: str | Path, events: Iterable[Event]) -> None:
-    """Write events as a Chrome trace: a process a rank, a thread a track; what is not over lasts to the end."""
+    """Write events as a Chrome trace: a process a rank, a thread a track; what is not over lasts on."""
     listed = list(events)
     latest = max((max(event.start_ns, event.end_ns) for event in listed), default=0)
     tracks = {track: number for number, track in enumerate(sorted({event.track for event in listed}))}

@@ -22,7 +22,7 @@ _OWN_TAGS = 1 << 40
 
 
 def has_mailbox(group: Any = None) -> bool:
-    """Whether the members of ``group`` (default: the default group) share memory through the smddp backend."""
+    """Whether smddp serves ``group`` (default: the default group) through shared memory."""
     backend = _torch_internals.cpu_backend(group)
     return hasattr(backend, "spans_hosts") and not backend.spans_hosts()
 

@@ -42,7 +42,12 @@ SmddpBackend::~SmddpBackend() {
   shutdown();
 }
 
-c10::intrusive_ptr<c10d::Backend::Options> SmddpBackend::getBackendOptions() { return options_; }
+// A copy: torch writes the name of a new group into what it gets when it splits one.
+c10::intrusive_ptr<c10d::Backend::Options> SmddpBackend::getBackendOptions() {
+  auto copy = c10::make_intrusive<SmddpOptions>(*options_);
+  copy->timeout = timeout_;
+  return copy;
+}
 
 void SmddpBackend::require_usable() const {
   TORCH_CHECK(forks_ == forks,
@@ -73,7 +78,6 @@ c10d::ErrorType SmddpBackend::getError() {
 
 void SmddpBackend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
-  options_->timeout = timeout;
   std::lock_guard lock(device_mutex_);
   if (device_backend_) device_backend_->setTimeout(timeout);
 }

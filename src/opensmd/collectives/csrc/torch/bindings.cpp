@@ -195,6 +195,8 @@ void bind_backend(py::module_& module) {
       });
   py::class_<SmddpBackend, c10::intrusive_ptr<SmddpBackend>>(module, "SmddpBackend", base)
       .def_property_readonly("shared_group", &shared_group)
+      .def_property_readonly("options", &SmddpBackend::getBackendOptions)
+      .def("_set_default_timeout", &SmddpBackend::setTimeout, NoGil())
       .def("spans_hosts", [](const SmddpBackend& self) { return self.shared_group() == nullptr; })
       // torch calls this on ranks outside a new group when a device is bound; NCCL needs it, this backend does not.
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});

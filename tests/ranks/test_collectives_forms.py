@@ -1,0 +1,337 @@
+"""Forms of tensors and calls that the table leaves out: strides, lists, sparse, async, threads, objects."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from opensmd.collectives import _torch_internals
+from tests.support.ranks import RankPool
+
+Pool = Callable[[int], RankPool]
+
+
+def everyone(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Every rank's tensor, by way of pickles."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, tensor)
+    return found
+
+
+def mine(*shape: int, dtype: torch.dtype = torch.float32, rank: int | None = None) -> torch.Tensor:
+    rank = dist.get_rank() if rank is None else rank
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(-9, 10, shape, generator=generator).to(dtype)
+
+
+def all_of(*shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [mine(*shape, dtype=dtype, rank=rank) for rank in range(dist.get_world_size())]
+
+
+def run_strides() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    total = torch.stack(all_of(6, 4)).sum(0)
+    transposed = mine(6, 4).t()
+    dist.all_reduce(transposed)
+    assert torch.equal(transposed.t(), total)
+    wide = torch.zeros(6, 9)
+    wide[:, 1::2].copy_(mine(6, 4))
+    dist.all_reduce(wide[:, 1::2], async_op=True).wait()
+    assert torch.equal(wide[:, 1::2], total)
+    assert wide[:, ::2].count_nonzero() == 0
+    images = mine(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    dist.all_reduce(images)
+    assert torch.equal(images, torch.stack(all_of(2, 3, 4, 5)).sum(0))
+    board = torch.zeros(4, size)
+    dist.all_gather([board[:, i] for i in range(size)], mine(4))
+    assert torch.equal(board, torch.stack(all_of(4), 1))
+    target = torch.zeros(3, 8)
+    target[:, 2:4] = float(rank)
+    dist.broadcast(target[:, 2:4], 1)
+    assert torch.equal(target[:, 2:4], torch.ones(3, 2)) and target[:, 4:].count_nonzero() == 0
+    output = torch.zeros(4, 6)
+    dist.reduce_scatter(output[:, ::2], [mine(3, 4).t() for _ in range(size)])
+    assert torch.equal(output[:, ::2], torch.stack(all_of(3, 4)).sum(0).t())
+    output = torch.zeros(5, size).t()
+    dist.all_to_all_single(output, torch.full((size, 5), float(rank)))
+    assert torch.equal(output, torch.arange(float(size)).repeat(5, 1).t())
+
+
+def run_shapes() -> None:
+    """The tensor forms count elements: shapes are the caller's business, as with NCCL."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    output = torch.empty(size)
+    dist.all_gather_single(output, torch.tensor(float(rank)))
+    assert torch.equal(output, torch.arange(float(size)))
+    stacked = torch.empty(size, 2, 3)
+    dist.all_gather_single(stacked, mine(2, 3))
+    assert torch.equal(stacked, torch.stack(all_of(2, 3)))
+    joined = torch.empty(size * 2, 3)
+    dist.all_gather_single(joined, mine(2, 3))
+    assert torch.equal(joined, torch.cat(all_of(2, 3)))
+    scalar = torch.tensor(0.0)
+    dist.reduce_scatter_single(scalar, torch.arange(float(size)))
+    assert scalar.item() == rank * size
+    output = torch.empty(2, 2)
+    dist.reduce_scatter_single(output, torch.ones(size * 4))
+    assert torch.equal(output, torch.full((2, 2), float(size)))
+
+
+def run_uneven_lists() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    outputs = [torch.empty(3 * i) for i in range(size)]
+    dist.all_gather(outputs, torch.full((3 * rank,), float(rank)))
+    assert all(torch.equal(got, torch.full((3 * i,), float(i))) for i, got in enumerate(outputs))
+    output = torch.empty(2 * rank + 1)
+    dist.reduce_scatter(output, [torch.full((2 * i + 1,), float(rank)) for i in range(size)])
+    assert torch.equal(output, torch.full((2 * rank + 1,), float(sum(range(size)))))
+
+
+def run_in_place() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for count in (5, 40_000):
+        whole = torch.zeros(size, count)
+        whole[rank] = mine(count)
+        dist.all_gather_single(whole, whole[rank])
+        assert torch.equal(whole, torch.stack(all_of(count)))
+        dist.reduce_scatter_single(whole[rank], whole)
+        assert torch.equal(whole[rank], mine(count, rank=rank) * size)
+        exchanged = torch.stack([torch.full((count,), float(10 * rank + i)) for i in range(size)])
+        dist.all_to_all_single(exchanged, exchanged)
+        assert torch.equal(exchanged[:, 0], torch.tensor([10.0 * i + rank for i in range(size)]))
+
+
+def run_coalesced() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    many = [mine(n) for n in (1, 40, 3000, 0, 77_777)]
+    with _coalescing_manager():
+        for each in many:
+            dist.all_reduce(each)
+    for each in many:
+        assert torch.equal(each, torch.stack(all_of(len(each))).sum(0))
+    outputs = [torch.empty(size * n) for n in (1, 40, 3000)]
+    with _coalescing_manager(async_ops=True) as manager:
+        for each in outputs:
+            dist.all_gather_single(each, mine(len(each) // size))
+    manager.wait()
+    for each in outputs:
+        assert torch.equal(each, torch.cat(all_of(len(each) // size)))
+    outputs = [torch.empty(n) for n in (1, 40, 3000)]
+    with _coalescing_manager(device=torch.device("cpu")):
+        for each in outputs:
+            dist.reduce_scatter_single(each, mine(len(each) * size))
+    for each in outputs:
+        n = len(each)
+        assert torch.equal(each, torch.stack(all_of(n * size)).sum(0)[rank * n : rank * n + n])
+    lists = [[torch.empty(3), torch.empty(2, 2)] for _ in range(size)]
+    dist.group.WORLD.allgather_coalesced(lists, [mine(3), mine(2, 2)]).wait()
+    for got, first, second in zip(lists, all_of(3), all_of(2, 2), strict=True):
+        assert torch.equal(got[0], first) and torch.equal(got[1], second)
+
+
+def run_sparse() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for values in (torch.ones(3), torch.ones(3, 2), torch.ones(3, dtype=torch.int64)):
+        shape = (9, *values.shape[1:])
+        sparse = torch.sparse_coo_tensor([[rank, 4, 8 - rank]], values, shape)
+        dense = sparse.to_dense()
+        dist.all_reduce(sparse)
+        dist.all_reduce(dense)
+        assert torch.equal(sparse.to_dense(), dense)
+    empty = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), (4,))
+    work = dist.all_reduce(empty, async_op=True)
+    work.wait()
+    assert empty._nnz() == 0
+    with pytest.raises(ValueError, match="can only sum"):
+        dist.all_reduce(torch.eye(size).to_sparse(), dist.ReduceOp.MAX)
+
+
+def run_premultiplied() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        tensor = torch.full((5,), 2.0, dtype=dtype)
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(float(rank)))
+        assert torch.equal(tensor, torch.full((5,), 2.0 * sum(range(size)), dtype=dtype))
+    tensor = torch.ones(5)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(torch.tensor([3.0])))
+    assert torch.equal(tensor, torch.full((5,), 3.0 * size))
+
+
+def run_random_floats() -> None:
+    size = dist.get_world_size()
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)):
+        for count in (11, 3001, 300_007):
+            inputs = [
+                torch.randn(count, generator=torch.Generator().manual_seed(rank)).to(dtype)
+                for rank in range(size)
+            ]
+            tensor = inputs[dist.get_rank()].clone()
+            dist.all_reduce(tensor)
+            exact = torch.stack([each.double() for each in inputs]).sum(0)
+            torch.testing.assert_close(tensor.double(), exact, rtol=tolerance, atol=tolerance)
+            hashes = everyone(tensor.view(torch.uint8).long().cumsum(0)[-8:])
+            assert all(torch.equal(other, hashes[0]) for other in hashes)
+
+
+def run_async() -> None:
+    size = dist.get_world_size()
+    total = sum(range(1, size + 1))
+    tensors = [torch.full((n,), float(dist.get_rank() + 1)) for n in (1, 1000, 200_000) for _ in range(10)]
+    works = [dist.all_reduce(each, async_op=True) for each in tensors]
+    last = torch.ones(4)
+    dist.all_reduce(last)  # takes its turn after all of them
+    assert all(bool((each == total).all()) for each in tensors)
+    for work, tensor in zip(works, tensors, strict=True):
+        assert work.wait(timedelta(seconds=20))
+        assert work.is_completed() and work.is_success()
+        assert work.result()[0].data_ptr() == tensor.data_ptr()
+        assert work.get_future().wait()[0].data_ptr() == tensor.data_ptr()
+    chained = torch.ones(3)
+    future = dist.all_reduce(chained, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+    assert torch.equal(future.wait(), torch.full((3,), 2.0 * size))
+    # A callback may itself call collectives, sync or not.
+    second = torch.ones(2)
+
+    def again(done: Any) -> torch.Tensor:
+        dist.all_reduce(second)
+        return second
+
+    future = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(again)
+    assert torch.equal(future.wait(), torch.full((2,), float(size)))
+    barrier = dist.barrier(async_op=True)
+    barrier.wait()
+    assert barrier.is_completed()
+
+
+def run_threads() -> None:
+    """A group a thread, and one that two threads use in an order that a lock makes the same on all ranks."""
+    size = dist.get_world_size()
+    groups = [dist.new_group() for _ in range(4)]
+    failures: list[str] = []
+
+    def work(group: Any, number: int) -> None:
+        for step in range(200):
+            tensor = torch.full((number * 100 + 1,), float(step))
+            work = dist.all_reduce(tensor, group=group, async_op=step % 3 == 0)
+            if work is not None:
+                work.wait()
+            if not bool((tensor == step * size).all()):
+                failures.append(f"group {number} step {step}: {tensor[:3]}")
+
+    threads = [threading.Thread(target=work, args=(group, i)) for i, group in enumerate(groups)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def run_objects() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found: list[Any] = [None] * size
+    dist.all_gather_object(found, {"rank": rank, "text": "x" * 1000 * rank})
+    assert [each["rank"] for each in found] == list(range(size))
+    objects: list[Any] = [{"a": 1}, "b", None] if rank == 1 else [None, None, None]
+    dist.broadcast_object_list(objects, 1)
+    assert objects == [{"a": 1}, "b", None]
+    gathered: list[Any] | None = [None] * size if rank == 0 else None
+    dist.gather_object((rank,), gathered, 0)
+    assert gathered is None or gathered == [(i,) for i in range(size)]
+    got: list[Any] = [None]
+    dist.scatter_object_list(got, [f"for {i}" for i in range(size)] if rank == 0 else None, 0)
+    assert got == [f"for {rank}"]
+
+
+def run_wrong_arguments() -> None:
+    """Refused before anything moves, so that the group still works."""
+    size = dist.get_world_size()
+    with pytest.raises(ValueError, match="elements"):
+        dist.all_gather_single(torch.empty(3 * size + 1), torch.empty(3))
+    with pytest.raises(ValueError, match="add up"):
+        dist.all_to_all_single(torch.empty(size), torch.empty(size), [size + 1] + [0] * (size - 1), None)
+    with pytest.raises(ValueError, match="in its list"):
+        dist.all_gather([torch.empty(1)] * (size + 1), torch.empty(1))
+    with pytest.raises(NotImplementedError, match="reduction"):
+        dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+def run_allocated() -> None:
+    """Tensors in the arena give the same results, may outlive their use, and their memory comes back."""
+    size = dist.get_world_size()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    core = _torch_internals.shared_group(None)
+    assert backend.supports_tensor_alloc(torch.device("cpu"))
+    for count in (1, 100, 5000, 70_001, 1_000_003):
+        for dtype in (torch.float32, torch.bfloat16):
+            tensor = backend.allocate_tensor(count, dtype=dtype, device=torch.device("cpu"))
+            assert core.heap_contains(tensor)
+            tensor.fill_(float(dist.get_rank() + 1))
+            dist.all_reduce(tensor)
+            assert bool((tensor == sum(range(1, size + 1))).all())
+            tensor.fill_(float(dist.get_rank() + 1))
+            gathered = torch.empty(size * count, dtype=dtype)
+            dist.all_gather_single(gathered, tensor)
+            assert torch.equal(gathered.view(size, count)[:, -1].float(), torch.arange(1.0, size + 1))
+            dist.broadcast(tensor, 1)
+            assert bool((tensor == 2).all())
+    # Far more in all than the heap holds at once.
+    first = None
+    for _ in range(50):
+        tensor = backend.allocate_tensor(4_000_000, dtype=torch.float32, device=torch.device("cpu"))
+        assert core.heap_contains(tensor)
+        first = first or tensor.data_ptr()
+    # Only some ranks have theirs in the arena.
+    mixed = tensor if dist.get_rank() == 0 else torch.empty(4_000_000)
+    mixed.fill_(1.0)
+    dist.all_reduce(mixed)
+    assert bool((mixed == size).all())
+
+
+def run_huge() -> None:
+    """More than 2^31 elements."""
+    count = 2**31 + 5
+    tensor = torch.ones(count, dtype=torch.uint8)
+    dist.all_reduce(tensor)
+    assert int(tensor[:3].sum()) == int(tensor[-3:].sum()) == 3 * dist.get_world_size()
+    assert int(tensor[:: 2**20].sum(dtype=torch.int64)) == 2 * len(tensor[:: 2**20])
+    tensor[-1] = 50 + dist.get_rank()
+    dist.broadcast(tensor, 1)
+    assert int(tensor[-1]) == 51
+
+
+CASES = [
+    run_strides,
+    run_shapes,
+    run_uneven_lists,
+    run_in_place,
+    run_coalesced,
+    run_sparse,
+    run_premultiplied,
+    run_random_floats,
+    run_async,
+    run_threads,
+    run_objects,
+    run_wrong_arguments,
+    run_allocated,
+]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("run_"))
+def test_form(pool: Pool, case: Callable[[], None], world_size: int) -> None:
+    pool(world_size).run(case)
+
+
+def test_tensors_of_more_than_two_to_the_31_elements_are_reduced_and_broadcast(pool: Pool) -> None:
+    pool(2).run(run_huge, timeout=100)

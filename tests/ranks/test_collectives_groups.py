@@ -1,0 +1,223 @@
+"""The life of groups: ways to start, groups beside groups, splitting, timeouts, ending and again, fork."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from opensmd.collectives import _torch_internals
+from opensmd.collectives.flight import chrome_trace, dump, events_of_group
+from opensmd.collectives.stall import members, stall_report
+from tests.support.ranks import RankPool, run_once
+
+Pool = Callable[[int], RankPool]
+NAME = "smddp"
+
+
+def total(group: Any = None) -> float:
+    tensor = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def run_groups_beside_groups() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    assert dist.get_backend() == NAME
+    gloo = dist.new_group(backend="gloo")
+    part = dist.new_group([0, size - 1])
+    again = dist.new_group([0, size - 1])
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    assert dist.get_backend(gloo) == "gloo"
+    for _ in range(3):
+        assert total() == total(gloo) == sum(range(size))
+        if rank in (0, size - 1):
+            assert total(part) == total(again) == size - 1
+        assert total(alone) == rank
+    if rank in (0, size - 1):
+        dist.destroy_process_group(part)
+        assert total(again) == size - 1
+    pairs, _ = dist.new_subgroups(2) if size % 2 == 0 else (None, None)
+    if pairs is not None:
+        assert total(pairs) == 2 * (rank // 2 * 2) + 1
+    unsorted = dist.new_group([size - 1, *range(size - 1)], sort_ranks=False)
+    assert dist.get_group_rank(unsorted, size - 1) == 0
+    found = [torch.empty(()) for _ in range(size)]
+    dist.all_gather(found, torch.tensor(float(rank)), group=unsorted)
+    assert [int(each) for each in found] == [size - 1, *range(size - 1)]
+
+
+def run_split() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    halves = [list(range(size // 2)), list(range(size // 2, size))]
+    part = dist.split_group(split_ranks=halves, group_desc="halves")
+    assert total(part) == sum(halves[0] if rank in halves[0] else halves[1])
+    assert dist.get_backend(part) == NAME
+    inner = dist.split_group(part, split_ranks=[[0]])
+    assert (inner is None) == (dist.get_rank(part) != 0)
+    if inner is not None:
+        assert total(inner) == rank
+    with pytest.raises(ValueError, match="repeats a rank"):
+        dist.split_group(split_ranks=[[0, 0]])
+    dist.barrier()
+
+
+def run_properties() -> None:
+    backend = _torch_internals.cpu_backend(None)
+    assert backend.name() == NAME
+    assert backend.supports_splitting
+    assert backend.options._timeout > timedelta(0)
+    dist.group.WORLD.set_timeout(timedelta(seconds=21))
+    assert backend.options._timeout == timedelta(seconds=21)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="only torch's NCCL can move"):
+            backend.eager_connect_single_device(torch.device("cuda:0"))
+    dist.monitored_barrier(timeout=timedelta(seconds=10))
+    dist.monitored_barrier(wait_all_ranks=True)
+    dist.barrier()
+
+
+def run_records(folder: str) -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    dist.all_reduce(torch.ones(3, 5))
+    dist.broadcast(torch.ones(2), 0)
+    dist.barrier()
+    found = members()
+    assert [member.rank for member in found] == list(range(size))
+    assert {member.state for member in found} == {"running"}
+    assert "No rank waits" in stall_report() or "inside" in stall_report()
+    events = events_of_group()
+    names = [event.name for event in events if event.rank == (rank + 1) % size]
+    assert names[-3:] == ["all_reduce", "broadcast", "barrier"]
+    reduced = [event for event in events if event.name == "all_reduce"][-1]
+    assert "count=15" in reduced.details["description"]
+    assert reduced.end_ns > reduced.start_ns
+    dump(Path(folder) / f"{rank}.jsonl", events)
+    chrome_trace(Path(folder) / f"{rank}.json", events)
+
+
+def run_again_and_again() -> None:
+    """One process group after another in the same processes, also over one store."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
+
+    for _ in range(3):
+        dist.init_process_group(NAME, timeout=timedelta(seconds=20))
+        assert total() == sum(range(size))
+        dist.destroy_process_group()
+    store = dist.TCPStore(
+        "127.0.0.1", int(os.environ["MASTER_PORT"]) + 1, size, rank == 0, timedelta(seconds=20)
+    )
+    for _ in range(3):
+        dist.init_process_group(NAME, store=store, rank=rank, world_size=size)
+        assert total() == sum(range(size))
+        dist.destroy_process_group()
+
+
+def run_from_file(path: str) -> None:
+    import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("SMDDP", init_method=f"file://{path}", rank=rank, world_size=size)
+    assert total() == sum(range(size))
+    dist.destroy_process_group()
+    dist.init_process_group("cpu:smddp", init_method=f"file://{path}-2", rank=rank, world_size=size)
+    assert total() == sum(range(size))
+    dist.destroy_process_group()
+
+
+def run_outliving() -> None:
+    """Tensors and works outlive their group; the group does not take calls any more."""
+    backend = _torch_internals.cpu_backend(None)
+    tensor = backend.allocate_tensor(100_000, dtype=torch.float32, device=torch.device("cpu"))
+    tensor.fill_(2.0)
+    work = dist.all_reduce(tensor, async_op=True)
+    group = dist.new_group()
+    dist.destroy_process_group()
+    work.wait()
+    assert bool((tensor == 2.0 * int(os.environ["WORLD_SIZE"])).all())
+    with pytest.raises(RuntimeError, match="shut down"):
+        group.allreduce([torch.ones(1)])
+    del backend, group, work
+    tensor += 1
+
+
+def run_fork() -> list[str]:
+    """What a forked child is told when it uses its parent's group; the parent goes on."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+            os.write(writer, b"no error")
+        except BaseException as error:
+            os.write(writer, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    told = os.read(reader, 4096).decode()
+    child = os.fork()
+    if child == 0:
+        dist.distributed_c10d._world.pg_map.clear()  # drops the group in the child
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert total() == sum(range(dist.get_world_size()))
+    return [told]
+
+
+def run_debug_detail() -> None:
+    assert total() == sum(range(dist.get_world_size()))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_groups_work_beside_each_other_and_beside_gloo(pool: Pool, world_size: int) -> None:
+    pool(world_size).run(run_groups_beside_groups)
+
+
+def test_split_group_works_without_an_accelerator(pool: Pool) -> None:
+    pool(4).run(run_split)
+
+
+def test_properties_that_torch_asks_a_backend_for(pool: Pool) -> None:
+    pool(2).run(run_properties)
+
+
+def test_any_rank_can_read_what_all_ranks_did(pool: Pool, tmp_path: Path) -> None:
+    pool(2).run(run_records, str(tmp_path))
+    assert (tmp_path / "1.jsonl").read_text().count("\n") >= 6
+    assert '"traceEvents"' in (tmp_path / "0.json").read_text()
+
+
+def test_groups_can_be_made_again_after_they_were_destroyed() -> None:
+    outcomes = run_once(2, run_again_and_again, backend=None)
+    assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text + outcomes[1].text
+
+
+def test_groups_start_from_a_file() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = run_once(2, run_from_file, f"{folder}/store", backend=None)
+    assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text + outcomes[1].text
+
+
+def test_tensors_and_works_may_outlive_their_group() -> None:
+    outcomes = run_once(2, run_outliving)
+    assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text + outcomes[1].text
+
+
+def test_a_forked_child_is_told_that_the_group_is_its_parents() -> None:
+    outcomes = run_once(2, run_fork)
+    assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text
+    for outcome in outcomes:
+        assert "fork" in outcome.value[0]
+
+
+def test_torchs_debug_wrapper_fits_around_the_backend() -> None:
+    outcomes = run_once(2, run_debug_detail, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text
