@@ -71,7 +71,7 @@ class Groups:
         """Which member leads each group: every combination of last and first, or two of them.
 
         The last comes first: an embedding that moves to the output layer only adds a short hop before the
-        pipeline; an output layer that moves to the embedding makes all microbatches pass the first stage twice.
+        pipeline; an output layer that moves to the embedding makes every microbatch pass stage 0 twice.
         """
         ends = [(group[-1], group[0]) for group in self.members]
         if 2 ** len(ends) <= MOST_COMBINATIONS:

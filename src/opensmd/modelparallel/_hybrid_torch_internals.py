@@ -1,0 +1,53 @@
+"""The private parts of torch's DistributedDataParallel that hybrid parallelism needs, in one place.
+
+tests/ranks/test_hybrid.py fails loudly when torch changes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["arm", "begin", "flatten", "ignoring", "unflatten"]
+
+
+def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
+    """What DDP does before a forward: join notice, new buckets, buffers. ``reduce=False`` is its no_sync."""
+    ddp.require_backward_grad_sync = reduce
+    ddp._pre_forward()  # type: ignore[no-untyped-call]
+
+
+def arm(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
+    """What DDP does after a forward that returned ``roots``: from now on every gradient counts."""
+    ddp._post_forward(list(roots))  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def ignoring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Let a DistributedDataParallel that is built inside leave ``names`` of ``module`` alone."""
+    # in one place torch joins the module's and the parameter's name with a dot even at the root
+    everywhere = [*names, *(f".{name}" for name in names if "." not in name)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+        module, everywhere
+    )
+    try:
+        yield
+    finally:
+        del module._ddp_params_and_buffers_to_ignore
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """One contiguous tensor with the data of all."""
+    flat: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    return flat
+
+
+def unflatten(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Views of ``flat`` with the shapes of ``like``."""
+    views: Any = _unflatten_dense_tensors(flat, like)  # type: ignore[no-untyped-call]
+    return tuple(views)
