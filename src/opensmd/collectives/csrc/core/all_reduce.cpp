@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "copy.hpp"
 #include "factors.hpp"
 #include "parts.hpp"
 #include "placement.hpp"
@@ -26,7 +27,7 @@ class AllReduce {
     announce(round_, offset);
     if (small && offset == kNotInHeap) {
       context_.arena.reserve_staging();
-      std::memcpy(context_.arena.staging(context_.rank, round_.sequence()), data_, bytes_);
+      copy_bytes(context_.arena.staging(context_.rank, round_.sequence()), data_, bytes_);
     }
     round_.post();
     round_.meet();

@@ -1,8 +1,8 @@
 #include "exchange.hpp"
 
 #include <algorithm>
-#include <cstring>
 
+#include "copy.hpp"
 #include "placement.hpp"
 
 namespace opensmd {
@@ -84,7 +84,7 @@ void Exchange::pack(std::byte* to, size_t padding) const {
   for (int d = 0; d < context_.size; ++d) {
     const size_t bytes = d == context_.rank ? 0 : traffic_.bytes(context_.rank, d);
     if (bytes == 0) continue;
-    std::memcpy(to + packed_offset(context_.rank, d, padding), inputs_[d], bytes);
+    copy_bytes(to + packed_offset(context_.rank, d, padding), inputs_[d], bytes);
     if (shared_) return;
   }
 }
@@ -151,7 +151,7 @@ void Exchange::publish(uint32_t step) {
     const int d = (self + distance) % context_.size;
     const size_t bytes = traffic_.bytes(self, d);
     if (offset >= bytes) continue;
-    std::memcpy(context_.arena.chunk(self, base_ + step) + lane(self, d) * own.step_bytes,
+    copy_bytes(context_.arena.chunk(self, base_ + step) + lane(self, d) * own.step_bytes,
                 static_cast<const std::byte*>(inputs_[d]) + offset, std::min(own.step_bytes, bytes - offset));
     if (shared_) break;
   }
@@ -236,14 +236,14 @@ void CopyingExchange::take_direct() {
     const int s = (context_.rank + distance) % context_.size;
     const Source& source = sources_[s];
     if (source.bytes > 0 && source.way != Way::Nothing && source.way != Way::Streamed) {
-      std::memcpy(outputs_[s], source.piece, source.bytes);
+      copy_bytes(outputs_[s], source.piece, source.bytes);
     }
   }
   // A streamed own piece is copied step by step, while it is in the cache.
   const Source& own = sources_[context_.rank];
   const bool streamed_whole = own.way == Way::Streamed && own.steps * own.step_bytes >= own.bytes;
   if (!streamed_whole && own.bytes > 0 && outputs_[context_.rank] != own_piece()) {
-    std::memcpy(outputs_[context_.rank], own_piece(), own.bytes);
+    copy_bytes(outputs_[context_.rank], own_piece(), own.bytes);
   }
 }
 
@@ -253,7 +253,7 @@ void CopyingExchange::take_step(uint32_t step) {
     const Source& source = sources_[s];
     const size_t offset = step * source.step_bytes;
     if (!streams(s) || offset >= source.bytes) continue;
-    std::memcpy(static_cast<std::byte*>(outputs_[s]) + offset, streamed(s, step),
+    copy_bytes(static_cast<std::byte*>(outputs_[s]) + offset, streamed(s, step),
                 std::min(source.step_bytes, source.bytes - offset));
   }
 }
@@ -262,7 +262,7 @@ void CopyingExchange::published_step(size_t offset, size_t bytes) {
   std::byte* out = static_cast<std::byte*>(outputs_[context_.rank]);
   const Source& own = sources_[context_.rank];
   if (own.steps * own.step_bytes < own.bytes || out == own_piece()) return;
-  std::memcpy(out + offset, own_piece() + offset, bytes);
+  copy_bytes(out + offset, own_piece() + offset, bytes);
 }
 
 }  // namespace opensmd

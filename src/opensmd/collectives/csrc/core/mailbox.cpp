@@ -282,7 +282,7 @@ bool Mailbox::take_unexpected(const MessagePointer& message) {
   if (kept->arrived < kept->bytes) {
     // The rest is still coming: it goes straight to its place.
     deliver(from, message, kept->source);
-    if (from.to != nullptr) std::memcpy(from.to, kept->data.get(), kept->arrived);
+    if (from.to != nullptr) copy_bytes(from.to, kept->data.get(), kept->arrived);
     const int source = kept->source;
     unexpected_.erase(kept);
     pull(source, false);
@@ -290,7 +290,7 @@ bool Mailbox::take_unexpected(const MessagePointer& message) {
   }
   message->from = kept->source;
   if (message->bytes == kept->bytes) {
-    if (kept->bytes > 0) std::memcpy(message->data, kept->data.get(), kept->bytes);
+    if (kept->bytes > 0) copy_bytes(message->data, kept->data.get(), kept->bytes);
     message->moved = kept->bytes;
   } else {
     Incoming finished;

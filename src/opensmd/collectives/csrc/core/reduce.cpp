@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "copy.hpp"
 #include "factors.hpp"
 #include "parts.hpp"
 #include "placement.hpp"
@@ -25,7 +26,7 @@ class Reduce {
     const bool stages = small && bytes_ > kInlineBytes && !is_root_;
     if (stages) {
       context_.arena.reserve_staging();
-      std::memcpy(context_.arena.staging(context_.rank, round_.sequence()), in_, bytes_);
+      copy_bytes(context_.arena.staging(context_.rank, round_.sequence()), in_, bytes_);
     } else if (bytes_ > 0 && bytes_ <= kInlineBytes) {
       std::memcpy(round_.payload(), in_, bytes_);
     }

@@ -9,9 +9,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 
 #include "arena.hpp"
+#include "copy.hpp"
 
 namespace opensmd {
 
@@ -52,7 +52,7 @@ class RingWriter : public RingEnd {
 
   void put(const void* data, size_t bytes) {
     split(written_, bytes, [data](std::byte* to, size_t offset, size_t count) {
-      std::memcpy(to, static_cast<const std::byte*>(data) + offset, count);
+      copy_bytes(to, static_cast<const std::byte*>(data) + offset, count);
     });
     written_ += bytes;
   }
@@ -74,7 +74,7 @@ class RingReader : public RingEnd {
 
   void peek(void* data, size_t bytes) {
     split(read_, bytes, [data](const std::byte* from, size_t offset, size_t count) {
-      std::memcpy(static_cast<std::byte*>(data) + offset, from, count);
+      copy_bytes(static_cast<std::byte*>(data) + offset, from, count);
     });
   }
   void skip(size_t bytes) { read_ += bytes; }

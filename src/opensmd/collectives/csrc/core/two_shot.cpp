@@ -1,7 +1,6 @@
 #include "two_shot.hpp"
 
-#include <cstring>
-
+#include "copy.hpp"
 #include "parts.hpp"
 
 namespace opensmd {
@@ -57,7 +56,7 @@ class TwoShot {
   void publish() {
     for (int distance = 1; distance < context_.size; ++distance) {
       const Part part = chunk_part(published_, peer(distance));
-      std::memcpy(slot(context_.rank, published_) + part.offset, in(published_) + part.offset, part.bytes);
+      copy_bytes(slot(context_.rank, published_) + part.offset, in(published_) + part.offset, part.bytes);
     }
     ++published_;
     round_.set(mine_.published, base_ + published_);
@@ -81,7 +80,7 @@ class TwoShot {
   void collect() {
     for (int distance = 1; distance < context_.size && collects_; ++distance) {
       const Part part = chunk_part(collected_, peer(distance));
-      std::memcpy(out(collected_) + part.offset, slot(peer(distance), collected_) + part.offset, part.bytes);
+      copy_bytes(out(collected_) + part.offset, slot(peer(distance), collected_) + part.offset, part.bytes);
     }
     ++collected_;
     round_.set(mine_.consumed, base_ + collected_);

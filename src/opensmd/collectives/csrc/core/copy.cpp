@@ -1,0 +1,113 @@
+#include "copy.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.hpp"
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+#include <immintrin.h>
+#define OPENSMD_VECTOR_COPY 1
+#endif
+
+namespace opensmd {
+
+namespace {
+
+void copy_plain(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+
+#if OPENSMD_VECTOR_COPY
+
+// Loads are done before stores, line by line; the rest after the last whole line goes to memcpy.
+__attribute__((target("avx2"))) void copy_avx2(void* to, const void* from, size_t bytes) {
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  size_t i = 0;
+  for (; i + 128 <= bytes; i += 128) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 32));
+    const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 64));
+    const __m256i d = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 96));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 32), b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 64), c);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 96), d);
+  }
+  std::memcpy(out + i, in + i, bytes - i);
+}
+
+__attribute__((target("avx512f"))) void copy_avx512(void* to, const void* from, size_t bytes) {
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  size_t i = 0;
+  for (; i + 256 <= bytes; i += 256) {
+    const __m512i a = _mm512_loadu_si512(in + i);
+    const __m512i b = _mm512_loadu_si512(in + i + 64);
+    const __m512i c = _mm512_loadu_si512(in + i + 128);
+    const __m512i d = _mm512_loadu_si512(in + i + 192);
+    _mm512_storeu_si512(out + i, a);
+    _mm512_storeu_si512(out + i + 64, b);
+    _mm512_storeu_si512(out + i + 128, c);
+    _mm512_storeu_si512(out + i + 192, d);
+  }
+  std::memcpy(out + i, in + i, bytes - i);
+}
+
+__attribute__((target("avx2"))) void stream_avx2(void* to, const void* from, size_t bytes) {
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  // Streaming stores want aligned addresses, and whole lines to be worth it.
+  const size_t head = (64 - reinterpret_cast<uintptr_t>(out) % 64) % 64;
+  if (bytes < 256 + head) return copy_avx2(to, from, bytes);
+  std::memcpy(out, in, head);
+  size_t i = head;
+  for (; i + 128 <= bytes; i += 128) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 32));
+    const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 64));
+    const __m256i d = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 96));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i), a);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i + 32), b);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i + 64), c);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i + 96), d);
+  }
+  _mm_sfence();
+  std::memcpy(out + i, in + i, bytes - i);
+}
+
+#endif
+
+using Copy = void (*)(void*, const void*, size_t);
+
+Copy best_copy() {
+#if OPENSMD_VECTOR_COPY
+  if (best_simd_level() == SimdLevel::Avx512) return copy_avx512;
+  if (best_simd_level() == SimdLevel::Avx2) return copy_avx2;
+#endif
+  return copy_plain;
+}
+
+Copy best_stream() {
+#if OPENSMD_VECTOR_COPY
+  if (best_simd_level() != SimdLevel::Generic) return stream_avx2;
+#endif
+  return copy_plain;
+}
+
+}  // namespace
+
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  static const Copy copy = best_copy();
+  if (bytes < 512) {
+    std::memcpy(to, from, bytes);
+  } else {
+    copy(to, from, bytes);
+  }
+}
+
+void copy_past_cache(void* to, const void* from, size_t bytes) {
+  static const Copy stream = best_stream();
+  stream(to, from, bytes);
+}
+
+}  // namespace opensmd

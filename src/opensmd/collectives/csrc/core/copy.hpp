@@ -1,0 +1,19 @@
+// Copies between private and shared memory.
+//
+// Not memcpy: glibc takes "rep movsb" for 2 KiB and more, which on lines that another core has just written is three
+// to five times slower here than plain vector loads and stores.
+#pragma once
+
+#include <cstddef>
+
+namespace opensmd {
+
+void copy_bytes(void* to, const void* from, size_t bytes);
+
+// Around the caches on the way out, for results much larger than the caches: saves reading what is overwritten.
+void copy_past_cache(void* to, const void* from, size_t bytes);
+
+// From where on a result is taken for much larger than the caches.
+constexpr size_t kPastCacheBytes = size_t{24} << 20;
+
+}  // namespace opensmd
