@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,17 @@ def test_the_failure_that_the_others_follow_from_is_found(failures: list[Failure
 
 @pytest.mark.parametrize(("code", "status"), [(1, 1), (7, 7), (-9, 137), (-15, 143)])
 def test_the_exit_status_is_that_of_a_shell(code: int, status: int) -> None:
-    assert reports.exit_status(code) == status
+    assert reports.exit_status(Failure(0, code)) == status
+    assert reports.exit_status(Failure(0, code, report(0, 1))) == 1
+
+
+@pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (7, 7), (256 + 3, 3), ("text", 1), (True, 1)])
+def test_an_exit_is_reported_with_the_code_python_gives_it(given: Any, code: int, tmp_path: Path) -> None:
+    assert reports.code_of(SystemExit(given)) == code
+    reports.write(tmp_path / "error.json", SystemExit(given), None, 0)
+    found = reports.read(tmp_path / "error.json", 0)
+    assert found is not None
+    assert (found.exit_code, found.text) == (code, "")
 
 
 def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:

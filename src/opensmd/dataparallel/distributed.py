@@ -5,6 +5,8 @@ They share torch's default process group, so both interfaces may be mixed in one
 
 from __future__ import annotations
 
+import atexit
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -74,6 +76,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     environment.fill()
     backend.register()
     dist.init_process_group(BACKEND, *args, **kwargs)
+    atexit.register(_leave)
 
 
 def is_initialized() -> bool:
@@ -181,6 +184,12 @@ def barrier(group: object = group.WORLD, async_op: bool = False) -> dist.Work | 
     _before("barrier", group)
     work: dist.Work | None = dist.barrier(async_op=async_op)
     return work
+
+
+def _leave() -> None:
+    """End the group with the process, because this interface has no call for it; not after a failure."""
+    if dist.is_initialized() and getattr(sys, "last_type", None) is None:
+        dist.destroy_process_group()
 
 
 def _deprecated(name: str, replacement: str | None = None, *, stacklevel: int = 4) -> None:

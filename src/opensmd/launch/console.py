@@ -104,6 +104,8 @@ class Console(threading.Thread):
 
     def show_report(self, report: reports.Report) -> None:
         """Show a rank's traceback, unless the very same text has been shown for another rank."""
+        if not report.text:
+            return
         if report.text in self._texts:
             self.say(f"rank {report.rank} failed in the same way: {report.message.splitlines()[0]}")
             return
@@ -114,8 +116,8 @@ class Console(threading.Thread):
         sys.stderr.flush()
 
     def was_shown(self, report: reports.Report) -> bool:
-        """True if :meth:`show_report` has shown this text."""
-        return report.text in self._texts
+        """True if :meth:`show_report` has nothing new to show for this report."""
+        return not report.text or report.text in self._texts
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""

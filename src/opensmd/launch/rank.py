@@ -49,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not under_smdrun:
             raise
         sys.exit(128 + signal.SIGINT)
+    except SystemExit as leaving:
+        if under_smdrun and reports.code_of(leaving):
+            _leave_report(leaving)
+        raise
     except Exception as error:
         _report(error)
         sys.exit(1)
@@ -91,16 +95,24 @@ def _die_with_launcher() -> None:
 def _report(error: Exception) -> None:
     """Hand the traceback to the launcher, which shows the first failure first; else print it as usual."""
     trace = _of_the_script(error.__traceback__)
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if path:
-        try:
-            reports.write(Path(path), error, trace, reports.own_rank(os.environ))
-        except OSError:
-            path = ""
+    # As the interpreter does for an exception that nobody caught.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    handed_over = _leave_report(error, trace) and os.environ.get(LAUNCHER) == str(os.getppid())
     # torch.distributed replaces the hook only to print its own rank prefix.
     custom = sys.excepthook is not sys.__excepthook__ and "torch.distributed" not in sys.excepthook.__module__
-    if custom or not path or os.environ.get(LAUNCHER) != str(os.getppid()):
+    if custom or not handed_over:
         sys.excepthook(type(error), error, trace)
+
+
+def _leave_report(error: BaseException, trace: TracebackType | None = None) -> bool:
+    """Write the report file that the launcher asked for; False if there is none to write."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    try:
+        if path:
+            reports.write(Path(path), error, trace, reports.own_rank(os.environ))
+    except OSError:
+        return False
+    return bool(path)
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

@@ -28,13 +28,14 @@ _LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Br
 
 @dataclass(frozen=True)
 class Report:
-    """One rank's exception."""
+    """One rank's exception, or its exit with a code other than 0, which has no ``text`` to show."""
 
     rank: int
     message: str
     text: str
     nanoseconds: int
     of_communication: bool
+    exit_code: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,18 @@ class Failure:
 
 def write(path: Path, error: BaseException, trace: TracebackType | None, rank: int) -> None:
     """Leave the report of an exception in ``path``, whole or not at all."""
-    lines = traceback.format_exception(type(error), error, trace)
     now = time.time_ns()
     lost = {base.__name__ for base in type(error).__mro__} & _LOST_PEER_CLASSES
+    leaving = isinstance(error, SystemExit)
     data = {
         "message": {
-            "message": f"{type(error).__name__}: {error}",
+            "message": _exit_words(error) if leaving else f"{type(error).__name__}: {error}",
             "extraInfo": {
-                "py_callstack": "".join(lines),
+                "py_callstack": "" if leaving else "".join(_formatted(error, trace)),
                 "timestamp": str(now // 10**9),
                 "nanoseconds": now,
                 "of_communication": bool(lost) or any(words in str(error) for words in _LOST_PEER_WORDS),
+                "exit_code": code_of(error),
                 "rank": rank,
             },
         }
@@ -66,6 +68,23 @@ def write(path: Path, error: BaseException, trace: TracebackType | None, rank: i
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(data))
     partial.rename(path)
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code that Python gives a process that this exception ends."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _exit_words(error: BaseException) -> str:
+    return f"exit code {code_of(error)}, by sys.exit({getattr(error, 'code', None)!r})"
+
+
+def _formatted(error: BaseException, trace: TracebackType | None) -> list[str]:
+    return traceback.format_exception(type(error), error, trace)
 
 
 def read(path: Path, rank: int) -> Report | None:
@@ -83,6 +102,7 @@ def read(path: Path, rank: int) -> Report | None:
         extra["py_callstack"],
         extra.get("nanoseconds", int(extra["timestamp"]) * 10**9),
         extra.get("of_communication", False),
+        extra.get("exit_code", 1),
     )
 
 
@@ -121,9 +141,14 @@ def describe_exit(exit_code: int) -> str:
     return f"killed by {name}{advice.get(name, '')}"
 
 
-def exit_status(exit_code: int) -> int:
-    """The exit status a shell would show: 128 + n for signal n."""
-    return exit_code if exit_code >= 0 else 128 - exit_code
+def exit_status(failure: Failure) -> int:
+    """The exit status a shell would show: 128 + n for signal n.
+
+    A rank that had reported its end keeps that status, whatever happened to it while it was cleaning up.
+    """
+    if failure.report is not None:
+        return failure.report.exit_code
+    return failure.exit_code if failure.exit_code >= 0 else 128 - failure.exit_code
 
 
 def own_rank(environ: Mapping[str, str]) -> int:

@@ -142,7 +142,7 @@ def _explain(failures: list[reports.Failure], console: Console) -> int:
             console.say(f"rank {failure.rank} ended after it: {_in_a_line(failure)}")
         else:
             console.show_report(report)
-    return reports.exit_status(first.exit_code)
+    return reports.exit_status(first)
 
 
 def _in_a_line(failure: reports.Failure) -> str:

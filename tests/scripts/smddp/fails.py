@@ -1,0 +1,35 @@
+"""Rank 1 comes to grief in the way the command line names, while the others wait for it."""
+
+import os
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
+
+
+def break_down(how: str) -> None:
+    """Fail as asked."""
+    if how == "raise":
+        raise ValueError("the batch is empty")
+    if how == "exit":
+        sys.exit(7)
+    if how == "kill":
+        os.kill(os.getpid(), 9)
+
+
+how, marker = sys.argv[1:3]
+dist.init_process_group("smddp")
+dist.barrier()
+if how != "wait alone":  # something that the rank leaves behind must go as well
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", marker])
+print("started", flush=True)
+if how.startswith("wait"):
+    time.sleep(600)
+if dist.get_rank() == 1:
+    break_down(how)
+dist.all_reduce(torch.ones(1))
+child.kill()

@@ -1,0 +1,228 @@
+"""Whole user scripts, unmodified, under every launcher; and what is left and said when one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+SCRIPTS = Path(__file__).parent / "smddp"
+BIN = Path(sys.executable).parent
+RANK = [sys.executable, "-m", "opensmd.launch.rank"]
+LAUNCHERS = {
+    "smdrun": [str(BIN / "smdrun"), "-n", "2"],
+    "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"],
+    "mpiexec": [str(BIN / "mpiexec"), "-n", "2", sys.executable],
+}
+ON_CPU = {
+    "smdrun": [*LAUNCHERS["smdrun"], "--device", "cpu"],
+    "torchrun": [*LAUNCHERS["torchrun"], "-m", "opensmd.launch.rank", "--device", "cpu"],
+    "mpiexec": [*LAUNCHERS["mpiexec"], "-m", "opensmd.launch.rank", "--device", "cpu"],
+}
+_OF_A_RANK = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_|MASTER_|OPENSMD_FILLED|SM_|SMDATAPARALLEL|OMP_|PMI|SLURM)")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This process's environment without anything that a launcher or the library added."""
+    return {**{name: value for name, value in os.environ.items() if not _OF_A_RANK.match(name)}, **extra}
+
+
+def run(command: list[str], *, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def places(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """What each rank said about itself, by rank."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [json.loads(text) for text in re.findall(r"place (\{.*?\})", done.stdout)]
+    return sorted(said, key=lambda each: each["rank"])
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_script_finds_its_place_under_every_launcher(launcher: str, tmp_path: Path) -> None:
+    found = places(run([*LAUNCHERS[launcher], str(SCRIPTS / "place.py")], cwd=tmp_path))
+    assert [(each["rank"], each["size"], each["sum"]) for each in found] == [(0, 2, 2.0), (1, 2, 2.0)]
+    for each in found:
+        assert each["LOCAL_RANK"] == each["SMDATAPARALLEL_LOCAL_RANK"] == str(each["rank"])
+        assert each["LOCAL_WORLD_SIZE"] == "2"
+        assert each["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
+    assert len({each["MASTER_PORT"] for each in found}) == 1
+
+
+def test_two_mpi_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
+    command = [*LAUNCHERS["mpiexec"], str(SCRIPTS / "place.py")]
+    jobs = [
+        subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [job.communicate(timeout=100)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0]
+    ports = [set(re.findall(r'"MASTER_PORT": "(\d+)"', output)) for output in outputs]
+    assert all(len(each) == 1 for each in ports)
+    assert ports[0] != ports[1]
+
+
+def test_a_process_started_by_hand_is_a_group_of_one(tmp_path: Path) -> None:
+    (place,) = places(run([sys.executable, str(SCRIPTS / "place.py")], cwd=tmp_path))
+    assert (place["rank"], place["size"], place["sum"]) == (0, 1, 1.0)
+
+
+def test_smdrun_pins_ranks_apart_and_divides_the_threads(tmp_path: Path) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    found = places(run([*LAUNCHERS["smdrun"], str(SCRIPTS / "place.py")], cwd=tmp_path))
+    if len(allowed) >= 2:
+        assert not set(found[0]["cpus"]) & set(found[1]["cpus"])
+    assert all(set(each["cpus"]) <= set(allowed) for each in found)
+    assert int(found[0]["OMP_NUM_THREADS"]) >= 1
+    command = [*LAUNCHERS["smdrun"], "--no-bind", str(SCRIPTS / "place.py")]
+    for each in places(run(command, cwd=tmp_path, OMP_NUM_THREADS="3")):
+        assert each["cpus"] == allowed
+        assert each["OMP_NUM_THREADS"] == "3"
+
+
+def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
+    command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "place.py")]
+    allowed = sorted(os.sched_getaffinity(0))
+    for each in places(run(command, cwd=tmp_path, OMP_PROC_BIND="false")):
+        assert each["cpus"] == allowed
+    for each in places(run(["taskset", "-c", str(allowed[-1]), *command], cwd=tmp_path)):
+        assert each["cpus"] == [allowed[-1]]
+
+
+@pytest.mark.parametrize("launcher", ON_CPU)
+def test_the_v1_script_of_the_seed_trains(launcher: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    command = [*ON_CPU[launcher], str(SCRIPTS / "mnist_v1.py"), "--epochs", "2"]
+    done = run(command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("same model on all ranks: True") == 2
+    accuracies = [float(each) for each in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    assert len(accuracies) == 2
+    assert accuracies[-1] > 0.7
+    assert (tmp_path / "model" / "model.pt").stat().st_size > 10_000
+    assert "use torch.nn.parallel.DistributedDataParallel" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ON_CPU)
+def test_the_smddp_script_of_the_seed_trains_in_mixed_precision(launcher: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    command = [*ON_CPU[launcher], str(SCRIPTS / "mnist_smddp.py"), "--epochs", "2"]
+    done = run(command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    accuracies = [float(each) for each in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    assert len(accuracies) == 2
+    assert accuracies[-1] > 0.6
+    assert (tmp_path / "model" / "model.pt").stat().st_size > 10_000
+
+
+def test_the_same_script_runs_without_the_library_in_a_local_run(tmp_path: Path) -> None:
+    script = str(SCRIPTS / "local_or_distributed.py")
+    done = run([sys.executable, script], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "local: False 1\n")
+    done = run([*LAUNCHERS["smdrun"], script], cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] distributed: rank 0 of 2, sum 1.0",
+        "[1] distributed: rank 1 of 2, sum 1.0",
+    ]
+
+
+def test_smdrun_sets_what_a_container_sets_and_leaves_no_empty_folders(tmp_path: Path) -> None:
+    found = places(run([*ON_CPU["smdrun"], str(SCRIPTS / "place.py")], cwd=tmp_path))
+    assert found[0]["SM_MODEL_DIR"] == str(tmp_path / "output" / "model")
+    assert found[0]["SM_NUM_GPUS"] == "2"
+    assert list(tmp_path.iterdir()) == []
+
+
+def leftovers(marker: str) -> list[psutil.Process]:
+    """Living processes that carry the marker on their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if marker in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def wait_until_gone(marker: str) -> None:
+    deadline = time.monotonic() + 10
+    while (left := leftovers(marker)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        ("raise", 1, "rank 1 failed first: ValueError: the batch is empty"),
+        ("exit", 7, "rank 1 failed first: exit code 7"),
+        ("kill", 137, "rank 1 failed first: killed by SIGKILL"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named_and_nothing_is_left(
+    how: str, status: int, said: str, tmp_path: Path
+) -> None:
+    marker = f"marker-{uuid.uuid4()}"
+    done = run([*LAUNCHERS["smdrun"], str(SCRIPTS / "fails.py"), how, marker], cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert f"smdrun: {said}" in done.stderr
+    wait_until_gone(marker)
+    if how == "raise":
+        lines = done.stderr.splitlines()
+        first = next(index for index, line in enumerate(lines) if "Traceback" in line)
+        assert lines[first] == "[1] Traceback (most recent call last):"
+        assert f'File "{SCRIPTS / "fails.py"}"' in lines[first + 1]
+        assert "[1] ValueError: the batch is empty" in lines
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "how"),
+    [(signal.SIGINT, 130, "wait"), (signal.SIGTERM, 143, "wait"), (signal.SIGKILL, -9, "wait alone")],
+)
+def test_a_signal_to_the_launcher_leaves_no_process(
+    number: signal.Signals, status: int, how: str, tmp_path: Path
+) -> None:
+    marker = f"marker-{uuid.uuid4()}"
+    command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "fails.py"), how, marker]
+    job = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert job.stdout is not None
+    for _ in range(2):
+        assert "started" in job.stdout.readline()
+    job.send_signal(number)
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == status, err
+    if number != signal.SIGKILL:
+        assert f"smdrun: ended by {number.name}" in err
+        assert list(tmp_path.iterdir()) == []
+    wait_until_gone(marker)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--nnodes", "2", "x.py"], "--nnodes 2 needs --master-addr"),
+        (["--channel", "training", "x.py"], "expected NAME=PATH"),
+        (["--mp-parameters", "nonsense", "x.py"], "key=value"),
+        (["-n", "0", "x.py"], "0 is not in the range"),
+        (["-n", "1", "x.py"], "there is no script 'x.py'"),
+    ],
+)
+def test_a_wrong_command_line_is_explained(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = run([str(BIN / "smdrun"), *arguments], cwd=tmp_path)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
