@@ -24,6 +24,8 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=2, help="processes")
     ranks = str(parser.parse_args().n)
     console = Console()
+    console.rule("Compiling the native core (once, about half a minute)")
+    subprocess.run([sys.executable, "-m", "opensmd.collectives.build"], check=True)
     start = time.perf_counter()
     for title, script in STEPS:
         command = ["smdrun", "-n", ranks, f"examples/data_parallel/{script}"]
