@@ -1,0 +1,69 @@
+"""Pipeline events of all ranks on one clock: what the chart, the trace and the bubble figure are made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.distributed as dist
+
+__all__ = ["KINDS", "Event", "PipelineEvent", "busy_share", "gather_events"]
+
+KINDS = ("forward", "backward", "wait")
+
+
+class Event(Protocol):
+    """What the engine records: times are :func:`time.perf_counter_ns` of its process."""
+
+    @property
+    def microbatch(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineEvent:
+    """One stretch of work or waiting. ``microbatch`` is -1 where waiting belongs to none."""
+
+    rank: int
+    microbatch: int
+    kind: str
+    start_ns: int
+    end_ns: int
+
+
+def gather_events(record: Iterable[Event], group: dist.ProcessGroup | None = None) -> list[PipelineEvent]:
+    """All ranks' records on the wall clock of their hosts. Collective over ``group``; every rank gets all."""
+    rank = dist.get_rank(group)
+    offset = time.time_ns() - time.perf_counter_ns()
+    mine = [
+        PipelineEvent(
+            rank=rank,
+            microbatch=event.microbatch,
+            kind=event.kind,
+            start_ns=event.start_ns + offset,
+            end_ns=event.end_ns + offset,
+        )
+        for event in record
+    ]
+    everyone: list[list[PipelineEvent]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(everyone, mine, group=group)
+    return [event for events in everyone for event in events]
+
+
+def busy_share(events: Sequence[PipelineEvent]) -> dict[int, float]:
+    """Each rank's share of the whole span in which it ran forwards or backwards; the rest is its bubble."""
+    if not events:
+        return {}
+    span = max(event.end_ns for event in events) - min(event.start_ns for event in events)
+    busy: dict[int, int] = {event.rank: 0 for event in events}
+    for event in events:
+        if event.kind != "wait":
+            busy[event.rank] += event.end_ns - event.start_ns
+    return {rank: time_busy / span if span else 0.0 for rank, time_busy in sorted(busy.items())}

@@ -1,0 +1,97 @@
+"""The plan as a table, for the log of the first step and for ``smd plan``."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from opensmd.modelparallel.plan import Plan, PlanRow
+from opensmd.modelparallel.predict import bubble
+
+__all__ = ["plan_table", "print_plan"]
+
+logger = logging.getLogger("opensmd.modelparallel")
+
+HEADING = "Partition assignments:"
+
+
+def print_plan(plan: Plan) -> None:
+    """Log the plan at level INFO. The line that begins it is the original's (seed 002's ``smp``)."""
+    logger.info("%s\n%s", HEADING, render(plan))
+    for note in plan.notes:
+        logger.warning("%s", note)
+
+
+def render(plan: Plan, *, microbatches: int | None = None, width: int = 110) -> str:
+    """:func:`plan_table` as plain text."""
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(plan_table(plan, microbatches=microbatches))
+    return out.getvalue()
+
+
+def plan_table(plan: Plan, *, microbatches: int | None = None) -> RenderableType:
+    """Modules and stages; with ``microbatches`` also the predicted bubble. Times are of one microbatch."""
+    parts: list[RenderableType] = [_modules(plan), _stages(plan)]
+    parts.extend(
+        f"{crossing.source} -> {crossing.target}: {crossing.tensors} tensors, {_bytes(crossing.bytes)} "
+        "in each microbatch's forward, as much in its backward where they need gradients"
+        for crossing in plan.crossings
+    )
+    parts.extend(f"shared: {' = '.join(shared.names)} on stage {shared.home}" for shared in plan.shared)
+    if microbatches is not None:
+        parts.append(
+            f"predicted bubble with {microbatches} microbatches: {bubble(plan, microbatches):.1%} of a step"
+        )
+    return Group(*parts)
+
+
+def _modules(plan: Plan) -> Table:
+    table = Table(title="Modules in the order of execution")
+    table.add_column("module", overflow="fold")
+    table.add_column("kind")
+    for name in ("stage", "parameters", "memory", "activations", "time", "sends"):
+        table.add_column(name, justify="right")
+    for row in plan.rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: PlanRow) -> tuple[str, ...]:
+    return (
+        row.module or "(root)",
+        row.kind,
+        str(row.stage),
+        f"{row.parameters:,}",
+        _bytes(row.parameter_bytes),
+        _bytes(row.activation_bytes),
+        f"{row.seconds * 1e3:.2f} ms",
+        _bytes(row.crossing_bytes) if row.crossing_bytes else "",
+    )
+
+
+def _stages(plan: Plan) -> Table:
+    table = Table(title="Stages")
+    for name in ("stage", "parameters", "training state", "activations", "in flight", "peak memory", "time"):
+        table.add_column(name, justify="right")
+    for stage, load in enumerate(plan.loads):
+        table.add_row(
+            str(stage),
+            _bytes(load.parameter_bytes),
+            _bytes(load.training_bytes),
+            _bytes(load.activation_bytes),
+            str(load.in_flight),
+            _bytes(load.memory_bytes),
+            f"{load.seconds * 1e3:.2f} ms",
+        )
+    return table
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"

@@ -1,0 +1,98 @@
+"""``smd plan``: what partitioning would do to a model, without starting any rank."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from torch import nn
+
+__all__ = ["plan"]
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:FACTORY")
+@click.option("--partitions", type=click.IntRange(1), default=2, show_default=True, help="Pipeline stages.")
+@click.option("--microbatches", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--optimize", type=click.Choice(["memory", "speed"]), default="memory", show_default=True)
+@click.option("--memory-weight", type=click.FloatRange(0, 1), help="Overrides --optimize (0.8 or 0.2).")
+@click.option("--active-microbatches", type=click.IntRange(1), help="Default: partitions + 2.")
+@click.option("--times", is_flag=True, help="Measure module times in a real run instead of estimating.")
+@click.option("--optimizer-bytes", default=2.0, show_default=True, help="State bytes a parameter byte.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(
+    target: str,
+    *,
+    partitions: int,
+    microbatches: int,
+    optimize: str,
+    memory_weight: float | None,
+    active_microbatches: int | None,
+    times: bool,
+    optimizer_bytes: float,
+    as_json: bool,
+) -> None:
+    """Show the plan, the memory of each rank and the predicted bubble for a model.
+
+    MODULE:FACTORY names a function without arguments that returns the model and one microbatch's step: either
+    (model, call), where call() runs forward and loss, or (model, inputs), where inputs are the positional
+    arguments (a tuple) or keyword arguments (a dict) of the model's forward, or the model alone, which is
+    then planned by its parameter sizes. Unless --times is given, nothing is computed.
+    """
+    from opensmd.modelparallel.capture import capture, describe
+    from opensmd.modelparallel.partition import partition
+    from opensmd.modelparallel.report.table import plan_table
+
+    model, call = _load(target)
+    trace = describe(model) if call is None else capture(model, call, times=times)
+    weight = memory_weight if memory_weight is not None else (0.2 if optimize == "speed" else 0.8)
+    made = partition(
+        trace,
+        partitions,
+        memory_weight=weight,
+        microbatches=microbatches,
+        active_microbatches=active_microbatches,
+        optimizer_bytes=optimizer_bytes,
+    )
+    if as_json:
+        click.echo(made.to_json())
+    else:
+        width = None if sys.stdout.isatty() else 120  # a pipe or a file has no width of its own
+        Console(width=width).print(plan_table(made, microbatches=microbatches))
+
+
+def _load(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:
+    """Import and call the factory; return the model and its step, if there is one."""
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not attribute:
+        raise click.BadParameter(f"{target!r} is not of the form module:factory", param_hint="MODULE:FACTORY")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise click.BadParameter(str(error), param_hint="MODULE:FACTORY") from error
+    made = factory()
+    if isinstance(made, nn.Module):
+        return made, None
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise click.ClickException(
+            f"{target} returned {type(made).__name__}; expected a model, (model, call) or (model, inputs)"
+        )
+    model, second = made
+    if isinstance(second, dict):
+        return model, lambda: model(**second)
+    if isinstance(second, tuple | list):
+        return model, lambda: model(*second)
+    if isinstance(second, torch.Tensor):
+        return model, lambda: model(second)
+    if callable(second):
+        return model, second
+    raise click.ClickException(
+        f"{target} returned a model and {type(second).__name__}; expected a function, inputs or a tensor"
+    )
