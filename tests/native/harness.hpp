@@ -59,7 +59,7 @@ struct Registration {
 inline opensmd::ArenaShape small_shape(int size) {
   opensmd::ArenaShape shape;
   shape.size = size;
-  shape.staging_bytes = 4096;
+  shape.staging_bytes = 12288;
   shape.chunk_bytes = 16384;
   shape.zero_copy_bytes = 512;
   shape.ring_bytes = 8192;

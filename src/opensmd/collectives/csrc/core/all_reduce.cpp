@@ -22,19 +22,21 @@ class AllReduce {
   void run() {
     if (bytes_ <= kInlineBytes) return through_entry_lines();
     if (context_.size == 1) return alone();
-    const uint64_t offset = heap_offset(context_, data_, bytes_);
     const bool small = bytes_ <= one_shot_limit();
-    announce(round_, offset);
-    if (small && offset == kNotInHeap) {
-      context_.arena.reserve_staging();
-      copy_bytes(context_.arena.staging(context_.rank, round_.sequence()), data_, bytes_);
+    Placement placement;
+    const bool in_heap = place_in_heap(context_, data_, bytes_, placement);
+    if (small && !in_heap) {
+      placement.offset = context_.stage.place(round_.sequence(), bytes_);
+      copy_bytes(context_.stage.at(placement.offset), data_, bytes_);
     }
+    placement.first_slot = first_slot_for(context_, two_shot_chunk(context_, bytes_));
+    announce(round_, placement);
     round_.post();
     round_.meet();
-    const int in_heap = members_in_heap();
-    if (in_heap == context_.size) return zero_copy();
+    const int heaps = members_in_heap();
+    if (heaps == context_.size) return zero_copy();
     // Some in the heap and some not: those in the heap have staged nothing, and theirs may not be changed while read.
-    if (small && in_heap == 0) return one_shot();
+    if (small && heaps == 0) return one_shot();
     two_shot(context_, round_, reducer_, {data_, data_, bytes_, -1, factors_.all()});
   }
 
@@ -63,7 +65,7 @@ class AllReduce {
   void one_shot() {
     const void* inputs[kMaxMembers];
     for (int i = 0; i < context_.size; ++i) {
-      inputs[i] = i == context_.rank ? data_ : context_.arena.staging(i, round_.sequence());
+      inputs[i] = i == context_.rank ? data_ : context_.arena.stage(i) + announced(round_, i).offset;
     }
     reduce_into_data(inputs);
   }
@@ -75,7 +77,7 @@ class AllReduce {
 
   int members_in_heap() const {
     int count = 0;
-    for (int i = 0; i < context_.size; ++i) count += announced(round_, i) != kNotInHeap;
+    for (int i = 0; i < context_.size; ++i) count += static_cast<int>(announced(round_, i).in_heap);
     return count;
   }
 
@@ -83,7 +85,9 @@ class AllReduce {
   void zero_copy() {
     const Part part = part_of(bytes_, context_.size, context_.rank);
     void* tensors[kMaxMembers];
-    for (int i = 0; i < context_.size; ++i) tensors[i] = context_.arena.heap(i) + announced(round_, i) + part.offset;
+    for (int i = 0; i < context_.size; ++i) {
+      tensors[i] = context_.arena.heap(i) + announced(round_, i).offset + part.offset;
+    }
     reducer_(tensors, context_.size, tensors, context_.size, part.bytes, factors_.all());
     finish_together(context_, round_);
   }

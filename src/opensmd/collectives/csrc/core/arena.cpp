@@ -13,9 +13,8 @@ ArenaLayout::ArenaLayout(const ArenaShape& given) : shape(given) {
   const size_t n = static_cast<size_t>(shape.size);
   members = sizeof(ArenaHeader);
   records = members + n * sizeof(Member);
-  staging = records + n * 2 * kRecordLength * sizeof(RecordLine);
-  chunks = staging + n * 2 * shape.staging_bytes;
-  ring_lines = chunks + n * kDepth * shape.chunk_bytes;
+  stages = records + n * 2 * kRecordLength * sizeof(RecordLine);
+  ring_lines = stages + n * (kNotesBytes + 2 * kDepth * shape.chunk_bytes);
   rings = round_up(ring_lines + n * n * sizeof(RingLine), kPage);
   heaps = rings + n * n * shape.ring_bytes;
   total = heaps + n * shape.heap_bytes;
@@ -66,7 +65,7 @@ Arena::Arena(int fd, int rank, void* shared_mapping)
     }
     base_ = static_cast<std::byte*>(base);
     // A core dump of a crashed rank should not contain gigabytes of gradients.
-    madvise(base_ + layout_.staging, layout_.total - layout_.staging, MADV_DONTDUMP);
+    madvise(base_ + layout_.stages, layout_.total - layout_.stages, MADV_DONTDUMP);
   }
   reserve(&member(rank_), sizeof(Member));
   reserve(record(rank_, 0), 2 * kRecordLength * sizeof(RecordLine));
@@ -95,18 +94,6 @@ void Arena::release(const void* start, size_t bytes) const {
   const off_t offset = static_cast<const std::byte*>(start) - base_;
   // Where holes cannot be punched the pages merely stay.
   (void)fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>(bytes));
-}
-
-void Arena::reserve_staging() {
-  if (staging_reserved_) return;
-  reserve(staging(rank_, 0), 2 * shape().staging_bytes);
-  staging_reserved_ = true;
-}
-
-void Arena::reserve_chunks() {
-  if (chunks_reserved_) return;
-  reserve(chunk(rank_, 0), kDepth * shape().chunk_bytes);
-  chunks_reserved_ = true;
 }
 
 void Arena::reserve_ring(int to) {

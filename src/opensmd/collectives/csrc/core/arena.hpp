@@ -3,8 +3,7 @@
 //   header        shape, token, the abort word and the first cause
 //   members       one block each: identity, flags (a cache line each), entry lines, sizes      <- idle groups touch
 //   records       two flight records each: collectives and messages                           <- only down to here
-//   staging       two slots each (parities of the sequence number)         one-shot collectives
-//   chunks        `depth` slots each                                       pipelines
+//   stages        one each (see stage.hpp)                                 one-shot collectives and pipelines
 //   ring lines    two counters per ordered pair                            mailbox
 //   rings         one ring per ordered pair                                mailbox
 //   heaps         one each                                                 zero-copy tensors
@@ -28,6 +27,7 @@ constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
 constexpr uint32_t kDepth = 4;  // chunks a member may be ahead of its slowest reader
 constexpr size_t kInlineBytes = 56;
+constexpr size_t kNotesBytes = 2 * kPage;
 constexpr size_t kRecordLength = 128;
 constexpr size_t kTextBytes = 64;
 
@@ -119,7 +119,7 @@ static_assert(sizeof(ArenaHeader) == kPage);
 struct ArenaLayout {
   explicit ArenaLayout(const ArenaShape& shape);
   ArenaShape shape;
-  size_t members, records, staging, chunks, ring_lines, rings, heaps, total;
+  size_t members, records, stages, ring_lines, rings, heaps, total;
 };
 
 constexpr uint64_t kArenaMagic = 0x31646d736e65706fu;
@@ -139,11 +139,9 @@ class Arena {
     return reinterpret_cast<RecordLine*>(base_ + layout_.records) +
            (static_cast<size_t>(i) * 2 + static_cast<size_t>(which)) * kRecordLength;
   }
-  std::byte* staging(int i, uint64_t sequence) const {
-    return base_ + layout_.staging + (static_cast<size_t>(i) * 2 + (sequence & 1)) * shape().staging_bytes;
-  }
-  std::byte* chunk(int i, uint32_t step) const {
-    return base_ + layout_.chunks + (static_cast<size_t>(i) * kDepth + step % kDepth) * shape().chunk_bytes;
+  size_t stage_ring_bytes() const { return 2 * kDepth * shape().chunk_bytes; }
+  std::byte* stage(int i) const {
+    return base_ + layout_.stages + static_cast<size_t>(i) * (kNotesBytes + stage_ring_bytes());
   }
   RingLine& ring_line(int from, int to) const {
     return reinterpret_cast<RingLine*>(base_ + layout_.ring_lines)[from * shape().size + to];
@@ -156,8 +154,6 @@ class Arena {
   // Pages for what this member is about to write for the first time; throws CollectiveError when there are none left.
   void reserve(const void* start, size_t bytes) const;
   void release(const void* start, size_t bytes) const;  // gives pages back; they read as zero afterwards
-  void reserve_staging();
-  void reserve_chunks();
   void reserve_ring(int to);
 
  private:
@@ -166,8 +162,6 @@ class Arena {
   ArenaLayout layout_;
   std::byte* base_ = nullptr;
   bool owns_mapping_;
-  bool staging_reserved_ = false;
-  bool chunks_reserved_ = false;
   uint64_t rings_reserved_ = 0;
 };
 

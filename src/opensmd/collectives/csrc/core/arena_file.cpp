@@ -29,8 +29,8 @@ ArenaShape checked(ArenaShape shape) {
     throw std::invalid_argument("a shared-memory group has 1 to " + std::to_string(kMaxMembers) + " members, not " +
                                 std::to_string(shape.size));
   }
-  shape.staging_bytes = round_up(std::max<size_t>(shape.staging_bytes, kPage), kPage);
   shape.chunk_bytes = round_up(std::max(shape.chunk_bytes, kMaxMembers * kLine), kPage);
+  shape.staging_bytes = std::min(round_up(std::max<size_t>(shape.staging_bytes, kPage), kPage), shape.chunk_bytes);
   shape.ring_bytes = round_up(std::max<size_t>(shape.ring_bytes, kPage), kPage);
   shape.heap_bytes = round_up(shape.heap_bytes, kPage);
   return shape;

@@ -31,7 +31,7 @@ unsigned spin_nanoseconds(const GroupConfig& config) {
 Context::Context(GroupConfig given)
     : config(checked(std::move(given))), rank(config.rank), size(config.size),
       arena(config.fd, config.rank, config.shared_mapping), liveness(arena, rank),
-      record(arena, rank, Record::Collectives), heap(arena, rank), spin_ns(spin_nanoseconds(config)) {
+      record(arena, rank, Record::Collectives), heap(arena, rank), stage(arena, rank), spin_ns(spin_nanoseconds(config)) {
   if (arena.shape().size != size) {
     throw std::invalid_argument("the shared memory was made for " + std::to_string(arena.shape().size) +
                                 " members, the group has " + std::to_string(size));

@@ -8,6 +8,7 @@
 #include "heap.hpp"
 #include "liveness.hpp"
 #include "record.hpp"
+#include "stage.hpp"
 
 namespace opensmd {
 
@@ -36,6 +37,7 @@ struct Context {
   Liveness liveness;
   Record record;
   Heap heap;
+  Stage stage;
   unsigned spin_ns;
 
   // Counters that run on from call to call and are the same on every member.

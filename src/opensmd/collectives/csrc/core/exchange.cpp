@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "copy.hpp"
-#include "placement.hpp"
 
 namespace opensmd {
 
@@ -54,16 +53,17 @@ size_t Exchange::lane(int source, int destination) const {
   return static_cast<size_t>((destination - source - 1 + context_.size) % context_.size);
 }
 
+size_t Exchange::lane_count() const { return static_cast<size_t>(std::max(traffic_.lanes(context_.size), 1)); }
+
 // Eight steps or more for arrays of middling size, so that writing and reading overlap; at most what a lane holds.
 size_t Exchange::step_bytes(int source) const {
-  const size_t lanes = static_cast<size_t>(std::max(traffic_.lanes(context_.size), 1));
-  const size_t lane_bytes = context_.arena.shape().chunk_bytes / lanes / kLine * kLine;
+  const size_t lane_bytes = context_.arena.shape().chunk_bytes / lane_count() / kLine * kLine;
   const size_t wanted = round_up(std::max(traffic_.largest(source) / 8, size_t{32} << 10), kLine);
   return std::min(lane_bytes, wanted);
 }
 
 // Peers can read this member's tensor in place if all its pieces lie one after the other in its heap.
-uint64_t Exchange::own_heap_offset() const {
+bool Exchange::place_own_in_heap(Placement& placement) const {
   const int self = context_.rank;
   const std::byte* first = nullptr;
   const std::byte* next = nullptr;
@@ -72,12 +72,12 @@ uint64_t Exchange::own_heap_offset() const {
     const size_t bytes = traffic_.bytes(self, d);
     if (bytes == 0 || (shared_ && first != nullptr)) continue;
     const std::byte* piece = static_cast<const std::byte*>(inputs_[d]);
-    if (next != nullptr && piece != next) return kNotInHeap;
+    if (next != nullptr && piece != next) return false;
     if (first == nullptr) first = piece;
     next = piece + bytes;
     sum += bytes;
   }
-  return first == nullptr ? kNotInHeap : heap_offset(context_, first, sum);
+  return first != nullptr && place_in_heap(context_, first, sum, placement);
 }
 
 void Exchange::pack(std::byte* to, size_t padding) const {
@@ -89,19 +89,21 @@ void Exchange::pack(std::byte* to, size_t padding) const {
   }
 }
 
-// Before the meeting: the payload, and the staging slot where everything fits it.
+// Before the meeting: the payload, and the stage where everything fits at once.
 void Exchange::offer() {
   const int self = context_.rank;
   if (total(self, 1) <= kInlineBytes) return pack(round_.payload(), 1);
-  const uint64_t offset = own_heap_offset();
-  announce(round_, offset);
-  if (offset != kNotInHeap) return;
-  if (total(self, kLine) <= context_.arena.shape().staging_bytes) {
-    context_.arena.reserve_staging();
-    pack(context_.arena.staging(self, round_.sequence()), kLine);
-  } else {
-    context_.arena.reserve_chunks();
+  Placement placement;
+  const size_t padded = total(self, kLine);
+  if (!place_own_in_heap(placement)) {
+    if (padded <= context_.arena.shape().staging_bytes) {
+      placement.offset = context_.stage.place(round_.sequence(), padded);
+      pack(context_.stage.at(placement.offset), kLine);
+    } else {
+      placement.first_slot = first_slot_for(context_, step_bytes(self) * lane_count());
+    }
   }
+  announce(round_, placement);
 }
 
 void Exchange::find_sources() {
@@ -120,13 +122,16 @@ Exchange::Source Exchange::find_source(int s) const {
   if (all <= kInlineBytes) {
     source.way = Way::Inline;
     source.piece = round_.payload_of(s) + packed_offset(s, self, 1);
-  } else if (announced(round_, s) != kNotInHeap) {
+    return source;
+  }
+  source.placement = announced(round_, s);
+  if (source.placement.in_heap != 0) {
     source.way = Way::Heap;
-    source.piece = context_.arena.heap(s) + announced(round_, s);
+    source.piece = context_.arena.heap(s) + source.placement.offset;
     for (int d = 0; d < self && !shared_; ++d) source.piece += traffic_.bytes(s, d);
   } else if (total(s, kLine) <= context_.arena.shape().staging_bytes) {
     source.way = Way::Staged;
-    source.piece = context_.arena.staging(s, round_.sequence()) + packed_offset(s, self, kLine);
+    source.piece = context_.arena.stage(s) + source.placement.offset + packed_offset(s, self, kLine);
   } else {
     source.way = Way::Streamed;
     source.step_bytes = step_bytes(s);
@@ -140,19 +145,22 @@ Exchange::Source Exchange::find_source(int s) const {
 // ---------------------------------------------------------------- streaming
 
 const std::byte* Exchange::streamed(int source, uint32_t step) const {
-  return context_.arena.chunk(source, base_ + step) + lane(source, context_.rank) * sources_[source].step_bytes;
+  const Source& from = sources_[source];
+  return slot_of(context_, source, from.placement, from.step_bytes * lane_count(), step) +
+         lane(source, context_.rank) * from.step_bytes;
 }
 
 void Exchange::publish(uint32_t step) {
   const int self = context_.rank;
   const Source& own = sources_[self];
   const size_t offset = step * own.step_bytes;
+  std::byte* slot = slot_of(context_, self, own.placement, own.step_bytes * lane_count(), step);
   for (int distance = 1; distance < context_.size; ++distance) {
     const int d = (self + distance) % context_.size;
     const size_t bytes = traffic_.bytes(self, d);
     if (offset >= bytes) continue;
-    copy_bytes(context_.arena.chunk(self, base_ + step) + lane(self, d) * own.step_bytes,
-                static_cast<const std::byte*>(inputs_[d]) + offset, std::min(own.step_bytes, bytes - offset));
+    copy_bytes(slot + lane(self, d) * own.step_bytes, static_cast<const std::byte*>(inputs_[d]) + offset,
+               std::min(own.step_bytes, bytes - offset));
     if (shared_) break;
   }
   round_.set(context_.arena.member(self).published, base_ + step + 1);
@@ -201,6 +209,10 @@ void Exchange::stream() {
     if (s == context_.rank || !streams(s)) continue;
     const Source& source = sources_[s];
     to_consume = std::max(to_consume, static_cast<uint32_t>((source.bytes + source.step_bytes - 1) / source.step_bytes));
+  }
+  if (to_publish > 0) {
+    const Source& own = sources_[context_.rank];
+    context_.stage.begin_steps(uint64_t{own.placement.first_slot} * kLine, own.step_bytes * lane_count(), to_publish);
   }
   uint32_t published = 0;
   uint32_t consumed = 0;

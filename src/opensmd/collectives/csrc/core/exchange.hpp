@@ -3,8 +3,8 @@
 //
 //   inline    all its pieces fit its entry line's payload
 //   heap      its tensor lies in the zero-copy heap: readers take it from there, then all finish together
-//   staged    all its pieces fit its staging slot: written before the entry is posted
-//   streamed  through its chunks, step by step; chunk k is used again when all have consumed step k + 1 - depth:
+//   staged    all its pieces fit its stage at once: written before the entry is posted
+//   streamed  through its stage, step by step, at most kDepth steps ahead of the slowest reader:
 //
 //      source   publish 0 ── 1 ── 2 ── 3 ──────── 4 (waits for consumed >= 1)
 //      reader        consume 0 ── 1 ── 2 ...
@@ -12,7 +12,7 @@
 // A piece for all members is written once ("shared"); pieces for single members lie side by side in lanes.
 #pragma once
 
-#include "round.hpp"
+#include "placement.hpp"
 
 namespace opensmd {
 
@@ -41,6 +41,7 @@ class Exchange {
     size_t bytes = 0;                  // for this member
     size_t step_bytes = 0;             // where streamed
     uint32_t steps = 0;                // for all members
+    Placement placement;
   };
 
   virtual void check_agreement();             // of sizes, once all have met
@@ -62,9 +63,9 @@ class Exchange {
   size_t total(int source, size_t padding) const;
   size_t packed_offset(int source, int destination, size_t padding) const;
   size_t lane(int source, int destination) const;
+  size_t lane_count() const;
   size_t step_bytes(int source) const;
-  uint64_t own_heap_offset() const;
-  Way way_before_meeting() const;
+  bool place_own_in_heap(Placement& placement) const;
   void pack(std::byte* to, size_t padding) const;
   void offer();
   void find_sources();

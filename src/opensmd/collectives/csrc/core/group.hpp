@@ -7,7 +7,7 @@
 //   4. Calls; then leave(), or the destructor.
 //
 // Memory: an idle group touches less than 2 MiB a member (about 64 KiB). Under load a member's own shared memory
-// grows at most to 2 * staging_bytes + depth * chunk_bytes (2.5 MiB by default) for collectives, ring_bytes for each
+// grows at most to 8 * chunk_bytes (4 MiB by default) and two pages for collectives, ring_bytes for each
 // member it sends point-to-point messages to, and what heap_allocate() handed out (plus freed blocks kept for reuse,
 // at most as much as is in use or 64 MiB, whichever is more). Messages nobody has asked for yet wait in private memory.
 #pragma once
@@ -34,7 +34,7 @@ using std::chrono::milliseconds;
 struct ArenaShape {
   int size = 1;                       // members, 1 to 64
   size_t heap_bytes = 0;              // zero-copy heap of EACH member, virtual; pages appear on allocation
-  size_t staging_bytes = 256u << 10;  // one-shot up to this many bytes; two slots a member
+  size_t staging_bytes = 256u << 10;  // one-shot up to this many bytes; at most chunk_bytes
   size_t chunk_bytes = 512u << 10;    // one step of the pipelines
   size_t zero_copy_bytes = 16u << 10; // below, staging is faster than agreeing on addresses
   size_t ring_bytes = 1u << 20;       // mailbox ring of each ordered pair

@@ -1,4 +1,4 @@
-// Where a member's tensor can be read by its peers: announced in the payload of its entry line.
+// Where a member's data can be read by its peers: announced in the payload of its entry line.
 #pragma once
 
 #include <cstring>
@@ -7,22 +7,39 @@
 
 namespace opensmd {
 
-constexpr uint64_t kNotInHeap = ~uint64_t{0};
+struct Placement {
+  uint64_t offset = 0;      // of the tensor in the heap, or of the staged data in the stage
+  uint32_t in_heap = 0;
+  uint32_t first_slot = 0;  // in lines: where its stream begins, if there is one
+};
+static_assert(sizeof(Placement) <= kInlineBytes);
 
-inline void announce(Round& round, uint64_t heap_offset) {
-  std::memcpy(round.payload(), &heap_offset, sizeof(heap_offset));
+inline void announce(Round& round, const Placement& placement) {
+  std::memcpy(round.payload(), &placement, sizeof(placement));
 }
 
-inline uint64_t announced(const Round& round, int member) {
-  uint64_t offset;
-  std::memcpy(&offset, round.payload_of(member), sizeof(offset));
-  return offset;
+inline Placement announced(const Round& round, int member) {
+  Placement placement;
+  std::memcpy(&placement, round.payload_of(member), sizeof(placement));
+  return placement;
+}
+
+inline uint32_t first_slot_for(const Context& context, size_t slot_bytes) {
+  return static_cast<uint32_t>(context.stage.first_slot(slot_bytes) / kLine);
+}
+
+// The slot of step `step`, for readers and for the writer itself.
+inline std::byte* slot_of(const Context& context, int member, const Placement& placement, size_t slot_bytes,
+                          uint32_t step) {
+  return stage_slot(context.arena, member, uint64_t{placement.first_slot} * kLine, slot_bytes, step);
 }
 
 // A tensor is moved from where it lies if it lies in the heap and is large enough to be worth the closing meeting.
-inline uint64_t heap_offset(const Context& context, const void* data, size_t bytes) {
-  const bool worthwhile = bytes >= context.arena.shape().zero_copy_bytes && context.heap.contains(data, bytes);
-  return worthwhile ? context.heap.offset_of(data) : kNotInHeap;
+inline bool place_in_heap(const Context& context, const void* data, size_t bytes, Placement& placement) {
+  if (bytes < context.arena.shape().zero_copy_bytes || !context.heap.contains(data, bytes)) return false;
+  placement.in_heap = 1;
+  placement.offset = context.heap.offset_of(data);
+  return true;
 }
 
 // Until no peer touches our tensor any more, nor we theirs.

@@ -23,12 +23,16 @@ class Reduce {
 
   void run() {
     const bool small = bytes_ <= context_.arena.shape().staging_bytes;
-    const bool stages = small && bytes_ > kInlineBytes && !is_root_;
-    if (stages) {
-      context_.arena.reserve_staging();
-      copy_bytes(context_.arena.staging(context_.rank, round_.sequence()), in_, bytes_);
-    } else if (bytes_ > 0 && bytes_ <= kInlineBytes) {
-      std::memcpy(round_.payload(), in_, bytes_);
+    if (bytes_ <= kInlineBytes) {
+      if (bytes_ > 0) std::memcpy(round_.payload(), in_, bytes_);
+    } else {
+      Placement placement;
+      if (small && !is_root_) {
+        placement.offset = context_.stage.place(round_.sequence(), bytes_);
+        copy_bytes(context_.stage.at(placement.offset), in_, bytes_);
+      }
+      placement.first_slot = first_slot_for(context_, two_shot_chunk(context_, bytes_));
+      announce(round_, placement);
     }
     round_.post();
     round_.meet();
@@ -44,7 +48,8 @@ class Reduce {
   void reduce_staged() {
     const void* inputs[kMaxMembers];
     for (int i = 0; i < context_.size; ++i) {
-      inputs[i] = bytes_ <= kInlineBytes ? round_.payload_of(i) : context_.arena.staging(i, round_.sequence());
+      inputs[i] = bytes_ <= kInlineBytes ? round_.payload_of(i)
+                                         : context_.arena.stage(i) + announced(round_, i).offset;
     }
     inputs[context_.rank] = in_;
     void* outputs[1] = {out_};

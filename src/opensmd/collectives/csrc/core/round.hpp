@@ -10,8 +10,7 @@
 //                            └────> wait for 0's line
 //
 // Two lines, by parity, are enough: to post s+2 a member must have finished s+1, for which every peer posted s+1,
-// for which it finished s. The same argument covers the staging slots, so one-shot collectives need no closing
-// barrier.
+// for which it finished s. The same argument covers staged data, so one-shot collectives need no closing barrier.
 #pragma once
 
 #include "context.hpp"

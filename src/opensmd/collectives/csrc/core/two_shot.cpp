@@ -2,6 +2,7 @@
 
 #include "copy.hpp"
 #include "parts.hpp"
+#include "placement.hpp"
 
 namespace opensmd {
 
@@ -11,12 +12,14 @@ class TwoShot {
  public:
   TwoShot(Context& context, Round& round, const Reducer& reducer, const TwoShotOptions& options)
       : context_(context), round_(round), reducer_(reducer), options_(options),
-        mine_(context.arena.member(context.rank)), base_(context.steps), chunk_(chunk_bytes(context, options.bytes)),
+        mine_(context.arena.member(context.rank)), base_(context.steps), chunk_(two_shot_chunk(context, options.bytes)),
         steps_(static_cast<uint32_t>((options.bytes + chunk_ - 1) / chunk_)),
-        collects_(options.root < 0 || options.root == context.rank) {}
+        collects_(options.root < 0 || options.root == context.rank) {
+    for (int i = 0; i < context.size; ++i) placements_[i] = announced(round, i);
+  }
 
   void run() {
-    context_.arena.reserve_chunks();
+    context_.stage.begin_steps(uint64_t{placements_[context_.rank].first_slot} * kLine, chunk_, steps_);
     while (collected_ < steps_) {
       // Finishing old steps first frees slots for everybody.
       if (collected_ < reduced_ && all_reached(&Member::reduced, collected_ + 1)) {
@@ -37,18 +40,13 @@ class TwoShot {
   }
 
  private:
-  // Short arrays in shorter chunks: the three stages of different members should overlap.
-  static size_t chunk_bytes(const Context& context, size_t bytes) {
-    const size_t largest = context.arena.shape().chunk_bytes;
-    return std::min(largest, std::max(round_up(bytes / kDepth, kPage), std::min(largest, size_t{128} << 10)));
-  }
-
   Part chunk_part(uint32_t step, int member) const {
     const size_t offset = step * chunk_;
-    Part part = part_of(std::min(chunk_, options_.bytes - offset), context_.size, member);
-    return part;
+    return part_of(std::min(chunk_, options_.bytes - offset), context_.size, member);
   }
-  std::byte* slot(int member, uint32_t step) const { return context_.arena.chunk(member, base_ + step); }
+  std::byte* slot(int member, uint32_t step) const {
+    return slot_of(context_, member, placements_[member], chunk_, step);
+  }
   const std::byte* in(uint32_t step) const { return static_cast<const std::byte*>(options_.in) + step * chunk_; }
   std::byte* out(uint32_t step) const { return static_cast<std::byte*>(options_.out) + step * chunk_; }
   int peer(int distance) const { return (context_.rank + distance) % context_.size; }
@@ -112,12 +110,19 @@ class TwoShot {
   const size_t chunk_;
   const uint32_t steps_;
   const bool collects_;
+  Placement placements_[kMaxMembers];
   uint32_t published_ = 0;
   uint32_t reduced_ = 0;
   uint32_t collected_ = 0;
 };
 
 }  // namespace
+
+// Short arrays in shorter chunks: the three stages of different members should overlap.
+size_t two_shot_chunk(const Context& context, size_t bytes) {
+  const size_t largest = context.arena.shape().chunk_bytes;
+  return std::min(largest, std::max(round_up(bytes / kDepth, kPage), std::min(largest, size_t{128} << 10)));
+}
 
 void two_shot(Context& context, Round& round, const Reducer& reducer, const TwoShotOptions& options) {
   TwoShot(context, round, reducer, options).run();

@@ -6,7 +6,8 @@
 //   reduces    its own part from its array and all slots       own slot   [ A | b | c ]      counter `reduced`
 //   collects   the reduced parts of the others                 own array  [ A | B | C ]      counter `consumed`
 //
-//      step        0    1    2    3    4                a slot is used again by step k + depth
+//      step        0    1    2    3    4                a slot is free for a later step
+//
 //      publish     p0   p1   p2   p3   p4 ...           once all members have consumed step k
 //      reduce           r0   r1   r2   r3 ...
 //      collect               c0   c1   c2 ...
@@ -29,6 +30,10 @@ struct TwoShotOptions {
   const double* factors = nullptr;
 };
 
+// How an array of `bytes` is cut; the stream's first slot depends on it.
+size_t two_shot_chunk(const Context& context, size_t bytes);
+
+// After all have met, having announced their first slots.
 void two_shot(Context& context, Round& round, const Reducer& reducer, const TwoShotOptions& options);
 
 }  // namespace opensmd
