@@ -8,6 +8,7 @@ every other call on unchanged.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import GroupName
 
 __all__ = ["cpu_backend", "open_to_smddp", "shared_group"]
 
@@ -106,10 +108,12 @@ def _split_on_cpu(
 ) -> Any:
     """torch's own steps of split_group, without its demand for an accelerator."""
     own = _own_split(split_ranks, parent.rank(), parent.size())
+    _splits[parent] = _splits.get(parent, 0) + 1
     if own is None:
         return None
     to_global = {inside: outside for outside, inside in c10d._world.pg_group_ranks[parent].items()}
-    group_name = c10d._process_group_name([to_global[rank] for rank in own], use_hashed_name=True)
+    # torch's own hashed names count this rank's groups, which may be more than another rank's.
+    group_name = GroupName(f"{parent.group_name}:split:{_splits[parent]}:{'_'.join(map(str, own))}")
     group = parent.split_group(
         own, timeout=timeout, opts=options, group_name=group_name, group_desc=description
     )
@@ -123,6 +127,10 @@ def _split_on_cpu(
         rank_mapping={to_global[rank]: inside for inside, rank in enumerate(own)},
     )
     return group
+
+
+# How often each group was split; all its ranks count alike, because all take part.
+_splits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _own_split(split_ranks: list[list[int]] | None, rank: int, size: int) -> list[int] | None:

@@ -90,7 +90,13 @@ BackendPtr SmddpBackend::split(const c10::intrusive_ptr<c10d::Store>& store, con
   auto options = c10::dynamic_intrusive_pointer_cast<SmddpOptions>(opts);
   if (!options) options = c10::make_intrusive<SmddpOptions>(opts ? opts->timeout : timeout_.load());
   if (opts) options->group_name = opts->group_name;
-  return makers_.split(store, static_cast<int>(found - ranks.begin()), ranks, options);
+  auto made = split_.lock();
+  if (!made || split_name_ != options->group_name) {
+    made = makers_.split(store, static_cast<int>(found - ranks.begin()), ranks, options);
+    split_name_ = options->group_name;
+    split_ = c10::weak_intrusive_ptr<c10d::Backend>(made);
+  }
+  return made;
 }
 
 // ---------------------------------------------------------------- CUDA

@@ -139,6 +139,10 @@ class SmddpBackend : public c10d::Backend {
   std::mutex device_mutex_;
   BackendPtr device_backend_;
 
+  // torch asks for a split once for each device type; all are served by one backend.
+  std::string split_name_;
+  c10::weak_intrusive_ptr<c10d::Backend> split_{c10::intrusive_ptr<c10d::Backend>()};
+
   std::mutex coalescing_mutex_;
   bool coalescing_ = false;
   bool device_coalescing_ = false;
