@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as today
 import torch.distributed.deprecated as dist
 
-from tests.scripts.legacy.calls import check_all
+from opensmd.legacy.api import current_session
+from tests.scripts.legacy.calls import check_all, check_requests_complete_by_themselves
 from tests.support.ranks import RankPool, free_port
 
-pytestmark = pytest.mark.parametrize("world_size", [2, 3, 4])
 METHODS = ["env", "tcp", "file", "multicast"]
+FLOATS = [torch.float16, torch.float32, torch.float64]
 
 
 def arguments(method: str, world_size: int, port: int, path: str) -> dict[str, object]:
@@ -31,13 +34,13 @@ def arguments(method: str, world_size: int, port: int, path: str) -> dict[str, o
 
 
 def every_function(
-    world_size: int, jobs: list[tuple[str, str, str]], ports: list[int], path: str
+    world_size: int, jobs: list[tuple[str, str]], engine: str, ports: list[int], path: str
 ) -> list[int]:
+    os.environ.update(OPENSMD_LEGACY_ENGINE=engine, OPENSMD_LEGACY_TIMEOUT="60")
     ranks = []
-    for (backend, method, engine), port in zip(jobs, ports, strict=True):
-        os.environ["OPENSMD_LEGACY_ENGINE"] = engine
-        os.environ["OPENSMD_LEGACY_TIMEOUT"] = "30"
+    for (backend, method), port in zip(jobs, ports, strict=True):
         dist.init_process_group(backend, **arguments(method, world_size, port, path))
+        assert current_session().transport.engine == engine
         ranks.append(dist.get_rank())
         check_all()
         dist.destroy_process_group()
@@ -45,14 +48,102 @@ def every_function(
     return ranks
 
 
-@pytest.mark.parametrize("engine", ["gloo", "auto"])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("engine", ["smddp", "gloo"])
 def test_every_function_works_over_tcp_and_gloo_by_every_method(
     pool: Callable[[int], RankPool], world_size: int, engine: str, tmp_path: Path
 ) -> None:
-    jobs = [(backend, method, engine) for method in METHODS for backend in ("tcp", "gloo")]
+    methods = METHODS if engine == "smddp" else METHODS[:1]  # they differ only before the engine comes in
+    jobs = [(backend, method) for method in methods for backend in ("TCP", "gloo")]
+    ports = [free_port() for _ in jobs]
     ranks = pool(world_size).run(
-        every_function, world_size, jobs, [free_port() for _ in jobs], str(tmp_path / "meeting"), backend=None
+        every_function, world_size, jobs, engine, ports, str(tmp_path / "meeting"), backend=None, timeout=110
     )
     for job in zip(*ranks, strict=True):
         assert sorted(job) == list(range(world_size))
     assert list(tmp_path.iterdir()) == []
+
+
+def beside_torch_distributed(port: int) -> None:
+    """Today's package and the old one in one process, each with its own job; either may end first."""
+    rank = today.get_rank()
+    for _ in range(2):
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=1 - rank, world_size=2)
+        old, new = torch.tensor([dist.get_rank()]), torch.tensor([rank])
+        dist.broadcast(old, 0)
+        today.broadcast(new, 0)
+        assert old.item() == new.item() == 0
+        assert dist.get_rank() == 1 - rank and today.get_rank() == rank
+        dist.destroy_process_group()
+        today.all_reduce(new)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    today.destroy_process_group()
+    check_requests_complete_by_themselves(rank, 2)
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+
+def test_the_old_and_the_new_package_work_side_by_side(pool: Callable[[int], RankPool]) -> None:
+    pool(2).run(beside_torch_distributed, free_port(), backend="gloo")
+
+
+def agree_about_new_group(port: int) -> list[str]:
+    os.environ.update(OPENSMD_LEGACY_ENGINE="gloo", OPENSMD_LEGACY_TIMEOUT="1.5")
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("tcp", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    texts = []
+    try:
+        dist.new_group([0, 1] if rank else [0])
+    except RuntimeError as error:
+        texts.append(str(error))
+    if rank == 0:
+        try:
+            dist.new_group([0, 1])
+        except RuntimeError as error:
+            texts.append(str(error))
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.ones(1), 0)
+    dist.destroy_process_group()
+    return texts
+
+
+def test_processes_that_disagree_about_a_group_are_told(pool: Callable[[int], RankPool]) -> None:
+    first, second = pool(2).run(agree_about_new_group, free_port(), backend=None)
+    assert "rank 0 names ranks [0], rank 1 names [0, 1]" in first[0]
+    assert "rank 1 names ranks [0, 1], rank 0 names [0]" in second[0]
+    assert "rank 1 has not called it within 1.5 s" in first[1]
+
+
+def dtypes_of_today(port: int) -> None:
+    """Not of the era, but nothing stands in their way."""
+    os.environ.update(OPENSMD_LEGACY_ENGINE="smddp", OPENSMD_LEGACY_TIMEOUT="30")
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("tcp", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for dtype in (torch.bfloat16, torch.complex64, torch.bool):
+        tensor = torch.ones(3, dtype=dtype)
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, torch.ones(3, dtype=dtype) + torch.ones(3, dtype=dtype)), dtype
+        if rank == 0:
+            dist.send(tensor, 1)
+        else:
+            received = torch.zeros(3, dtype=dtype)
+            assert dist.recv(received) == 0
+            assert torch.equal(received, tensor)
+    # bitwise the same on all ranks, also where rounding depends on the order
+    for dtype in FLOATS:
+        generator = torch.Generator().manual_seed(rank)
+        tensor = torch.randn(10_001, generator=generator).to(dtype)
+        dist.all_reduce(tensor)
+        both = [torch.empty_like(tensor) for _ in range(2)]
+        dist.all_gather(both, tensor)
+        assert torch.equal(both[0], both[1])
+    parameter = torch.nn.Parameter(torch.full((4,), float(rank)))
+    dist.broadcast(parameter.data, 1)
+    dist.broadcast(parameter, 1)
+    assert parameter.tolist() == [1.0] * 4
+    dist.destroy_process_group()
+
+
+def test_dtypes_of_today_and_parameters_work_too(pool: Callable[[int], RankPool]) -> None:
+    pool(2).run(dtypes_of_today, free_port(), backend=None)

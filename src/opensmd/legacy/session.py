@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import torch
+
 from opensmd.legacy.capability import BACKENDS
 from opensmd.legacy.groups import Group, group
 from opensmd.legacy.rendezvous.join import join
@@ -92,6 +94,11 @@ def open_session(backend: str, init_method: str, *, rank: int, world_size: int, 
         transport: Transport = MpiTransport()
         _warn_of_ignored(transport, world_size)
         return Session(name, transport)
+    if name == "nccl" and not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
+        raise RuntimeError(
+            "backend 'nccl' needs a CUDA device and a torch that was built with NCCL, and here is none; "
+            "use the backend tcp or gloo"
+        )
     settings = Settings.from_environment()
     joined = join(init_method, rank=rank, world_size=world_size, group_name=group_name, settings=settings)
     return Session(name, TorchTransport(name, joined, settings))

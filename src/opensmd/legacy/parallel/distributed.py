@@ -59,9 +59,8 @@ class DistributedDataParallel(torch.nn.Module):
             device_ids = range(torch.cuda.device_count()) if on_gpu else ()
         self.module = module
         self.device_ids = list(device_ids)
-        self.output_device = (
-            output_device if output_device is not None or not self.device_ids else device_ids[0]
-        )
+        first = self.device_ids[0] if self.device_ids else -1
+        self.output_device = first if output_device is None else output_device
         self.dim = dim
         self.broadcast_buffers = broadcast_buffers
         self._share_from_rank_0([*module.parameters(), *module.buffers()])

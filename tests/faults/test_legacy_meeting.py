@@ -1,0 +1,253 @@
+"""Processes that come late, twice, too many, with other numbers, or never: everyone is told, or it works."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.deprecated as dist
+
+from opensmd.legacy.rendezvous.host import Process
+from opensmd.legacy.rendezvous.meeting import Meeting
+from opensmd.legacy.rendezvous.server import Server
+from tests.support.ranks import RankPool, free_port, run_once
+
+Attempt = dict[str, object]
+
+
+def attempt(roles: list[Attempt]) -> str:
+    """Join as this process's role says and sum the ranks; the outcome as a text.
+
+    A role is the keywords of ``init_process_group``, with ``wait``: seconds to come late, and ``timeout``.
+    """
+    role = dict(roles[int(os.environ["RANK"])])
+    os.environ["OPENSMD_LEGACY_ENGINE"] = "gloo"
+    os.environ["OPENSMD_LEGACY_INTERFACE"] = "lo"
+    os.environ["OPENSMD_LEGACY_TIMEOUT"] = str(role.pop("timeout", 20))
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        if name in role:
+            os.environ[name] = str(role.pop(name))
+    time.sleep(float(str(role.pop("wait", 0))))
+    if role.pop("absent", False):
+        return "absent"
+    try:
+        dist.init_process_group("tcp", **role)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    try:
+        total = torch.tensor(float(dist.get_rank()))
+        dist.all_reduce(total)
+        return f"rank {dist.get_rank()} sum {total.item():g}"
+    finally:
+        dist.destroy_process_group()
+
+
+def tcp(port: int, rank: int, world_size: int, **more: object) -> Attempt:
+    return {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": world_size, **more}
+
+
+def works(world_size: int) -> list[str]:
+    return [f"rank {rank} sum {world_size * (world_size - 1) // 2}" for rank in range(world_size)]
+
+
+def test_a_late_process_is_waited_for(pool: Callable[[int], RankPool], tmp_path: Path) -> None:
+    port = free_port()
+    assert pool(3).run(
+        attempt, [tcp(port, r, 3, wait=0.7 * (r == 0)) for r in range(3)], backend=None
+    ) == works(3)
+    file = {"init_method": f"file://{tmp_path}/meet", "world_size": 3}
+    late = pool(3).run(attempt, [{**file, "wait": 0.7 * (r == 1)} for r in range(3)], backend=None)
+    assert sorted(late) == works(3)
+    cast = {"init_method": f"tcp://239.255.77.2:{port}", "world_size": 3}
+    late = pool(3).run(attempt, [{**cast, "wait": 0.7 * (r == 2)} for r in range(3)], backend=None)
+    assert sorted(late) == works(3)
+
+
+def test_ranks_that_were_asked_for_are_kept_and_the_others_filled_in(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    for method in (f"file://{tmp_path}/meet", f"tcp://239.255.77.3:{free_port()}"):
+        common = {"init_method": method, "world_size": 3}
+        outcome = pool(3).run(attempt, [{**common, "rank": 2}, common, {**common, "rank": 0}], backend=None)
+        assert outcome == ["rank 2 sum 3", "rank 1 sum 3", "rank 0 sum 3"]
+
+
+def test_who_is_missing_is_named_to_everyone_who_came(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    absent: Attempt = {"absent": True}
+    port = free_port()
+    roles = [tcp(port, 0, 3, timeout=1.5), absent, tcp(port, 2, 3, timeout=1.5)]
+    for text in pool(3).run(attempt, roles, backend=None)[::2]:
+        assert "waited 1.5 s for 3 processes and 2 came" in text
+        assert "missing: rank 1" in text and "OPENSMD_LEGACY_TIMEOUT" in text
+    for method, said in (
+        (f"file://{tmp_path}/meet", "missing: one process"),
+        (f"tcp://239.255.77.4:{port}", "heard 2 of 3 processes"),
+    ):
+        common = {"init_method": method, "world_size": 3, "timeout": 1.5}
+        for text in pool(3).run(attempt, [common, absent, common], backend=None)[::2]:
+            assert said in text
+    assert list(tmp_path.iterdir()) == []
+    roles = [absent, tcp(free_port(), 1, 3, timeout=1.0), absent]
+    assert "rank 0 did not answer" in pool(3).run(attempt, roles, backend=None)[1]
+
+
+def test_a_process_too_many_is_told_and_the_job_goes_on(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    port = free_port()
+    roles = [tcp(port, 0, 2), tcp(port, 1, 2, wait=0.0), tcp(port, 1, 2, wait=0.8, timeout=2)]
+    outcome = pool(3).run(attempt, roles, backend=None)
+    assert outcome[:2] == works(2)
+    # the job may have ended by then, and its address with it
+    assert "already has" in outcome[2] or "did not answer" in outcome[2] or "has ended" in outcome[2]
+    for method in (f"file://{tmp_path}/meet", f"tcp://239.255.77.5:{port}"):
+        common = {"init_method": method, "world_size": 2}
+        roles = [common, common, {**common, "wait": 0.8, "timeout": 1.0}]
+        outcome = pool(3).run(attempt, roles, backend=None)
+        assert sorted(outcome[:2]) == works(2)
+        assert "missing: one process" in outcome[2] or "heard 1 of 2" in outcome[2]
+
+
+def test_a_rank_taken_twice_is_an_error_on_every_rank(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    port = free_port()
+    file = {"init_method": f"file://{tmp_path}/meet", "world_size": 3, "rank": 1}
+    for roles in ([tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 1, 3)], [{**file, "rank": 0}, file, file]):
+        for text in pool(3).run(attempt, roles, backend=None):
+            assert "rank 1 was taken twice" in text and "start all again" in text
+    roles = [tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 3, 3)]
+    for text in pool(3).run(attempt, roles, backend=None):
+        assert "asks for rank 3; expected 0 to 2" in text
+
+
+def test_two_world_sizes_are_an_error_on_every_rank(pool: Callable[[int], RankPool], tmp_path: Path) -> None:
+    port = free_port()
+    file = {"init_method": f"file://{tmp_path}/meet", "world_size": 3}
+    cast = {"init_method": f"tcp://239.255.77.6:{port}", "world_size": 3}
+    for roles in (
+        [tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 2, 4)],
+        [file, file, {**file, "world_size": 4}],
+        [cast, cast, {**cast, "world_size": 4}],
+    ):
+        for text in pool(3).run(attempt, roles, backend=None):
+            assert "was started with world_size" in text and "give all processes the same" in text
+
+
+def test_two_jobs_share_an_address_or_a_file_under_two_names(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    for method in (f"file://{tmp_path}/meet", f"tcp://239.255.77.7:{free_port()}"):
+        roles = [{"init_method": method, "world_size": 2, "group_name": f"job {r % 2}"} for r in range(4)]
+        outcome = pool(4).run(attempt, roles, backend=None)
+        assert sorted(outcome[::2]) == sorted(outcome[1::2]) == works(2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_jobs_at_one_tcp_address_end_with_errors_not_with_a_hang(
+    pool: Callable[[int], RankPool],
+) -> None:
+    port = free_port()
+    roles = [tcp(port, r % 2, 2, timeout=4, wait=0.5 * (r > 1)) for r in range(4)]
+    outcome = pool(4).run(attempt, roles, backend=None)
+    assert outcome[:2] == works(2) or any("port is in use" in text for text in outcome)
+    assert all("rank" in text for text in outcome)
+
+
+def test_a_port_that_another_program_uses_is_an_error_on_every_rank(pool: Callable[[int], RankPool]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        outcome = pool(3).run(attempt, [tcp(port, r, 3, timeout=2) for r in range(3)], backend=None)
+    assert "the port is in use" in outcome[0]
+    for text in outcome[1:]:
+        assert "is not the store of rank 0" in text and "choose a free one" in text
+
+
+def test_a_stale_file_is_taken_over_and_another_kind_of_file_is_refused(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    path = tmp_path / "meet"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead_here = Server(replace(Process.this(), pid=ended.pid), free_port(), ())
+    elsewhere = replace(Process.this(), pid_space="another host", net_space="another host")
+    dead_there = Server(elsewhere, free_port(), ("127.0.0.1",))
+    roles = [{"init_method": f"file://{path}", "world_size": 3}] * 3
+    for left_behind in (dead_here, dead_there):
+        path.write_text(
+            json.dumps({"format": "opensmd.legacy 1", "jobs": {"": json.dumps(asdict(left_behind))}})
+        )
+        assert sorted(pool(3).run(attempt, roles, backend=None)) == works(3)
+        assert not path.exists()
+    path.write_text("")  # as NamedTemporaryFile leaves it
+    assert sorted(pool(3).run(attempt, roles, backend=None)) == works(3)
+    path.write_text("my thesis")
+    for text in pool(3).run(attempt, roles, backend=None):
+        assert "holds something else" in text
+    assert path.read_text() == "my thesis"
+    roles = [{"init_method": f"file://{tmp_path}/no/such/folder", "world_size": 3}] * 3
+    for text in pool(3).run(attempt, roles, backend=None):
+        assert "No such file or directory" in text and "directory" in text
+
+
+def meet_again_and_again(init_method: str, world_size: int) -> list[int]:
+    """One file or address, many jobs, one straight after another."""
+    os.environ["OPENSMD_LEGACY_ENGINE"] = "gloo"
+    os.environ["OPENSMD_LEGACY_INTERFACE"] = "lo"
+    os.environ["OPENSMD_LEGACY_TIMEOUT"] = "20"
+    sums = []
+    for turn in range(5):
+        rank = int(os.environ["RANK"]) if "127.0.0.1" in init_method else -1
+        dist.init_process_group("tcp", init_method, world_size=world_size, rank=rank)
+        total = torch.tensor(turn + dist.get_rank())
+        dist.all_reduce(total)
+        sums.append(int(total))
+        dist.destroy_process_group()
+    return sums
+
+
+@pytest.mark.parametrize("method", ["file", "tcp", "multicast"])
+def test_one_address_serves_job_after_job(
+    pool: Callable[[int], RankPool], tmp_path: Path, method: str
+) -> None:
+    port = free_port()
+    addresses = {"file": f"file://{tmp_path}/meet", "tcp": f"tcp://127.0.0.1:{port}"}
+    init_method = addresses.get(method, f"tcp://239.255.77.8:{port}")
+    for sums in pool(3).run(meet_again_and_again, init_method, 3, backend=None):
+        assert sums == [3, 6, 9, 12, 15]
+    assert list(tmp_path.iterdir()) == []
+
+
+def die_when_seated(roles: list[Attempt]) -> str:
+    """Rank 1 takes its seat and dies."""
+    if os.environ["RANK"] == "1":
+        Meeting._gather = lambda self, world_size: os._exit(9)  # type: ignore[method-assign]
+    return attempt(roles)
+
+
+def test_a_process_that_dies_while_the_others_gather_is_an_error_on_every_rank() -> None:
+    port = free_port()
+    for text in die([tcp(port, rank, 3) for rank in range(3)]):
+        assert "rank 1 (process" in text and "ended before all processes had joined" in text
+    # who comes after that finds nobody
+    late = die([tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 2, 3, wait=2.0, timeout=1.0)])
+    assert "ended before all processes had joined" in late[0]
+    assert "rank 0 did not answer" in late[1]
+
+
+def die(roles: list[Attempt]) -> list[str]:
+    """What ranks 0 and 2 say when rank 1 dies."""
+    outcomes = run_once(3, die_when_seated, roles, backend=None)
+    assert outcomes[1].kind == "died"
+    return [outcomes[0].value, outcomes[2].value]

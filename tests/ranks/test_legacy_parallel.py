@@ -1,0 +1,99 @@
+"""The wrappers of ``torch.nn.parallel.deprecated``: as one process with the whole batch."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed.deprecated as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel.deprecated import DistributedDataParallel, DistributedDataParallelCPU
+
+from tests.support.ranks import RankPool, free_port
+
+BATCH, FEATURES = 12, 6
+
+
+class Net(nn.Module):
+    """Two dtypes, a buffer, a branch that some processes skip, a parameter that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 300)
+        self.norm = nn.BatchNorm1d(300, track_running_stats=True)
+        self.second = nn.Linear(300, 1).double()
+        self.sometimes = nn.Linear(1, 1).double()
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs: torch.Tensor, branch: bool) -> torch.Tensor:
+        hidden = torch.tanh(self.first(inputs)).double()
+        outputs = self.second(hidden)
+        return outputs + self.sometimes(outputs) if branch else outputs
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(BATCH, FEATURES, generator=generator), torch.randn(
+        BATCH, 1, generator=generator
+    ).double()
+
+
+def losses(
+    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, branches: list[bool]
+) -> torch.Tensor:
+    """The mean of the parts' losses, each part with its own branch."""
+    parts = zip(inputs.chunk(len(branches)), targets.chunk(len(branches)), branches, strict=True)
+    return torch.stack([F.mse_loss(model(x, branch), y) for x, y, branch in parts]).mean()
+
+
+def train_both_ways(kind: str, port: int, world_size: int) -> None:
+    os.environ.update(OPENSMD_LEGACY_ENGINE="smddp", OPENSMD_LEGACY_TIMEOUT="30")
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    torch.manual_seed(rank)
+    own = Net()
+    own.norm.running_mean.fill_(float(rank))
+    torch.manual_seed(0)
+    reference = Net()
+    uneven = kind == "ddp"  # the CPU wrapper needs the same parameters on all processes
+    model = DistributedDataParallel(own) if uneven else DistributedDataParallelCPU(own)
+    assert own.norm.running_mean[0].item() == (0.0 if uneven else rank)
+    ours = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9)
+    for step in range(4):
+        inputs, targets = batch(step)
+        branches = [not uneven or (step + each) % 2 == 0 for each in range(world_size)]
+        ours.zero_grad()
+        theirs.zero_grad()
+        with torch.no_grad():
+            model(inputs, True)  # an evaluation in between changes nothing
+        F.mse_loss(
+            model(inputs.chunk(world_size)[rank], branches[rank]), targets.chunk(world_size)[rank]
+        ).backward()
+        losses(reference, inputs, targets, branches).backward()
+        for (name, mine), want in zip(own.named_parameters(), reference.parameters(), strict=True):
+            if want.grad is None:
+                assert mine.grad is None, name
+            else:
+                torch.testing.assert_close(mine.grad, want.grad, msg=f"{name} in step {step}")
+        ours.step()
+        theirs.step()
+    # without a forward pass of the wrapper, gradients stay local
+    ours.zero_grad()
+    (own.unused.sum() * (rank + 1)).backward()
+    assert own.unused.grad is not None and own.unused.grad[0].item() == rank + 1
+    assert list(copy.copy(model).state_dict()) == ["module." + name for name in reference.state_dict()]
+    dist.destroy_process_group()
+
+
+def test_ddp_trains_as_one_process_with_the_whole_batch(pool: Callable[[int], RankPool]) -> None:
+    for world_size in (2, 3):
+        pool(world_size).run(train_both_ways, "ddp", free_port(), world_size, backend=None)
+
+
+def test_ddp_cpu_trains_as_one_process_with_the_whole_batch(pool: Callable[[int], RankPool]) -> None:
+    for world_size in (2, 3):
+        pool(world_size).run(train_both_ways, "cpu", free_port(), world_size, backend=None)

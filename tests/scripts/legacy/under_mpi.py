@@ -1,0 +1,30 @@
+"""Runs the whole table of calls under ``mpiexec``; prints one line a rank that it got through."""
+
+import os
+import sys
+
+import torch
+import torch.distributed.deprecated as dist
+
+from tests.scripts.legacy.calls import check_all
+
+torch.set_num_threads(1)
+for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+    os.environ.pop(name, None)
+# As the tutorial of the time wrote it: MPI knows better.
+dist.init_process_group("MPI", rank=0, world_size=0)
+assert dist.get_world_size() == int(sys.argv[1])
+check_all()
+dist.destroy_process_group()
+dist.init_process_group("mpi")
+tensor = torch.ones(2)
+dist.all_reduce(tensor)
+assert tensor.tolist() == [dist.get_world_size()] * 2
+if dist.get_rank() == 0:
+    # nobody waits for this one before the script ends: it is delivered all the same
+    dist.send(torch.full((100_000,), 7.0), 1)
+elif dist.get_rank() == 1:
+    last = torch.zeros(100_000)
+    dist.recv(last)
+    assert last.eq(7).all()
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} got through", flush=True)

@@ -1,0 +1,120 @@
+"""The old import paths in fresh interpreters, and a torch that has modules of these names itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FIRST_LINES = {
+    "import torch.distributed.deprecated as dist": "dist.init_process_group.__module__",
+    "from torch.distributed.deprecated import all_reduce": "all_reduce.__module__",
+    "import torch.nn.parallel.deprecated as nnp": "nnp.DistributedDataParallel.__module__",
+    "from torch.nn.parallel.deprecated import DistributedDataParallelCPU as D": "D.__module__",
+    "import torch": "torch.nn.parallel.deprecated.DistributedDataParallelCPU.__module__",
+    "import torch.distributed": "torch.distributed.deprecated.reduce_op.__module__",
+    "import opensmd.legacy as dist": "dist.init_process_group.__module__",
+    "import torch.distributed.deprecated.launch as launch": "launch.main.__module__",
+}
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_every_old_import_works_as_the_first_line_of_a_script() -> None:
+    # one interpreter a line, all at once
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", f"{line}\nprint({shown})"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line, shown in FIRST_LINES.items()
+    ]
+    for process, line in zip(running, FIRST_LINES, strict=True):
+        out, errors = process.communicate(timeout=100)
+        assert out.startswith("opensmd.legacy"), (line, errors)
+
+
+def test_the_old_name_and_the_new_one_are_one_package() -> None:
+    script = """
+import torch.distributed.deprecated.launch
+import torch.distributed.deprecated.rendezvous.tcp as old
+import torch.nn.parallel.deprecated
+import opensmd.legacy.parallel, opensmd.legacy.launch
+import opensmd.legacy.rendezvous.tcp as new
+assert torch.distributed.deprecated is opensmd.legacy
+assert torch.distributed.deprecated.launch is opensmd.legacy.launch
+assert torch.nn.parallel.deprecated is opensmd.legacy.parallel
+assert old is new
+assert opensmd.legacy.__spec__.name == opensmd.legacy.__name__ == "opensmd.legacy"
+import importlib, importlib.util
+assert importlib.util.find_spec("torch.distributed.deprecated.nothing") is None
+try:
+    torch.distributed.nothing
+except AttributeError as error:
+    assert "nothing" in str(error)
+print("one")
+"""
+    done = python("-c", script)
+    assert done.stdout == "one\n", done.stderr
+
+
+def test_import_torch_alone_loads_nothing_of_the_package_but_the_doors() -> None:
+    script = "import torch, sys; print(sorted(name for name in sys.modules if name.startswith('opensmd')))"
+    done = python("-c", script)
+    assert done.stdout == "['opensmd', 'opensmd.doors']\n", done.stderr
+
+
+def test_where_torch_does_not_load_extensions_importing_opensmd_legacy_opens_the_doors() -> None:
+    script = (
+        "import opensmd.legacy, torch.distributed.deprecated, torch.nn.parallel.deprecated\n"
+        "print(torch.distributed.deprecated is opensmd.legacy)"
+    )
+    done = python("-c", script, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.fixture
+def torch_of_its_own(tmp_path: Path) -> Path:
+    """A folder with a torch that still has the modules, and calls backends as today's does."""
+    files = {
+        "torch/__init__.py": "import torch.distributed, torch.nn.parallel\n"
+        "from importlib.metadata import entry_points\n"
+        "for each in entry_points(group='torch.backends'):\n    each.load()()\n",
+        "torch/distributed/__init__.py": "",
+        "torch/distributed/deprecated/__init__.py": "origin = 'torch'",
+        "torch/distributed/deprecated/launch.py": "origin = 'torch'",
+        "torch/nn/__init__.py": "",
+        "torch/nn/parallel/__init__.py": "deprecated = 'still here'",
+        "torch/nn/parallel/deprecated/__init__.py": "origin = 'torch'",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_a_torch_that_has_these_modules_keeps_them(torch_of_its_own: Path) -> None:
+    script = """
+import torch
+assert torch.nn.parallel.deprecated == "still here"
+import torch.distributed.deprecated.launch
+import torch.nn.parallel.deprecated
+print(torch.distributed.deprecated.origin, torch.distributed.deprecated.launch.origin,
+      torch.nn.parallel.deprecated.origin)
+"""
+    done = python("-c", script, PYTHONPATH=str(torch_of_its_own))
+    assert done.stdout == "torch torch torch\n", done.stderr

@@ -1,0 +1,80 @@
+"""``python -m torch.distributed.deprecated.launch`` with whole scripts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.ranks import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "tests/scripts/legacy/train.py"
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.deprecated.launch", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, errors = process.communicate(timeout=100)
+    return process.returncode, out, errors
+
+
+def test_a_script_of_2018_trains_on_two_processes_to_the_same_weights() -> None:
+    code, out, errors = finish(start("--nproc_per_node=2", f"--master_port={free_port()}", SCRIPT))
+    assert code == 0, errors
+    lines = sorted(out.splitlines())
+    assert [line.split(":")[0] for line in lines] == ["rank 0 local 0", "rank 1 local 1"]
+    assert len({line.split(": ")[1] for line in lines}) == 1
+
+
+def test_two_nodes_make_one_job() -> None:
+    common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    nodes = [start(*common, f"--node_rank={rank}", SCRIPT, "--backend=gloo") for rank in range(2)]
+    outcomes = [finish(node) for node in nodes]
+    assert [code for code, _, _ in outcomes] == [0, 0], outcomes
+    assert [out.split(":")[0] for _, out, _ in outcomes] == ["rank 0 local 0", "rank 1 local 0"]
+
+
+def test_a_failing_rank_ends_the_others_with_its_exit_code() -> None:
+    code, _, errors = finish(start("--nproc_per_node=2", f"--master_port={free_port()}", SCRIPT, "--fail=1"))
+    assert code == 23
+    assert "local rank 1" in errors and "exit code 23" in errors
+
+
+def test_use_env_and_module_and_programs() -> None:
+    show = "import os, sys; print(os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE'], sys.argv[1:])"
+    module = finish(start("--nproc_per_node=2", "--use_env", "-m", "timeit", "-n1", "-r1", "-s", show, "0"))
+    assert sorted(line for line in module[1].splitlines() if "loop" not in line) == [
+        "0 2 ['-n1', '-r1', '-s', " + repr(show) + ", '0']",
+        "1 2 ['-n1', '-r1', '-s', " + repr(show) + ", '0']",
+    ]
+    program = finish(start("--use_env", "--no_python", "sh", "-c", "echo $RANK of $WORLD_SIZE"))
+    assert program[:2] == (0, "0 of 1\n")
+    refused = finish(start("--no_python", "sh"))
+    assert refused[0] == 2 and "--use_env" in refused[2]
+
+
+def test_a_launcher_that_is_asked_to_end_ends_its_processes() -> None:
+    program = "echo started $$; exec sleep 100"
+    launcher = start("--use_env", "--no_python", "sh", "-c", program)
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline().split()[1])
+    launcher.send_signal(signal.SIGTERM)
+    assert finish(launcher)[0] == 128 + signal.SIGTERM
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,58 @@
+"""The mpi backend under a real ``mpiexec``, and its errors without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_every_function_works_under_mpiexec(world_size: int) -> None:
+    command = [MPIEXEC, "-n", str(world_size), sys.executable, "-m", "tests.scripts.legacy.under_mpi"]
+    done = subprocess.run(
+        [*map(str, command), str(world_size)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert lines == [f"rank {rank} of {world_size} got through" for rank in range(world_size)]
+
+
+def test_without_mpiexec_a_script_is_a_job_of_one_and_hears_that_its_world_size_is_ignored() -> None:
+    script = (
+        "import torch.distributed.deprecated as dist\n"
+        "dist.init_process_group('mpi', world_size=4)\n"
+        "print(dist.get_rank(), dist.get_world_size())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "0 1\n", done.stderr
+    assert "world_size=4 is ignored" in done.stderr
+    assert "mpiexec -n 4" in done.stderr
+
+
+def test_without_mpi4py_the_error_names_what_to_install_and_what_else_there_is() -> None:
+    script = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import torch.distributed.deprecated as dist\n"
+        "dist.init_process_group('mpi')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "pip install 'opensmd[mpi]'" in done.stderr
+    assert "tcp or gloo" in done.stderr

@@ -1,0 +1,108 @@
+"""Two ends of a connection in one process: matching, order, flow, death and farewell of messages."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from opensmd.legacy.transports import messages
+from opensmd.legacy.transports.messages import Messages
+
+Ends = tuple[Messages, Messages, Messages]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Three ranks; rank 2 is connected with rank 0 alone."""
+    (a, b), (c, d) = socket.socketpair(), socket.socketpair()
+    made = Messages({1: a, 2: c}, 0, 5.0), Messages({0: b}, 1, 5.0), Messages({0: d}, 2, 5.0)
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_a_receive_for_one_rank_leaves_the_messages_of_others(ends: Ends) -> None:
+    zero, one, two = ends
+    for sender, value in ((two, 2.0), (one, 1.0)):
+        sender.send(torch.full((3,), value), 0)
+    tensor = torch.zeros(3)
+    receive = zero.irecv(tensor, 1)
+    receive.wait()
+    assert tensor.tolist() == [1, 1, 1]
+    receive = zero.irecv(tensor, None)
+    receive.wait()
+    assert (receive.sender, tensor.tolist()) == (2, [2, 2, 2])
+
+
+def test_receives_are_served_in_the_order_in_which_they_were_posted(ends: Ends) -> None:
+    zero, one, _ = ends
+    tensors = [torch.zeros(2) for _ in range(4)]
+    receives = [
+        zero.irecv(tensor, source) for tensor, source in zip(tensors, (1, None, 1, None), strict=True)
+    ]
+    for value in range(4):
+        one.send(torch.full((2,), float(value)), 0)
+    for receive in receives:
+        receive.wait()
+    assert [tensor[0].item() for tensor in tensors] == [0, 1, 2, 3]
+
+
+def test_a_sender_far_ahead_waits_and_nothing_is_lost(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "PILE_LIMIT", 1 << 20)
+    zero, one, _ = ends
+    count, parts = 100_000, 40
+    writer = threading.Thread(
+        target=lambda: [one.send(torch.full((count,), float(part)), 0) for part in range(parts)]
+    )
+    writer.start()
+    writer.join(1.0)
+    assert writer.is_alive(), "16 MB were taken in although nobody asked for them"
+    tensor = torch.zeros(count)
+    for part in range(parts):
+        zero.irecv(tensor, 1).wait()
+        assert tensor.eq(part).all()
+    writer.join(5.0)
+    assert not writer.is_alive()
+
+
+def test_sizes_and_dtypes_are_compared_whoever_comes_first(ends: Ends) -> None:
+    zero, one, _ = ends
+    early = zero.irecv(torch.zeros(3), 1)
+    one.send(torch.zeros(4), 0)
+    with pytest.raises(RuntimeError, match=r"do not match: rank 1 sent 4 elements.*rank 0 expects 3"):
+        early.wait()
+    one.send(torch.zeros(3), 0)
+    one.send(torch.ones(1), 0)
+    with pytest.raises(RuntimeError, match=r"float32, recv on rank 0 expects 3 of torch.float64"):
+        zero.irecv(torch.zeros(3).double(), 1).wait()
+    tensor = torch.zeros(1)
+    zero.irecv(tensor, 1).wait()
+    assert tensor.item() == 1
+
+
+def test_what_was_sent_before_the_end_comes_and_later_receives_fail_at_once(ends: Ends) -> None:
+    zero, one, two = ends
+    waiting = zero.irecv(torch.zeros(1), 1)
+    anybody = zero.irecv(torch.zeros(1), None)
+    one.send(torch.ones(1), 0)
+    one.close()
+    waiting.wait()
+    with pytest.raises(RuntimeError, match="rank 1 has closed its connection"):
+        zero.irecv(torch.zeros(1), 1).wait()
+    assert not anybody.is_completed()
+    two.close()
+    with pytest.raises(RuntimeError, match="every other rank has closed"):
+        anybody.wait()
+
+
+def test_a_receive_that_nobody_serves_ends_at_its_timeout() -> None:
+    mine, theirs = socket.socketpair()
+    lonely = Messages({1: mine}, 0, 0.2)
+    with pytest.raises(RuntimeError, match=r"recv on rank 0 from rank 1: nothing came within 0\.2 s"):
+        lonely.irecv(torch.zeros(1), 1).wait()
+    theirs.close()
+    lonely.close()
