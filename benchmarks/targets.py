@@ -76,6 +76,7 @@ def _all_reduce() -> list[Target]:
         Target(four, "smddp", ["gloo"], 10, 4, 4 * MIB),
         Target(four, "smddp", ["gloo"], 5, 16 * MIB, 256 * MIB),
         Target(four, "smddp", MPI, 1.5),
+        Target("allreduce-dtypes", "smddp", ["gloo"], 1),
     ]
 
 

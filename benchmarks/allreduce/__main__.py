@@ -44,19 +44,21 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes, multiples of 4")
     parser.add_argument("--mpi", nargs="*", default=["MPICH", "Intel MPI"], help="none: --mpi without a name")
+    parser.add_argument("--dtypes", nargs="+", default=["float32"], help="others: without MPI and the floor")
     options = parser.parse_args()
     each_mpi(options, partial(measure, options))
 
 
 def measure(options: argparse.Namespace, ranks: int, chosen: mpi.Mpi | None) -> None:
     """One run of all sizes."""
-    args = [*rank_arguments(options), "--sizes", *map(str, options.sizes)]
+    args = [*rank_arguments(options), "--sizes", *map(str, options.sizes), "--dtypes", *options.dtypes]
     results = launch.run("benchmarks.allreduce.rank", ranks=ranks, mpi=chosen, args=args)
     name = results.notes["MPI"]
     print_table(results, ratios(name))
-    stem = f"allreduce-{ranks}-{name.lower().replace(' ', '-')}"
+    kind = "" if options.dtypes == ["float32"] else "dtypes-"
+    stem = f"allreduce-{kind}{ranks}-{name.lower().replace(' ', '-')}"
     results.save(options.out / f"{stem}.json")
-    plot.lines(results, options.out / f"{stem}.png", case="all_reduce")
+    plot.lines(results, options.out / f"{stem}.png", case=options.dtypes[0])
 
 
 if __name__ == "__main__":

@@ -21,31 +21,34 @@ def main() -> None:
     """Measure every size and leave the results to rank 0."""
     parser = rank_parser()
     parser.add_argument("--sizes", type=int, nargs="+", required=True)
+    parser.add_argument("--dtypes", nargs="+", required=True)
     options = parser.parse_args()
     me = join(options.backends, patience=options.patience)
     floor = Floor(me.folder / "floor", me.rank, me.size)
     results = Results("all_reduce", me.layout, {"MPI": me.mpi_name or "none"})
-    for nbytes in options.sizes:
-        candidates = contestants(me, floor, nbytes)
-        plan = Plan(seconds=options.seconds)
-        for name, samples in sample(candidates, me.meeting, me.distance, plan).items():
-            results.rows.append(row("all_reduce", nbytes, name, samples))
-        if me.rank == 0:
-            medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows if r.bytes == nbytes)
-            print(f"{human_bytes(nbytes):>8}: {medians}", flush=True)
+    for dtype in options.dtypes:
+        for nbytes in options.sizes:
+            candidates = contestants(me, floor, nbytes, getattr(torch, dtype))
+            found = sample(candidates, me.meeting, me.distance, Plan(options.seconds))
+            results.rows += [row(dtype, nbytes, name, samples) for name, samples in found.items()]
+            if me.rank == 0:
+                medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-len(found) :])
+                print(f"{dtype} {human_bytes(nbytes):>8}: {medians}", flush=True)
     leave(me, results)
 
 
-def contestants(me: Rank, floor: Floor, nbytes: int) -> list[Candidate]:
+def contestants(me: Rank, floor: Floor, nbytes: int, dtype: torch.dtype) -> list[Candidate]:
     """Every candidate for one size. All but the zero-copy one work on the same tensor."""
-    data = torch.zeros(nbytes // 4)
+    data = torch.zeros(nbytes // dtype.itemsize, dtype=dtype)
     found = []
     for backend, group in me.groups.items():
         block = timed(through_torch(data, group))
         wrong = backend == "fake"
         found.append(Candidate(title(backend), block) if wrong else summing(me, title(backend), data, block))
-    if "smddp" in me.groups and (arena := in_arena(me.groups["smddp"], nbytes // 4)) is not None:
+    if "smddp" in me.groups and (arena := in_arena(me.groups["smddp"], data)) is not None:
         found.append(summing(me, "smddp zero-copy", arena, timed(through_torch(arena, me.groups["smddp"]))))
+    if dtype != torch.float32:
+        return found  # the floor and the loop in C know no other
     if me.mpi is not None:
         found.append(summing(me, f"{me.mpi_name} (C)", data, raw_loop("r", data, data, data.numel())))
         found.append(summing(me, f"{me.mpi_name} (mpi4py)", data, timed(through_mpi4py(me, data))))
@@ -67,13 +70,15 @@ def through_mpi4py(me: Rank, data: torch.Tensor) -> Callable[[], object]:
 def summing(me: Rank, name: str, data: torch.Tensor, block: Callable[[Stamps], None]) -> Candidate:
     """A candidate that must first show a right sum. Measured are sums of zeros, which cannot overflow."""
 
+    def numbers() -> torch.Tensor:
+        """Small enough for exact sums in every dtype."""
+        return torch.arange(data.numel(), dtype=torch.float32).remainder_(30)
+
     def fill() -> None:
-        torch.remainder(torch.arange(data.numel(), dtype=torch.float32), 1000, out=data)
-        data.add_(me.rank)
+        data.copy_(numbers().add_(me.rank))
 
     def verify() -> bool:
-        expected = torch.arange(data.numel(), dtype=torch.float32).remainder_(1000).mul_(me.size)
-        right = torch.equal(data, expected.add_(sum(range(me.size))))
+        right = torch.equal(data.float(), numbers().mul_(me.size).add_(sum(range(me.size))))
         data.zero_()
         return right
 

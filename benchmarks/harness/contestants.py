@@ -19,13 +19,13 @@ def title(backend: str) -> str:
     return "do-nothing" if backend == "fake" else backend
 
 
-def in_arena(group: dist.ProcessGroup, count: int) -> torch.Tensor | None:
-    """``count`` float32 zeros in the group's shared memory, by torch's own interface; None if it has none."""
+def in_arena(group: dist.ProcessGroup, like: torch.Tensor) -> torch.Tensor | None:
+    """Zeros in the group's shared memory, as many as ``like`` has; None if the group has no such memory."""
     device = torch.device("cpu")
     backend = group._get_backend(device)
     if not backend.supports_tensor_alloc(device):
         return None
-    return backend.allocate_tensor(count, dtype=torch.float32, device=device).zero_()
+    return backend.allocate_tensor(like.numel(), dtype=like.dtype, device=device).zero_()
 
 
 def checked(

@@ -100,7 +100,9 @@ def main() -> None:
     letters = sorted(set(text))
     number = {letter: i for i, letter in enumerate(letters)}
     data = torch.tensor([number[letter] for letter in text])
-    held = len(data) // 10
+    held = max(CONTEXT + 2, len(data) // 10)
+    if len(data) < 2 * held:
+        raise SystemExit(f"{args.data}: {len(data)} characters in files like {args.pattern}; need {2 * held}")
     train, test = data[:-held], data[-held:]
 
     torch.manual_seed(0)
