@@ -1,0 +1,1 @@
+"""The ``smd`` command: what a user asks about a machine or a model without training on it."""

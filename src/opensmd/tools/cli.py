@@ -1,0 +1,48 @@
+"""``smd``: a group of commands, each loaded only when it is called, so that ``smd --help`` is instant."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+__all__ = ["main"]
+
+# name: (module, attribute, one line of help)
+_COMMANDS = {
+    "bench": ("opensmd.tools.bench", "bench", "Measure all_reduce of smddp against Gloo on this machine."),
+    "doctor": ("opensmd.tools.doctor", "doctor", "Say what this machine has and how to mend what it lacks."),
+    "plan": ("opensmd.tools.plan", "plan", "Show how a model would be partitioned."),
+}
+
+
+class _Lazy(click.Group):
+    """Imports a command's module when the command is wanted."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command's name."""
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command itself, or None if there is none of that name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][2]) for name in self.list_commands(ctx)])
+
+
+@click.command(cls=_Lazy)
+@click.version_option(package_name="opensmd")
+def main() -> None:
+    """OpenSMD's tools. Training is started with smdrun."""
+
+
+if __name__ == "__main__":
+    main()

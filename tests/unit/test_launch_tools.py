@@ -1,0 +1,111 @@
+"""``smd``: each check of the doctor told from its opposite, and commands that load only when called."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from opensmd.tools import checks, cli
+from opensmd.tools.doctor import as_table
+
+
+def test_help_lists_every_command_without_loading_torch() -> None:
+    code = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from opensmd.tools.cli import main\n"
+        "print(CliRunner().invoke(main, ['--help']).output)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    for name in ("bench", "doctor", "plan"):
+        assert f"  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", ["bench", "doctor", "plan"])
+def test_every_listed_command_exists(name: str) -> None:
+    result = CliRunner().invoke(cli.main, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage:" in result.output
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert CliRunner().invoke(cli.main, ["cure"]).exit_code == 2
+
+
+def test_sizes_that_are_no_sizes_are_refused() -> None:
+    result = CliRunner().invoke(cli.main, ["bench", "--bytes", "4,two"])
+    assert result.exit_code == 2
+    assert "numbers of at least 4" in result.output
+
+
+def test_a_missing_compiler_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert checks.check_compiler().state == "good"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = checks.check_compiler()
+    assert found.state == "bad"
+    assert "apt-get install g++" in found.mend
+
+
+def test_a_missing_and_a_small_shared_memory_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert checks.check_shm(str(tmp_path / "none")).state == "note"
+    monkeypatch.setattr(checks, "ENOUGH_SHM", 1 << 60)
+    small = checks.check_shm(str(tmp_path))
+    assert small.state == "note"
+    assert "--shm-size" in small.mend
+    monkeypatch.setattr(checks, "ENOUGH_SHM", 1)
+    assert checks.check_shm(str(tmp_path)).state == "good"
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("max 100000", None), ("150000 100000", 1.5), ("nonsense", None), (None, None)]
+)
+def test_a_containers_quota_is_read(text: str | None, cpus: float | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "cpu.max").write_text(text)
+    assert checks.cpu_quota(tmp_path / "cpu.max") == cpus
+
+
+def test_thread_settings_are_told() -> None:
+    assert "pins nothing" in checks.check_threads({"GOMP_CPU_AFFINITY": "0-3"}).text
+    assert "OMP_NUM_THREADS=4" in checks.check_threads({"OMP_NUM_THREADS": "4"}).text
+    assert checks.check_threads({}).state == "good"
+
+
+def test_another_torch_than_the_tested_one_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.check_torch().state == "good"
+    monkeypatch.setattr(checks, "TESTED_TORCH", "9.9")
+    assert "pip install 'torch==9.9.*'" in checks.check_torch().mend
+
+
+def test_the_quick_checks_pass_on_this_machine_and_the_table_says_so() -> None:
+    quick = [check for check in checks.CHECKS if check is not checks.check_core]
+    findings = [check() for check in quick]
+    assert [each.what for each in findings if each.state == "bad"] == []
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(as_table(findings))
+    text = console.export_text()
+    for finding in findings:
+        assert finding.what in text
+
+
+def test_bench_prints_both_backends_for_each_size(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).parent / "smd"), "bench", "--bytes", "4,4096", "--seconds", "0.05"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if "│" in line]
+    assert [row[1] for row in rows] == ["4", "4,096"]
+    for row in rows:
+        assert float(row[3].replace(",", "")) > 0
+        assert float(row[5].replace(",", "")) > 0
