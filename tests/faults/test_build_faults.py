@@ -1,0 +1,177 @@
+"""Builds that meet each other, are killed, or have no compiler; and a /dev/shm that is too small."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Compiles each file in no time and links nothing, so that builds themselves can be tested in seconds.
+QUICK_COMPILER = """#!/bin/sh
+if [ "$1" = --version ]; then echo quick 1.0; exit 0; fi
+echo call >> "$CALLS"
+sleep "$SECONDS_A_CALL"
+while [ $# -gt 1 ]; do
+  if [ "$1" = -o ]; then echo built > "$2"; fi
+  shift
+done
+"""
+BUILD = "from opensmd.collectives.build import build; print(build())"
+
+
+def compiler(folder: Path, *, seconds: float) -> dict[str, str]:
+    path = folder / "quick-cxx"
+    path.write_text(QUICK_COMPILER)
+    path.chmod(0o755)
+    return {
+        **os.environ,
+        "CXX": str(path),
+        "CALLS": str(folder / "calls"),
+        "SECONDS_A_CALL": str(seconds),
+        "OPENSMD_CACHE_DIR": str(folder / "cache"),
+    }
+
+
+def start(code: str, env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=env,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+def leftovers(cache: Path) -> list[str]:
+    return [path.name for path in cache.iterdir() if path.name.startswith("building-")]
+
+
+def test_two_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
+    env = compiler(tmp_path, seconds=0.05)
+    first, second = start(BUILD, env), start(BUILD, env)
+    assert output(first) == output(second)
+    calls = (tmp_path / "calls").read_text().count("call")
+    assert output(start(BUILD, env)).endswith("opensmd_native.so")
+    assert (tmp_path / "calls").read_text().count("call") == calls
+    sources = [*ROOT.glob("src/opensmd/collectives/csrc/*/*.cpp")]
+    assert calls == len(sources) + 1
+    assert leftovers(tmp_path / "cache") == []
+
+
+def test_a_killed_build_holds_nobody_up_and_is_cleaned_away(tmp_path: Path) -> None:
+    slow = compiler(tmp_path, seconds=30)
+    victim = start(BUILD, slow)
+    calls = tmp_path / "calls"
+    deadline = time.monotonic() + 30
+    while not calls.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
+    assert leftovers(tmp_path / "cache") != []
+    quick = {**slow, "SECONDS_A_CALL": "0"}
+    assert output(start(BUILD, quick)).endswith("opensmd_native.so")
+    assert leftovers(tmp_path / "cache") == []
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+    env = compiler(tmp_path, seconds=0)
+    Path(env["CXX"]).write_text(
+        '#!/bin/sh\nif [ "$1" = --version ]; then echo bad 1.0; exit 0; fi\necho "no such luck" >&2\nexit 3\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "opensmd.collectives.build"],
+        env=env,
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no such luck" in done.stderr and "bad 1.0" in done.stderr
+    assert leftovers(tmp_path / "cache") == []
+
+
+TWO_RANKS = """
+import os, sys, warnings, torch, torch.distributed as dist, torch.multiprocessing as mp
+from datetime import timedelta
+
+def main(rank, port):
+    torch.set_num_threads(1)
+    if rank == 0:
+        warnings.simplefilter("always")
+    import smdistributed.dataparallel.torch.torch_smddp
+    dist.init_process_group("smddp", init_method=f"file://{port}", rank=rank, world_size=2,
+                            timeout=timedelta(seconds=20))
+    tensor = torch.full((COUNT,), float(rank + 1))
+    dist.all_reduce(tensor)
+    assert bool((tensor == 3).all())
+    dist.new_group()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    print(rank, type(backend).__name__, flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(main, (sys.argv[1],), nprocs=2)
+"""
+
+
+def run_two_ranks(
+    folder: Path, env: dict[str, str], *, count: int, prefix: tuple[str, ...] = ()
+) -> tuple[str, str]:
+    script = folder / "two_ranks.py"
+    script.write_text(TWO_RANKS.replace("COUNT", str(count)))
+    done = subprocess.run(
+        [*prefix, sys.executable, str(script), str(folder / "store")],
+        env={**env, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_without_a_compiler_one_warning_says_what_to_install_and_gloo_serves_the_group(
+    tmp_path: Path,
+) -> None:
+    env = {**os.environ, "PATH": str(tmp_path), "OPENSMD_CACHE_DIR": str(tmp_path / "cache")}
+    env.pop("CXX", None)
+    out, err = run_two_ranks(tmp_path, env, count=1000)
+    assert out.count("ProcessGroupGloo") == 2
+    assert err.count("RuntimeWarning") == 1
+    assert "apt-get install g++" in err
+
+
+def test_the_core_can_be_switched_off(tmp_path: Path) -> None:
+    out, err = run_two_ranks(tmp_path, {**os.environ, "OPENSMD_NATIVE": "0"}, count=10)
+    assert out.count("ProcessGroupGloo") == 2
+    assert "OPENSMD_NATIVE=0" in err
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux's unshare for its own /dev/shm")
+def test_a_dev_shm_of_one_mebibyte_is_enough(tmp_path: Path) -> None:
+    tiny = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    probe = subprocess.run(
+        ["unshare", "-m", "sh", "-c", tiny, "sh", "true"], capture_output=True, check=False
+    )
+    if probe.returncode != 0:
+        pytest.skip("this user may not make mount namespaces")
+    prefix = ("unshare", "-m", "sh", "-c", tiny, "sh")
+    out, err = run_two_ranks(tmp_path, dict(os.environ), count=5_000_000, prefix=prefix)
+    assert out.count("SmddpBackend") == 2, err

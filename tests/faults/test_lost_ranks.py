@@ -1,0 +1,244 @@
+"""Ranks that die, stop, never come or call something else: every other rank is told so, in time.
+
+Every case has a group of its own, because an error ends a group; so one start of processes serves many cases.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.ranks import Outcome, Ranks, run_once
+
+GROUP_TIMEOUT = 3.0
+VICTIM = 1
+OPERATIONS = [
+    "all_reduce",
+    "large all_reduce",
+    "async all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+    "recv",
+    "barrier",
+]
+
+
+def call(operation: str, group: Any) -> None:
+    size = dist.get_world_size()
+    if operation == "all_reduce":
+        dist.all_reduce(torch.ones(10), group=group)
+    elif operation == "large all_reduce":
+        dist.all_reduce(torch.ones(3_000_000), group=group)
+    elif operation == "async all_reduce":
+        dist.all_reduce(torch.ones(10), group=group, async_op=True).wait()
+    elif operation == "all_gather":
+        dist.all_gather_single(torch.empty(size * 10), torch.ones(10), group=group)
+    elif operation == "reduce_scatter":
+        dist.reduce_scatter_single(torch.empty(10), torch.ones(size * 10), group=group)
+    elif operation == "broadcast":
+        dist.broadcast(torch.ones(10), VICTIM, group=group)
+    elif operation == "all_to_all":
+        dist.all_to_all_single(torch.empty(size), torch.ones(size), group=group)
+    elif operation == "recv":
+        dist.recv(torch.empty(3), VICTIM, group=group)
+    else:
+        assert operation == "barrier"
+        dist.barrier(group=group)
+
+
+def new_groups(count: int, timeout: float) -> list[Any]:
+    groups = [dist.new_group(timeout=timedelta(seconds=timeout)) for _ in range(count)]
+    for group in groups:
+        dist.all_reduce(torch.ones(1000), group=group)
+    dist.barrier()
+    return groups
+
+
+def told(operation: str, group: Any) -> str:
+    """The error of an operation that must fail; the group must then repeat its cause at once."""
+    with pytest.raises(dist.DistBackendError) as first:
+        call(operation, group)
+    if operation != "recv":
+        started = time.monotonic()
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(1), group=group)
+        assert time.monotonic() - started < 1.0
+    return str(first.value)
+
+
+def run_with_victim(inside: str, blow: int, timeout: float, operations: list[str]) -> dict[str, str]:
+    """What survivors are told; the victim strikes itself, while it waits ``inside`` an operation if named."""
+    groups = new_groups(len(operations) + 1, timeout)
+    if dist.get_rank() == VICTIM:
+        me = os.getpid()
+        if inside:
+            # A child strikes while this rank waits for the others, who come late.
+            if os.fork() == 0:
+                time.sleep(0.5)
+                os.kill(me, blow)
+                os._exit(0)
+            call(inside, groups[-1])
+        os.kill(me, blow)
+        time.sleep(60)
+    if inside:
+        time.sleep(1.0)
+        return {inside: told(inside, groups[-1])}
+    return {
+        operation: told(operation, group) for operation, group in zip(operations, groups[:-1], strict=True)
+    }
+
+
+def survivors(outcomes: list[Outcome]) -> list[Outcome]:
+    return [outcome for rank, outcome in enumerate(outcomes) if rank != VICTIM]
+
+
+def test_the_death_of_a_rank_is_told_to_all_others_whatever_they_call() -> None:
+    outcomes = run_once(3, run_with_victim, "", signal.SIGKILL, 60.0, OPERATIONS, timeout=25.0)
+    assert outcomes[VICTIM].kind == "died"
+    for outcome in survivors(outcomes):
+        assert outcome.kind == "value", outcome.text
+        assert outcome.value.keys() == set(OPERATIONS)
+        for operation, text in outcome.value.items():
+            assert f"rank {VICTIM}" in text, (operation, text)
+        assert outcome.seconds < 20.0  # not one of the timeouts
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "large all_reduce"])
+def test_the_death_of_a_rank_inside_an_operation_is_told_to_all_others(operation: str) -> None:
+    outcomes = run_once(3, run_with_victim, operation, signal.SIGKILL, 60.0, [], timeout=20.0)
+    assert outcomes[VICTIM].kind == "died"
+    for outcome in survivors(outcomes):
+        assert outcome.kind == "value", outcome.text
+        assert f"rank {VICTIM}" in outcome.value[operation]
+
+
+@pytest.mark.parametrize("inside", ["", "all_reduce"])
+def test_a_stopped_rank_is_named_when_the_timeout_is_over(inside: str) -> None:
+    outcomes = run_once(
+        3, run_with_victim, inside, signal.SIGSTOP, GROUP_TIMEOUT, ["all_reduce"], timeout=14.0
+    )
+    for outcome in survivors(outcomes):
+        # A rank may have had all it needs of a rank that was stopped inside.
+        assert outcome.kind == "value" or (inside and "DID NOT RAISE" in outcome.text), outcome.text
+        if outcome.kind == "value":
+            assert f"rank {VICTIM}" in outcome.value["all_reduce"]
+            assert "stopped" in outcome.value["all_reduce"]
+
+
+def run_absent() -> list[str]:
+    groups = new_groups(2, GROUP_TIMEOUT)
+    if dist.get_rank() == VICTIM:
+        time.sleep(2 * GROUP_TIMEOUT + 2)
+        return []
+    with pytest.raises(dist.DistBackendError) as barrier:
+        dist.monitored_barrier(groups[0], timeout=timedelta(seconds=GROUP_TIMEOUT))
+    with pytest.raises(dist.DistBackendError) as reduction:
+        dist.all_reduce(torch.ones(7), group=groups[1])
+    return [str(barrier.value), str(reduction.value)]
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    outcomes = run_once(3, run_absent, timeout=20.0)
+    for outcome in survivors(outcomes):
+        assert outcome.kind == "value", outcome.text
+        barrier, reduction = outcome.value
+        assert f"rank {VICTIM}" in barrier and "barrier" in barrier
+        assert f"rank {VICTIM}" in reduction and "all_reduce" in reduction
+
+
+KINDS = ["operation", "shape", "large shape", "dtype", "reduction", "root", "split sizes"]
+
+
+def differ_in(what: str, group: Any) -> None:
+    victim = dist.get_rank() == VICTIM
+    if what == "operation":
+        dist.broadcast(torch.ones(4), 0, group=group) if victim else dist.all_reduce(
+            torch.ones(4), group=group
+        )
+    elif what == "shape":
+        dist.all_reduce(torch.ones(5 if victim else 4), group=group)
+    elif what == "large shape":
+        dist.all_reduce(torch.ones(500_000 if victim else 400_000), group=group)
+    elif what == "dtype":
+        dist.all_reduce(torch.ones(4, dtype=torch.int32 if victim else torch.float32), group=group)
+    elif what == "reduction":
+        dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if victim else dist.ReduceOp.SUM, group=group)
+    elif what == "root":
+        dist.broadcast(torch.ones(4), 2 if victim else 0, group=group)
+    else:
+        assert what == "split sizes"
+        size = dist.get_world_size()
+        rows = [2] * size if victim else [1] * size
+        dist.all_to_all_single(torch.empty(sum(rows)), torch.ones(sum(rows)), rows, rows, group=group)
+
+
+def run_mismatches() -> dict[str, str]:
+    found = {}
+    for what, group in zip(KINDS, new_groups(len(KINDS), 10.0), strict=True):
+        with pytest.raises(dist.DistBackendError) as mismatch:
+            differ_in(what, group)
+        found[what] = str(mismatch.value)
+    return found
+
+
+def test_calls_that_do_not_match_are_shown_to_every_rank() -> None:
+    outcomes = run_once(3, run_mismatches, timeout=25.0)
+    for outcome in outcomes:
+        assert outcome.kind == "value", outcome.text
+        for what, text in outcome.value.items():
+            assert f"rank {VICTIM}" in text and "rank 0" in text, (what, text)
+        assert outcome.seconds < 10.0  # noticed, not timed out
+
+
+def run_late_start(delay: float) -> str:
+    """A rank that does not come to the making of a group."""
+    import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), size, rank == 0, timedelta(seconds=30))
+    if rank == VICTIM:
+        time.sleep(delay)
+        return "stayed away"
+    with pytest.raises(RuntimeError) as told:
+        dist.init_process_group(
+            "smddp", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=2)
+        )
+    return str(told.value)
+
+
+def test_a_rank_that_does_not_join_a_group_is_named() -> None:
+    outcomes = run_once(3, run_late_start, 5.0, backend=None, timeout=25.0)
+    for outcome in survivors(outcomes):
+        assert outcome.kind == "value", outcome.text
+        assert f"rank {VICTIM} did not join" in outcome.value
+
+
+def test_a_crash_of_all_ranks_leaves_no_file_and_no_process() -> None:
+    before = set(Path("/dev/shm").iterdir())
+    pids: list[int] = []
+
+    def kill_all(ranks: Ranks) -> None:
+        time.sleep(0.2)
+        pids.extend(ranks.pids)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGKILL)
+
+    run_once(3, run_until_killed, timeout=10.0, meanwhile=kill_all)
+    ours = {path for path in set(Path("/dev/shm").iterdir()) - before if "opensmd" in path.name}
+    assert ours == set()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def run_until_killed() -> Any:
+    while True:
+        dist.all_reduce(torch.ones(100_000))
