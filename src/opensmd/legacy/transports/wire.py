@@ -19,11 +19,13 @@ class Wire:
         device: the type of device whose tensors it takes.
         moves: dtypes it can move; others travel as bytes. None: all.
         reduces_as: dtypes that it must reduce in another dtype.
+        spares_tensors: its reduce leaves the tensors of ranks other than the root as they are.
     """
 
     device: str
     moves: frozenset[torch.dtype] | None = None
     reduces_as: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
+    spares_tensors: bool = False
 
     def takes(self, tensor: torch.Tensor, *, reducing: bool) -> bool:
         """Whether the engine can work on this very tensor."""

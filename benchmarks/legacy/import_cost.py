@@ -1,0 +1,50 @@
+"""``python -m benchmarks.legacy.import_cost``: what the doors cost at ``import torch``.
+
+Two figures: the time that torch spends in the doors, measured inside fresh interpreters, and the whole time
+of ``import torch`` with torch's loading of extensions on and off, interleaved.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+
+RUNS = 15
+WHOLE = "import time; t = time.perf_counter(); import torch; print(time.perf_counter() - t)"
+DOORS = """
+import os; os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+import time, torch
+t = time.perf_counter()
+from importlib.metadata import entry_points
+found = entry_points(group="torch.backends")
+u = time.perf_counter()
+for each in found:
+    if each.value.startswith("opensmd."):
+        each.load()()
+print(time.perf_counter() - u)
+"""
+
+
+def main() -> None:
+    """Print the medians in milliseconds."""
+    on, off, doors = [], [], []
+    for _ in range(RUNS):
+        on.append(seconds(WHOLE, "1"))
+        off.append(seconds(WHOLE, "0"))
+        doors.append(seconds(DOORS, "0"))
+    print(f"the doors alone:                  {1000 * statistics.median(doors):8.2f} ms")
+    print(f"import torch, extensions on:      {1000 * statistics.median(on):8.2f} ms")
+    print(f"import torch, extensions off:     {1000 * statistics.median(off):8.2f} ms")
+
+
+def seconds(script: str, autoload: str) -> float:
+    """What the script prints, from a fresh interpreter."""
+    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+if __name__ == "__main__":
+    main()
