@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,12 +53,18 @@ def _start(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[byte
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
+    """Until all have ended well, one has failed, or time is over; nothing is left running."""
+    deadline = time.monotonic() + timeout
     try:
-        codes = [process.wait(timeout) for process in processes]
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            if any(process.returncode for process in processes):
+                break
+            time.sleep(0.2)
+        codes = [process.returncode for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    if any(codes):
-        raise RuntimeError(f"the ranks of the benchmark ended with {codes}; their errors are above")
+    if any(code != 0 for code in codes):
+        raise RuntimeError(f"the ranks ended with {codes} (None: did not end in time); errors are above")
