@@ -78,3 +78,32 @@ def test_a_launcher_that_is_asked_to_end_ends_its_processes() -> None:
             break
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_scripts_start_under_torchs_own_launcher_too() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        f"--master-port={free_port()}",
+    ]
+    done = subprocess.run(
+        [*command, SCRIPT, "--backend=gloo"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert sorted(line.split(" local")[0] for line in done.stdout.splitlines()) == ["rank 0", "rank 1"], (
+        done.stderr
+    )
+
+
+def test_the_example_of_2017_learns() -> None:
+    code, out, errors = finish(
+        start("--nproc_per_node=2", f"--master_port={free_port()}", "examples/legacy/digits_2017.py")
+    )
+    assert code == 0, errors
+    assert float(out.splitlines()[-1].rpartition(" ")[2]) > 0.85, out

@@ -1,0 +1,25 @@
+"""One process of a job that spans two network namespaces: meets by every method given, sums and sends.
+
+python -m tests.scripts.legacy.across WORLD_SIZE RANK METHOD...
+"""
+
+import sys
+
+import torch
+import torch.distributed.deprecated as dist
+
+from tests.scripts.legacy.calls import check_all_reduce, check_any_source, check_send_and_recv
+
+torch.set_num_threads(1)
+world_size, rank = int(sys.argv[1]), int(sys.argv[2])
+for method in sys.argv[3:]:
+    given = {"rank": rank} if "rank" in method else {}
+    dist.init_process_group(
+        "tcp", method.removesuffix("?rank"), world_size=world_size, group_name="across", **given
+    )
+    check_all_reduce(dist.get_rank(), list(range(world_size)), dist.group.WORLD)
+    check_send_and_recv(dist.get_rank(), world_size)
+    check_any_source(dist.get_rank(), world_size)
+    dist.barrier()
+    print(f"{method.split(':')[0]} {dist.get_rank()} of {dist.get_world_size()}", flush=True)
+    dist.destroy_process_group()
