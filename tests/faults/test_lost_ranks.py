@@ -5,6 +5,7 @@ Every case has a group of its own, because an error ends a group; so one start o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -92,6 +93,10 @@ def run_with_victim(inside: str, blow: int, timeout: float, operations: list[str
         time.sleep(60)
     if inside:
         time.sleep(1.0)
+        if inside == "all_reduce":
+            # The victim had given all that the others need of it: this one they may complete, the next never.
+            with contextlib.suppress(dist.DistBackendError):
+                call(inside, groups[-1])
         return {inside: told(inside, groups[-1])}
     return {
         operation: told(operation, group) for operation, group in zip(operations, groups[:-1], strict=True)
@@ -128,11 +133,9 @@ def test_a_stopped_rank_is_named_when_the_timeout_is_over(inside: str) -> None:
         3, run_with_victim, inside, signal.SIGSTOP, GROUP_TIMEOUT, ["all_reduce"], timeout=14.0
     )
     for outcome in survivors(outcomes):
-        # A rank may have had all it needs of a rank that was stopped inside.
-        assert outcome.kind == "value" or (inside and "DID NOT RAISE" in outcome.text), outcome.text
-        if outcome.kind == "value":
-            assert f"rank {VICTIM}" in outcome.value["all_reduce"]
-            assert "stopped" in outcome.value["all_reduce"]
+        assert outcome.kind == "value", outcome.text
+        assert f"rank {VICTIM}" in outcome.value["all_reduce"]
+        assert "stopped" in outcome.value["all_reduce"]
 
 
 def run_absent() -> list[str]:
