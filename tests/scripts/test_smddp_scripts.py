@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.ranks import free_port
+
 SCRIPTS = Path(__file__).parent / "smddp"
 BIN = Path(sys.executable).parent
 RANK = [sys.executable, "-m", "opensmd.launch.rank"]
@@ -29,7 +31,9 @@ ON_CPU = {
     "torchrun": [*LAUNCHERS["torchrun"], "-m", "opensmd.launch.rank", "--device", "cpu"],
     "mpiexec": [*LAUNCHERS["mpiexec"], "-m", "opensmd.launch.rank", "--device", "cpu"],
 }
-_OF_A_RANK = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_|MASTER_|OPENSMD_FILLED|SM_|SMDATAPARALLEL|OMP_|PMI|SLURM)")
+_OF_A_RANK = re.compile(
+    r"^(RANK|WORLD_SIZE|LOCAL_|MASTER_|OPENSMD_FILLED|SM_|SMDATAPARALLEL|OMP_|OMPI_|PMI|SLURM)"
+)
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -74,6 +78,47 @@ def test_two_mpi_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
     assert ports[0] != ports[1]
 
 
+def test_two_smdruns_make_one_job_of_a_module(tmp_path: Path) -> None:
+    port = str(free_port())
+    hosts = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--node-rank"]
+    jobs = [
+        subprocess.Popen(
+            [str(BIN / "smdrun"), "-n", "1", *hosts, str(node), "--output", str(tmp_path), "-m", "place"],
+            cwd=SCRIPTS,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    outputs = [job.communicate(timeout=100) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    for node, (out, _) in enumerate(outputs):
+        assert out.startswith(f"[{node}] place ")
+        place = json.loads(out.partition("place ")[2])
+        assert (place["rank"], place["size"], place["sum"], place["LOCAL_RANK"]) == (node, 2, 2.0, "0")
+
+
+def test_failed_ranks_are_started_again_as_often_as_asked(tmp_path: Path) -> None:
+    script = tmp_path / "flaky.py"
+    script.write_text(
+        "import os, pathlib\n"
+        "tries = pathlib.Path('tries')\n"
+        "tries.write_text(tries.read_text() + '.' if tries.exists() else '.')\n"
+        "if len(tries.read_text()) < 3:\n"
+        "    raise RuntimeError(f'try {len(tries.read_text())}')\n"
+        "print('done after', len(tries.read_text()), os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+    )
+    command = [str(BIN / "smdrun"), "-n", "1", "--max-restarts", "2", "flaky.py"]
+    done = run(command, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[0] done after 3 2\n"), done.stderr
+    assert [line for line in done.stderr.splitlines() if "RuntimeError: try" in line] == [
+        "[0] RuntimeError: try 1",
+        "[0] RuntimeError: try 2",
+    ]
+
+
 def test_a_process_started_by_hand_is_a_group_of_one(tmp_path: Path) -> None:
     (place,) = places(run([sys.executable, str(SCRIPTS / "place.py")], cwd=tmp_path))
     assert (place["rank"], place["size"], place["sum"]) == (0, 1, 1.0)
@@ -115,7 +160,7 @@ def test_the_v1_script_of_the_seed_trains(launcher: str, tmp_path: Path) -> None
     assert "use torch.nn.parallel.DistributedDataParallel" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", ON_CPU)
+@pytest.mark.parametrize("launcher", ["smdrun", "mpiexec"])
 def test_the_smddp_script_of_the_seed_trains_in_mixed_precision(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     command = [*ON_CPU[launcher], str(SCRIPTS / "mnist_smddp.py"), "--epochs", "2"]
@@ -142,6 +187,7 @@ def test_smdrun_sets_what_a_container_sets_and_leaves_no_empty_folders(tmp_path:
     found = places(run([*ON_CPU["smdrun"], str(SCRIPTS / "place.py")], cwd=tmp_path))
     assert found[0]["SM_MODEL_DIR"] == str(tmp_path / "output" / "model")
     assert found[0]["SM_NUM_GPUS"] == "2"
+    assert [each["OMPI_COMM_WORLD_LOCAL_RANK"] for each in found] == ["0", "1"]
     assert list(tmp_path.iterdir()) == []
 
 

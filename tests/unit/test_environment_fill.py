@@ -104,6 +104,8 @@ def test_ranks_on_several_hosts_with_an_address_are_given_torchs_port() -> None:
         warnings.simplefilter("error")
         fill(environ)
     assert environ["MASTER_PORT"] == "29500"
+    assert environ["SMDATAPARALLEL_SERVER_ADDR"] == "host1"
+    assert environ["SMDATAPARALLEL_SERVER_PORT"] == "7592"
 
 
 def test_rank_0_says_when_the_derived_port_is_taken() -> None:

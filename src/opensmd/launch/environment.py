@@ -22,6 +22,7 @@ from opensmd.launch.master import ancestors, fold, is_free, master_address, mast
 __all__ = ["Filling", "current_launch", "fill", "plan", "rank_variables"]
 
 TORCH_PORT = "29500"  # what torchrun takes on several hosts
+SERVER_PORT = "7592"  # the port a container tells its scripts, which some of them count on from
 _GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NOTE = "OPENSMD_FILLED"  # JSON: {"pid": who filled, "set": {name: value}}
 
@@ -77,6 +78,9 @@ def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid
     problems: list[str] = []
     variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
     address = master_address(launch, given)
+    if launch is not None and not launch.on_one_host and (address or given.get("MASTER_ADDR")):
+        variables["SMDATAPARALLEL_SERVER_ADDR"] = given.get("MASTER_ADDR") or str(address)
+        variables["SMDATAPARALLEL_SERVER_PORT"] = SERVER_PORT
     if address is not None:
         variables["MASTER_ADDR"] = address
         variables["MASTER_PORT"] = str(master_port(launch, given, parents, own_pid))

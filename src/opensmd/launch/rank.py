@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _die_with_launcher()
         faulthandler.enable()
     environment.fill()
+    if under_smdrun:
+        _speak_as_mpirun()
     if options.bind:
         _bind()
     try:
@@ -84,6 +86,13 @@ def _bind() -> None:
     local = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
     if affinity.chosen_by_user(os.environ) is None and local[0] and local[1]:
         affinity.pin(int(local[0]), int(local[1]))
+
+
+def _speak_as_mpirun() -> None:
+    """Tell the place in Open MPI's words too: containers start scripts with mpirun, and some read them."""
+    for theirs, ours in (("RANK", "RANK"), ("SIZE", "WORLD_SIZE")):
+        os.environ.setdefault(f"OMPI_COMM_WORLD_{theirs}", os.environ[ours])
+        os.environ.setdefault(f"OMPI_COMM_WORLD_LOCAL_{theirs}", os.environ[f"LOCAL_{ours}"])
 
 
 def _die_with_launcher() -> None:

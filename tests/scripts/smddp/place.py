@@ -16,6 +16,7 @@ told = {
     for name in (
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
         "SMDATAPARALLEL_LOCAL_RANK",
         "SMDATAPARALLEL_USE_SINGLENODE",
         "OMP_NUM_THREADS",
