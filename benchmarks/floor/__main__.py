@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import subprocess
+import time
 from pathlib import Path
 
 from benchmarks.harness.native import build
 from benchmarks.harness.results import Results, Row, machine
 
 OUT = Path("out/bench")
+PAUSE = 5.0
+NEAREST = "flags_round_trip"
 WORDS = {
     "copy_1_core": "memory copy, 1 core",
     "copy_2_cores": "memory copy, 2 cores together",
@@ -20,16 +23,26 @@ WORDS = {
 }
 
 
+def best_of(program: Path, tries: int) -> list[list[str]]:
+    """The lines of the run in which the cores were nearest: a host may move them apart (see ``distance``)."""
+    runs = []
+    for turn in range(tries):
+        if turn:
+            time.sleep(PAUSE)
+        printed = subprocess.run([program], check=True, capture_output=True, text=True, timeout=120).stdout
+        runs.append([line.split() for line in printed.splitlines()])
+    return min(runs, key=lambda lines: next(float(value) for name, value, _ in lines if name == NEAREST))
+
+
 def main() -> None:
     """Print and save what this machine can do at best."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=OUT, help="folder for the results")
+    parser.add_argument("--tries", type=int, default=5, help="the one with the nearest cores counts")
     options = parser.parse_args()
     program = build(Path(__file__).with_name("floor_main.cpp"), shared=False)
-    printed = subprocess.run([program], check=True, capture_output=True, text=True, timeout=120).stdout
     results = Results("floor", "1 or 2 processes, one a core", machine())
-    for line in printed.splitlines():
-        name, value, unit = line.split()
+    for name, value, unit in best_of(program, options.tries):
         print(f"{WORDS[name]:48} {float(value):8.3f} {unit}")
         results.rows.append(Row(f"{WORDS[name]} [{unit}]", 0, "floor", float(value), float(value), 15))
     results.save(options.out / "floor.json")
