@@ -109,4 +109,42 @@ def resnet() -> Case:
     return model, lambda: F.cross_entropy(model(images), torch.zeros(8, dtype=torch.long))
 
 
-MODELS: dict[str, Callable[[], Case]] = {"gpt2": gpt2, "bert": bert, "t5": t5, "resnet": resnet}
+def llama() -> Case:
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            num_hidden_layers=4,
+            hidden_size=256,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=512,
+            vocab_size=VOCABULARY,
+        )
+    )
+    ids = tokens()
+    return model, lambda: model(input_ids=ids, labels=ids).loss
+
+
+def vit() -> Case:
+    model = transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            num_hidden_layers=4,
+            hidden_size=256,
+            num_attention_heads=4,
+            intermediate_size=512,
+            image_size=64,
+            patch_size=8,
+            num_labels=10,  # type: ignore[call-arg]  # a setting of all configurations
+        )
+    )
+    images = torch.ones(16, 3, 64, 64)
+    return model, lambda: model(pixel_values=images, labels=torch.zeros(16, dtype=torch.long)).loss
+
+
+MODELS: dict[str, Callable[[], Case]] = {
+    "gpt2": gpt2,
+    "bert": bert,
+    "t5": t5,
+    "resnet": resnet,
+    "llama": llama,
+    "vit": vit,
+}

@@ -16,6 +16,9 @@ import numpy.typing as npt
 __all__ = ["Sequence1D", "Split", "split_evenly"]
 
 Floats = npt.NDArray[np.float64]
+
+# how much a cut's cost weighs against unevenness among splits that are all good enough
+CUT_WEIGHT = 20.0
 # one step of the fold over stages: (best so far, this stage's load, its cut) by start -> value by start
 Combine = Callable[[Floats, Floats, Floats], Floats]
 
@@ -47,7 +50,7 @@ class Split:
     cut_cost: float
 
 
-def split_evenly(items: Sequence1D, *, tolerance: float = 0.015) -> Split:
+def split_evenly(items: Sequence1D, *, tolerance: float = 0.02) -> Split:
     """The best contiguous split into ``len(items.weights)`` stages. None is empty if that can be.
 
     Raises:
@@ -65,7 +68,9 @@ def split_evenly(items: Sequence1D, *, tolerance: float = 0.015) -> Split:
     limit = worst * (1 + tolerance) + 1e-15
     stages = len(items.weights)
     _, bounds = problem.solve(
-        lambda best, load, cut: np.where(load <= limit, best + stages * load * load + 4 * cut, np.inf)
+        lambda best, load, cut: np.where(
+            load <= limit, best + stages * load * load + CUT_WEIGHT * cut, np.inf
+        )
     )
     loads = [float(problem.loads(s, bounds[s + 1])[bounds[s]]) for s in range(stages)]
     cuts = sum(float(problem.cuts[k]) for k in set(bounds[1:-1]) if 0 < k < len(items.even))

@@ -114,7 +114,7 @@ def window(stages: int, microbatches: int, active_microbatches: int | None) -> l
 
 def _slightly_worse(rank: tuple[float, float]) -> tuple[float, float]:
     """What a later candidate must beat: a small gain in balance is not worth passing a stage twice."""
-    return rank[0] * 0.97, rank[1]
+    return rank[0] * 0.985, rank[1]
 
 
 def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[str, int]:
