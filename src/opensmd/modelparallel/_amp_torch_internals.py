@@ -1,0 +1,33 @@
+"""The private part of torch's GradScaler that sharing infinities over stages needs, in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["UnscalingScaler"]
+
+
+class UnscalingScaler(torch.amp.GradScaler):
+    """torch's GradScaler with a say in what the check for infinities finds."""
+
+    def start_scale(self, device: torch.device) -> None:
+        """Make the scale now rather than at the first loss, so that it does not depend on where that is."""
+        if self._enabled:
+            self._lazy_init_scale_growth_tracker(device)
+
+    def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
+        """Replace what was found on this rank by what was found anywhere; to be overridden."""
+        raise NotImplementedError
+
+    def _unscale_grads_(
+        self, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
+            optimizer, inv_scale, found_inf, allow_fp16
+        )
+        if not found:
+            found[found_inf.device] = found_inf
+        self.share_infinities(found)
+        return found

@@ -1,0 +1,52 @@
+"""``smp.amp.GradScaler``: torch's, with infinities shared over all partitions.
+
+Each rank sees only its own gradients. If any of them overflows, all ranks skip the step and lower the scale,
+so that the partitions stay at the same step with the same scale.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from opensmd.modelparallel._amp_torch_internals import UnscalingScaler
+from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.state import state
+
+__all__ = ["GradScaler"]
+
+
+class GradScaler(UnscalingScaler):
+    """Drop-in for torch's GradScaler (seed 002).
+
+    ``scale(loss)`` goes inside the step function, ``step(optimizer)`` and ``update()`` outside, on all ranks.
+
+    Args:
+        init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's.
+        device: "cuda" or "cpu"; by default "cuda" where there is one.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
+        device: str | None = None,
+    ) -> None:
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        self.start_scale(torch.device(device))
+
+    def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
+        """Leave the maximum over this rank's devices and all ranks of the replica in every entry."""
+        group = state.require("smp.amp.GradScaler").groups[CommGroup.MP_GROUP]
+        if dist.get_world_size(group) == 1:
+            return
+        first = next(iter(found.values()))
+        worst = torch.stack([each.to(first.device) for each in found.values()]).max()
+        dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
+        for each in found.values():
+            each.copy_(worst)

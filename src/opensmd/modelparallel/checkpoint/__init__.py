@@ -1,0 +1,1 @@
+"""Checkpoints: collecting parts (gather), merging them (merge), files that survive a kill, save and load."""

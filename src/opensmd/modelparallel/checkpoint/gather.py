@@ -1,0 +1,137 @@
+"""Collecting tensors from where they live: one description from each rank, then each tensor once.
+
+Tensors are broadcast by their home without pickling. Names of one tensor (tied weights) travel once and stay
+tied in the result.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from opensmd.modelparallel.checkpoint.merge import is_partial, marked
+from opensmd.modelparallel.exceptions import SMPCheckpointError
+
+__all__ = ["collect", "gather_full", "unite"]
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class _Description:
+    """A tensor without its data, another name's twin, or a value that is no tensor."""
+
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    device: str = "cpu"
+    twin: Hashable | None = None
+    value: Any = None
+
+
+def collect(
+    whole: Mapping[str, Any],
+    home_of: Callable[[str], int],
+    *,
+    group: dist.ProcessGroup,
+    only_first: bool = False,
+) -> dict[str, Any]:
+    """A state dict whose entries are real on different ranks, real everywhere.
+
+    Args:
+        whole: all names, in order; entries of other ranks need no data.
+        home_of: the rank in ``group`` that has an entry.
+        only_first: rank 0 of the group gets everything, the others an empty dict.
+    """
+    me = dist.get_rank(group)
+    own = {name: each for name, each in whole.items() if home_of(name) == me}
+    found = unite(own, group=group, only_first=only_first)
+    ordered: OrderedDict[str, Any] = OrderedDict(
+        (name, found[name]) for name in [*whole, *found] if name in found
+    )
+    if ordered and hasattr(whole, "_metadata"):
+        ordered._metadata = whole._metadata  # type: ignore[attr-defined]
+    return ordered
+
+
+def gather_full(given: Mapping[str, Any], *, group: dist.ProcessGroup) -> dict[str, Any]:
+    """Put the partial state dicts of all ranks of ``group`` together; every rank gets the full one.
+
+    Raises:
+        SMPCheckpointError: on every rank, if some have a full state dict and some a partial one.
+    """
+    kinds: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(kinds, is_partial(given), group=group)
+    if not all(kinds):
+        full = [rank for rank, partial in enumerate(kinds) if not partial]
+        raise SMPCheckpointError(
+            f"mp_ranks {full} gave a full state dict and the others a partial one; give the same kind on all"
+        )
+    return unite(marked(given), group=group)
+
+
+def unite(own: Mapping[Key, Any], *, group: dist.ProcessGroup, only_first: bool = False) -> dict[Key, Any]:
+    """The entries of all ranks of ``group``; of a name that several have, the first rank's."""
+    size, me = dist.get_world_size(group), dist.get_rank(group)
+    descriptions: list[Any] = [None] * size
+    dist.all_gather_object(descriptions, _describe(own), group=group)
+    united: dict[Key, Any] = {}
+    wanted = me == 0 or not only_first
+    for home, described in enumerate(descriptions):
+        for name, description in described.items():
+            if name in united:
+                continue
+            if description.twin is not None:
+                united[name] = united[description.twin]
+            elif description.shape is None:
+                united[name] = description.value
+            else:
+                united[name] = _transfer(own.get(name), description, home, group, only_first)
+    return united if wanted else {}
+
+
+def _describe(own: Mapping[Key, Any]) -> dict[Key, _Description]:
+    seen: dict[tuple[Any, ...], Key] = {}
+    described: dict[Key, _Description] = {}
+    for name, value in own.items():
+        if not isinstance(value, Tensor):
+            described[name] = _Description(value=value)
+            continue
+        place = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if value.numel() and place in seen:
+            described[name] = _Description(twin=seen[place])
+            continue
+        seen[place] = name
+        described[name] = _Description(tuple(value.shape), value.dtype, value.device.type)
+    return described
+
+
+def _transfer(
+    own: Tensor | None, description: _Description, home: int, group: dist.ProcessGroup, only_first: bool
+) -> Tensor | None:
+    """One tensor from its home to all, or to the first rank."""
+    me = dist.get_rank(group)
+    if me == home:
+        assert own is not None
+        tensor = own.detach()
+        sent = tensor.contiguous()
+    elif only_first and me != 0:
+        return None
+    else:
+        assert description.shape is not None
+        tensor = sent = torch.empty(description.shape, dtype=description.dtype, device=description.device)
+    if sent.numel() == 0:
+        return tensor
+    if not only_first:
+        dist.broadcast(sent, group=group, group_src=home)
+    elif home != 0:
+        if me == home:
+            dist.send(sent, group=group, group_dst=0)
+        else:
+            dist.recv(sent, group=group, group_src=home)
+    return tensor

@@ -1,0 +1,116 @@
+"""Objects between ranks: ``smp.broadcast``, ``send``, ``recv_from``, ``allgather`` and barriers.
+
+Any picklable object goes through a process group of its own, so it never meets the script's own tensors.
+Sends return when the receiver has the object: it answers with one byte. As documented, ``broadcast`` is
+called by the sender alone, and every other member of the group calls ``recv_from``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from opensmd.modelparallel.ranks import CommGroup, RankType
+from opensmd.modelparallel.state import state
+
+__all__ = ["allgather", "barrier", "broadcast", "dp_barrier", "mp_barrier", "recv_from", "send"]
+
+
+def broadcast(obj: Any, group: CommGroup) -> None:
+    """Send ``obj`` to every other rank of the caller's ``group``; return when all of them have it.
+
+    Called by the sender only; each other member calls :func:`recv_from` with the sender's rank.
+    """
+    kind = _group(group, "smp.broadcast")
+    others = [rank for rank in state.groups.members(kind) if rank != state.rank]
+    for rank in others:
+        _post(obj, rank)
+    for rank in others:
+        _await_receipt(rank)
+
+
+def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
+    """Send ``obj`` to one rank, numbered within the caller's group of ``rank_type``; return when it has it.
+
+    Raises:
+        ValueError: there is no such rank, or it is the caller's own.
+    """
+    peer = _peer(dest_rank, rank_type, "smp.send")
+    _post(obj, peer)
+    _await_receipt(peer)
+
+
+def recv_from(src_rank: int, rank_type: RankType) -> Any:
+    """Receive what ``src_rank``, numbered within the caller's group of ``rank_type``, sent or broadcast.
+
+    Raises:
+        ValueError: there is no such rank, or it is the caller's own.
+    """
+    peer = _peer(src_rank, rank_type, "smp.recv_from")
+    received: list[Any] = [None]
+    dist.recv_object_list(received, src=peer, group=state.groups.messages)
+    dist.send(_receipt(), dst=peer, group=state.groups.messages)
+    return received[0]
+
+
+def allgather(obj: Any, group: CommGroup) -> list[Any]:
+    """Every rank's object, in the order of ranks of the caller's ``group``; called by all of them."""
+    kind = _group(group, "smp.allgather")
+    gathered: list[Any] = [None] * state.groups.size(kind)
+    dist.all_gather_object(gathered, obj, group=state.groups[kind])
+    return gathered
+
+
+def barrier(group: CommGroup = CommGroup.WORLD) -> None:
+    """Wait until every rank of the caller's ``group`` has come here."""
+    dist.barrier(group=state.require("smp.barrier").groups[_group(group, "smp.barrier")])
+
+
+def mp_barrier() -> None:
+    """Wait for the ranks of this model replica."""
+    barrier(CommGroup.MP_GROUP)
+
+
+def dp_barrier() -> None:
+    """Wait for the replicas of this partition."""
+    barrier(CommGroup.DP_GROUP)
+
+
+def _group(given: object, name: str) -> CommGroup:
+    state.require(name)
+    if not isinstance(given, CommGroup):
+        valid = ", ".join(f"smp.{each.name}" for each in CommGroup)
+        raise TypeError(f"{name}: group={given!r} is not a smp.CommGroup; expected one of {valid}")
+    return given
+
+
+def _peer(rank: int, rank_type: object, name: str) -> int:
+    """The global rank of another member of the caller's group."""
+    state.require(name)
+    if not isinstance(rank_type, RankType):
+        valid = ", ".join(f"smp.RankType.{each.name}" for each in RankType)
+        raise TypeError(f"{name}: rank_type={rank_type!r} is not a smp.RankType; expected one of {valid}")
+    members = state.groups.members(rank_type.group)
+    if not 0 <= rank < len(members):
+        raise ValueError(
+            f"{name}: there is no {rank_type.name} {rank} on rank {state.rank}: its group has "
+            f"{len(members)} ranks, numbered from 0"
+        )
+    if members[rank] == state.rank:
+        raise ValueError(f"{name}: {rank_type.name} {rank} is the calling rank {state.rank} itself")
+    return members[rank]
+
+
+def _post(obj: Any, rank: int) -> None:
+    dist.send_object_list([obj], dst=rank, group=state.groups.messages)
+
+
+def _await_receipt(rank: int) -> None:
+    dist.recv(_receipt(), src=rank, group=state.groups.messages)
+
+
+def _receipt() -> torch.Tensor:
+    device = "cuda" if dist.get_backend(state.groups.messages) == "nccl" else "cpu"
+    return torch.zeros(1, dtype=torch.uint8, device=device)

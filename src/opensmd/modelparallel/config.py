@@ -1,0 +1,258 @@
+"""What a user can set about model parallelism: every documented key, checked in one place.
+
+The keys are those of the launcher's ``modelparallel`` parameters (seed 002 names them where it needs them).
+They come from three places, later ones winning: the dict given to ``smp.init``, the launcher's
+``SM_HP_MP_PARAMETERS`` (JSON), and ``--mp_parameters k=v,k=v`` on the script's command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+__all__ = ["Config", "load_config", "parse_pairs"]
+
+VARIABLE = "SM_HP_MP_PARAMETERS"
+OPTION = "--mp_parameters"
+
+# Seen in public notebooks but documented nowhere: scripts with them must run.
+_UNDOCUMENTED = {
+    "static_mode",
+    "fast_mode",
+    "overlapping_allreduce",
+    "checkpoint_attentions",
+    "_match_weights",
+    "_fp32_grad_accumulation",
+    "use_times",
+    "xla",
+}
+# Keys of later versions whose features do not exist here, with the value that asks for nothing.
+_ABSENT: dict[str, Any] = {
+    "tensor_parallel_degree": 1,
+    "offload_activations": False,
+    "fp16_params": False,
+    "shard_optimizer_state": False,
+    "fp16": False,
+    "bf16": False,
+    "sharded_data_parallel_degree": 1,
+    "delayed_parameter_initialization": False,
+    "load_partition": False,
+    "partition_file": None,
+}
+# Details of absent features: harmless, but without effect.
+_WITHOUT_EFFECT = {
+    "activation_loading_horizon",
+    "sdp_reduce_bucket_size",
+    "sdp_param_persistence_threshold",
+    "sdp_max_live_parameters",
+    "sdp_hierarchical_allgather",
+    "sdp_gradient_clipping",
+    "prescaled_batch",
+    "skip_tracing",
+    "ddp_port",
+    "ddp_dist_backend",
+}
+
+
+class Config(BaseModel):
+    """The effective settings of model parallelism.
+
+    Attributes:
+        pipeline_parallel_degree: number of partitions; ``partitions`` is its older name.
+        microbatches: pieces that a step's batch is cut into.
+        pipeline: ``"interleaved"`` (backward work first) or ``"simple"`` (all forwards first).
+        active_microbatches: most microbatches in flight; default partitions + 2.
+        optimize: what the partitioner favours, ``"memory"`` or ``"speed"``.
+        memory_weight: 0 balances time only, 1 memory only; default 0.8, or 0.2 with ``optimize="speed"``.
+        placement_strategy: ``"cluster"``, ``"spread"`` or an order of the letters D, P and T, the last of
+            which varies fastest over ranks.
+        auto_partition: False takes places from ``smp.partition`` and ``default_partition`` alone.
+        default_partition: where modules without a place go when ``auto_partition`` is False.
+        ddp: data parallelism over replicas of the partitioned model.
+        deterministic_server: the same order of work on all replicas.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pipeline_parallel_degree: int = Field(default=1, ge=1)
+    microbatches: int = Field(default=1, ge=1)
+    pipeline: Literal["interleaved", "simple"] = "interleaved"
+    active_microbatches: int = Field(default=0, ge=1)
+    optimize: Literal["memory", "speed"] = "memory"
+    memory_weight: float = Field(default=-1.0, ge=0.0, le=1.0)
+    placement_strategy: str = "cluster"
+    auto_partition: bool = True
+    default_partition: int = Field(default=0, ge=0)
+    ddp: bool = False
+    deterministic_server: bool = False
+    tensor_parallel_degree: int = 1
+    activation_loading_horizon: int = Field(default=4, ge=1)
+    offload_activations: bool = False
+    fp16_params: bool = False
+    shard_optimizer_state: bool = False
+    prescaled_batch: bool = False
+    skip_tracing: bool = False
+    fp16: bool = False
+    bf16: bool = False
+    sharded_data_parallel_degree: int = 1
+    sdp_reduce_bucket_size: int = Field(default=500_000_000, ge=1)
+    sdp_param_persistence_threshold: int = Field(default=1_000_000, ge=0)
+    sdp_max_live_parameters: int = Field(default=1_000_000_000, ge=1)
+    sdp_hierarchical_allgather: bool = True
+    sdp_gradient_clipping: float = 1.0
+    delayed_parameter_initialization: bool = False
+    load_partition: bool = False
+    partition_file: str | None = None
+    ddp_port: int | None = Field(default=None, ge=0)
+    ddp_dist_backend: Literal["auto", "nccl"] = "auto"
+
+    @property
+    def partitions(self) -> int:
+        """The older name of ``pipeline_parallel_degree``."""
+        return self.pipeline_parallel_degree
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name(cls, values: Any) -> Any:
+        values = dict(values)
+        if "partitions" in values:
+            older = values.pop("partitions")
+            if values.setdefault("pipeline_parallel_degree", older) != older:
+                raise ValueError(
+                    f"partitions={older!r} and pipeline_parallel_degree="
+                    f"{values['pipeline_parallel_degree']!r} are two names of one setting; give one of them"
+                )
+        degree = values.get("pipeline_parallel_degree", 1)
+        if values.get("active_microbatches") is None and isinstance(degree, int):
+            values["active_microbatches"] = degree + 2
+        if values.get("memory_weight") is None:
+            values["memory_weight"] = 0.2 if values.get("optimize") == "speed" else 0.8
+        return values
+
+    @field_validator("placement_strategy")
+    @classmethod
+    def _placement(cls, value: str) -> str:
+        if value not in ("cluster", "spread") and sorted(value) != sorted("DPT"):
+            raise ValueError(f"{value!r}: expected 'cluster', 'spread' or an order of the letters D, P and T")
+        return value
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> Config:
+        if self.default_partition >= self.pipeline_parallel_degree:
+            raise ValueError(
+                f"default_partition={self.default_partition} must be less than the number of partitions, "
+                f"{self.pipeline_parallel_degree}"
+            )
+        if not self.auto_partition and "default_partition" not in self.model_fields_set:
+            raise ValueError("auto_partition=False needs default_partition, the place of unplaced modules")
+        for name in ("ddp_port", "ddp_dist_backend"):
+            if name in self.model_fields_set and not self.ddp:
+                raise ValueError(f"{name} needs ddp=True")
+        for name, nothing in _ABSENT.items():
+            if getattr(self, name) != nothing:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} belongs to a later version of the library and is not "
+                    f"available here; leave it out, or set it to {nothing!r}"
+                )
+        return self
+
+
+def load_config(
+    given: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    arguments: Sequence[str] | None = None,
+) -> Config:
+    """Combine the three sources and check every key.
+
+    Args:
+        given: what the script passed to ``smp.init``.
+        environ: default ``os.environ``.
+        arguments: the command line, default ``sys.argv[1:]``.
+
+    Raises:
+        ValueError: an unknown key, a bad value or a contradiction; the message names the valid keys.
+
+    Warns:
+        UserWarning: a key that is ignored.
+    """
+    environ = os.environ if environ is None else environ
+    arguments = sys.argv[1:] if arguments is None else arguments
+    values = {**(given or {}), **_from_variable(environ), **_from_arguments(arguments)}
+    for name in sorted(_UNDOCUMENTED & set(values)):
+        warnings.warn(f"modelparallel parameter {name!r} is undocumented and ignored", stacklevel=3)
+        del values[name]
+    unknown = sorted(set(values) - set(Config.model_fields) - {"partitions"})
+    if unknown:
+        valid = ", ".join(sorted({*Config.model_fields, "partitions"}))
+        raise ValueError(
+            f"unknown modelparallel parameters: {', '.join(unknown)}. The valid ones are: {valid}"
+        )
+    for name in sorted(_WITHOUT_EFFECT & set(values)):
+        if values[name] != Config.model_fields[name].default:
+            warnings.warn(f"modelparallel parameter {name}={values[name]!r} has no effect here", stacklevel=3)
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        raise ValueError("modelparallel parameters: " + "; ".join(map(_told, error.errors()))) from None
+
+
+def parse_pairs(text: str) -> dict[str, Any]:
+    """Read ``"partitions=2,ddp=True,pipeline=simple"``; values are JSON where they can be, else text.
+
+    Raises:
+        ValueError: a piece that is not ``key=value``.
+    """
+    values: dict[str, Any] = {}
+    for piece in filter(None, (each.strip() for each in text.split(","))):
+        key, equals, value = piece.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(
+                f"{OPTION} {text!r}: expected key=value pairs with commas between, got {piece!r}"
+            )
+        values[key.strip()] = _value(value.strip())
+    return values
+
+
+def _value(text: str) -> Any:
+    lowered = text.lower()
+    if lowered in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(lowered)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _from_variable(environ: Mapping[str, str]) -> dict[str, Any]:
+    text = environ.get(VARIABLE, "").strip()
+    if not text:
+        return {}
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{VARIABLE}={text!r} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{VARIABLE}={text!r}: expected a JSON object of parameters")
+    return values
+
+
+def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+    for index, argument in enumerate(arguments):
+        if argument.startswith(OPTION + "="):
+            return parse_pairs(argument.removeprefix(OPTION + "="))
+        if argument == OPTION and index + 1 < len(arguments):
+            return parse_pairs(arguments[index + 1])
+    return {}
+
+
+def _told(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return f"{where}={error['input']!r}: {text}" if where else text

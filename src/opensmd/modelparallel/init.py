@@ -1,0 +1,85 @@
+"""``smp.init``: read the settings, meet the other ranks, make the groups."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from opensmd.collectives.backend import register
+from opensmd.launch.environment import fill
+from opensmd.modelparallel.config import Config, load_config
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.groups import Groups
+from opensmd.modelparallel.ranks import RankGrid
+from opensmd.modelparallel.state import state
+
+__all__ = ["init", "shutdown"]
+
+BACKEND = "smddp"
+
+
+def init(config: Mapping[str, Any] | None = None) -> None:
+    """Start model parallelism; the first call of a script, on every rank.
+
+    Settings come from ``config``, and those that the launcher gives (``SM_HP_MP_PARAMETERS``,
+    ``--mp_parameters``) win over it. torch's default process group is used if there is one; otherwise it is
+    made from what torchrun, smdrun, MPI or Slurm tell, or as a group of one. A second call with the same
+    settings does nothing.
+
+    Raises:
+        ValueError: unknown, bad or contradictory settings, or a number of ranks that does not fit them.
+        SMPError: a second call with other settings.
+    """
+    cfg = load_config(config)
+    if state.initialized:
+        if cfg != state.cfg:
+            raise SMPError(
+                f"smp.init was called again with other settings: {_difference(state.cfg, cfg)}. Call it once"
+            )
+        return
+    owns_world = not dist.is_initialized()
+    if owns_world:
+        _join_world()
+    size, rank = dist.get_world_size(), dist.get_rank()
+    grid = _grid(cfg, size)
+    state.fill(cfg=cfg, grid=grid, groups=Groups(grid, rank), rank=rank, owns_world=owns_world)
+    if owns_world:
+        atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """End model parallelism, on every rank; ``smp.init`` may follow with other settings."""
+    if not state.initialized:
+        return
+    if dist.is_initialized():
+        state.groups.destroy()
+        if state.owns_world:
+            dist.destroy_process_group()
+    state.clear()
+
+
+def _join_world() -> None:
+    register()
+    fill()
+    dist.init_process_group(BACKEND)
+
+
+def _grid(cfg: Config, size: int) -> RankGrid:
+    grid = RankGrid(size, cfg.pipeline_parallel_degree, placement=cfg.placement_strategy)
+    if grid.data > 1 and not cfg.ddp:
+        raise ValueError(
+            f"{size} ranks make {grid.data} replicas of {cfg.pipeline_parallel_degree} partitions, but "
+            "ddp is False, so nothing would keep the replicas equal. Set 'ddp': True for data parallelism "
+            f"over them, or start {cfg.pipeline_parallel_degree} processes"
+        )
+    return grid
+
+
+def _difference(old: Config, new: Config) -> str:
+    before, after = old.model_dump(), new.model_dump()
+    return ", ".join(
+        f"{name}={after[name]!r} (was {before[name]!r})" for name in before if before[name] != after[name]
+    )

@@ -1,0 +1,125 @@
+"""Cutting a step's arguments into microbatches; pure."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
+
+__all__ = ["split_arguments"]
+
+
+def split_arguments(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    microbatches: int,
+    non_split_inputs: Sequence[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of ``function`` for each microbatch.
+
+    Tensors are cut along axis 0, or along the axis given for their argument, into views of equal size; lists,
+    tuples, sets, mappings and dataclasses are gone through, keeping their classes; an object with a method
+    ``smp_slice(num_mb, mb, axis)`` cuts itself; everything else, numbers and 0-dimensional tensors among it,
+    goes to each microbatch as it is.
+
+    Raises:
+        ValueError: a size that ``microbatches`` does not divide, or an option that names no argument.
+    """
+    axes = dict(input_split_axes or {})
+    _check_names(function, [*non_split_inputs, *axes])
+    names, extra = _names(function, len(args))
+    whole = set(non_split_inputs)
+
+    def pieces(name: str, value: Any) -> list[Any]:
+        if name in whole:
+            return [value] * microbatches
+        return _pieces(value, axes.get(name, 0), microbatches, f"argument {name!r}")
+
+    positional = [
+        pieces(names[i] if i < len(names) else f"{extra}[{i - len(names)}]", value)
+        for i, value in enumerate(args)
+    ]
+    keyword = {name: pieces(name, value) for name, value in kwargs.items()}
+    return [
+        (tuple(each[mb] for each in positional), {name: each[mb] for name, each in keyword.items()})
+        for mb in range(microbatches)
+    ]
+
+
+def _names(function: Callable[..., Any], count: int) -> tuple[list[str], str]:
+    """The names of the first ``count`` positional parameters, and that of ``*args``."""
+    parameters = inspect.signature(function).parameters.values()
+    positional = [
+        each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "args")
+    return positional[:count], rest
+
+
+def _check_names(function: Callable[..., Any], wanted: Sequence[str]) -> None:
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    unknown = [name for name in wanted if name not in parameters]
+    if unknown:
+        raise ValueError(
+            f"smp.step: {', '.join(map(repr, unknown))} in non_split_inputs or input_split_axes is no "
+            f"argument of {getattr(function, '__name__', function)!s}, "
+            f"whose arguments are {', '.join(parameters)}"
+        )
+
+
+def _pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:
+    if isinstance(value, Tensor):
+        return _tensor_pieces(value, axis, count, where)
+    if hasattr(value, "smp_slice"):
+        return [value.smp_slice(count, mb, axis) for mb in range(count)]
+    if isinstance(value, Mapping):
+        cut = {key: _pieces(each, axis, count, f"{where}[{key!r}]") for key, each in value.items()}
+        return [rebuild_mapping(value, {key: each[mb] for key, each in cut.items()}) for mb in range(count)]
+    if isinstance(value, (list, tuple)):
+        items = [_pieces(each, axis, count, f"{where}[{i}]") for i, each in enumerate(value)]
+        return [rebuild_sequence(value, [each[mb] for each in items]) for mb in range(count)]
+    if isinstance(value, (set, frozenset)):
+        members = [_pieces(each, axis, count, where) for each in value]
+        return [type(value)(each[mb] for each in members) for mb in range(count)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _dataclass_pieces(value, axis, count, where)
+    return [value] * count
+
+
+def _tensor_pieces(value: Tensor, axis: int, count: int, where: str) -> list[Tensor]:
+    if value.dim() == 0:
+        return [value] * count
+    if not -value.dim() <= axis < value.dim():
+        raise ValueError(f"smp.step: {where} of shape {tuple(value.shape)} has no axis {axis} to split along")
+    if value.shape[axis] % count:
+        raise ValueError(
+            f"smp.step: {where} of shape {tuple(value.shape)} has {value.shape[axis]} entries along axis "
+            f"{axis}, which {count} microbatches do not divide. Use a batch size that is a multiple of "
+            f"{count} (drop_last=True in the loader), or name the argument in non_split_inputs"
+        )
+    return list(value.tensor_split(count, axis))
+
+
+def _dataclass_pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:
+    fields = {
+        field.name: _pieces(getattr(value, field.name), axis, count, f"{where}.{field.name}")
+        for field in dataclasses.fields(value)
+    }
+    made = []
+    for mb in range(count):
+        piece = copy.copy(value)
+        for name, each in fields.items():
+            object.__setattr__(piece, name, each[mb])
+        made.append(piece)
+    return made

@@ -1,0 +1,306 @@
+"""What a DistributedModel knows about its parts, and its state dicts: the base of ``smp.DistributedModel``.
+
+Parameters keep their objects and names when the model is partitioned; those of other ranks merely lose their
+data. A full state dict is therefore the plain module's, in its order, collected from where the data is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from opensmd.modelparallel.checkpoint.gather import collect, gather_full
+from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from opensmd.modelparallel.optimizer import after_partition
+from opensmd.modelparallel.plan import Plan, ancestors
+from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.state import state
+
+__all__ = ["ModelState"]
+
+Hook = Callable[[Any, Any], Any]
+
+
+class ModelState(nn.Module):
+    """A module that knows which of its parts live on this rank.
+
+    Args:
+        module: the user's module.
+
+    Attributes:
+        module: the user's module.
+        plan: where everything lives; None before the first step.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.plan: Plan | None = None
+        self._pending_local: dict[str, Any] | None = None
+        self._post_partition_hooks: dict[int, Hook] = OrderedDict()
+        self._post_step_hooks: dict[int, Hook] = OrderedDict()
+
+    @property
+    def partitioned(self) -> bool:
+        """False until the first step has placed the model's parts (seed 002)."""
+        return self.plan is not None
+
+    def get_module(self) -> nn.Module:
+        """The user's module."""
+        return self.module
+
+    # --- what lives here -------------------------------------------------------------------------------
+
+    def is_local(self, name: str) -> bool:
+        """Whether the parameter or buffer of this full name, or the module, has its data on this rank."""
+        if self.plan is None:
+            return True
+        homes = self.plan.homes
+        found = next(each for each in (name, *ancestors(name)) if each in homes)
+        return homes[found] == state.groups.rank_in(CommGroup.PP_GROUP)
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of this rank with their full names; may be empty."""
+        self._require_partitioned("local_named_parameters")
+        return ((name, each) for name, each in self.module.named_parameters() if self.is_local(name))
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this rank; may be empty."""
+        return (each for _, each in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers of this rank with their full names."""
+        self._require_partitioned("local_named_buffers")
+        return ((name, each) for name, each in self.module.named_buffers() if self.is_local(name))
+
+    def local_buffers(self) -> Iterator[Tensor]:
+        """The buffers of this rank."""
+        return (each for _, each in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules of this rank with their full names."""
+        self._require_partitioned("local_named_modules")
+        return ((name, each) for name, each in self.module.named_modules() if self.is_local(name))
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """The modules of this rank."""
+        return (each for _, each in self.local_named_modules())
+
+    # --- state dicts -----------------------------------------------------------------------------------
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """This rank's part of the state dict, and ``_smp_is_partial: True`` (seed 002).
+
+        Raises:
+            SMPError: the model has not been partitioned yet.
+        """
+        self._require_partitioned("local_state_dict")
+        whole = self.module.state_dict()
+        return {**{name: each for name, each in whole.items() if self.is_local(name)}, PARTIAL: True}
+
+    def state_dict(  # type: ignore[override]  # one keyword more than torch's
+        self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The whole model's state dict, with the plain module's names and order.
+
+        After partitioning it is collected from all ranks of the replica, so all of them must call it (those
+        with ``dp_rank() == 0`` are enough).
+
+        Args:
+            gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
+        """
+        whole: dict[str, Any] = self.module.state_dict(*args, **kwargs)
+        if not self.partitioned or state.groups.size(CommGroup.MP_GROUP) == 1:
+            return whole
+        return collect(
+            whole, self._home_of, group=state.groups[CommGroup.MP_GROUP], only_first=gather_to_rank0
+        )
+
+    def load_state_dict(  # type: ignore[override]  # one keyword more than torch's
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        *,
+        same_partition_load: bool = False,
+        assign: bool = False,
+    ) -> Any:
+        """Load a full state dict (also a plain module's) or, on all ranks of the replica, a partial one.
+
+        A partial one is first put together from all ranks, whatever partitions it came from. Names and shapes
+        are checked before anything is changed. After partitioning each rank keeps its part.
+
+        Args:
+            strict: as torch's: False lets names be missing or unknown.
+            same_partition_load: a partial dict comes from the same partition, so it is not put together; it
+                is loaded when the model has been partitioned.
+            assign: as torch's; only before partitioning.
+
+        Returns:
+            torch's named tuple of missing and unexpected keys.
+
+        Raises:
+            RuntimeError: names or shapes do not fit; the message is torch's.
+            SMPCheckpointError: the partial dicts of the ranks do not belong together.
+        """
+        given = dict(state_dict)
+        if is_partial(given):
+            if same_partition_load:
+                return self._load_same_partition(given)
+            given = gather_full(given, group=state.require("load_state_dict").groups[CommGroup.MP_GROUP])
+        given = marked(given)
+        self._check_shapes(given)
+        if not self.partitioned:
+            return self.module.load_state_dict(given, strict=strict, assign=assign)
+        if assign:
+            raise ValueError(
+                "assign=True would undo the partition; load before the first step, or without it"
+            )
+        return self._load_local(given, strict=strict)
+
+    def _load_same_partition(self, given: dict[str, Any]) -> Any:
+        if not self.partitioned:
+            self._pending_local = given
+            return torch.nn.modules.module._IncompatibleKeys([], [])
+        local = {name for name in self.module.state_dict() if self.is_local(name)}
+        found = set(marked(given))
+        if found != local:
+            raise SMPCheckpointError(
+                f"rank {state.rank}: this partial state dict comes from another partition: missing "
+                f"{sorted(local - found)[:3]}, unknown {sorted(found - local)[:3]}. Load it without "
+                "same_partition_load=True"
+            )
+        return self._load_local(marked(given), strict=False)
+
+    def _load_local(self, given: dict[str, Any], *, strict: bool) -> Any:
+        """Copy into this rank's tensors only; the others have no data to copy into."""
+        own = self.module.state_dict()
+        missing = [name for name in own if name not in given]
+        unexpected = [name for name in given if name not in own]
+        if strict and (missing or unexpected):
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self.module).__name__}: missing keys {missing}, "
+                f"unexpected keys {unexpected}"
+            )
+        local = {name: each for name, each in given.items() if name in own and self.is_local(name)}
+        result = self.module.load_state_dict(local, strict=False)
+        return type(result)(missing, unexpected)
+
+    def _check_shapes(self, given: Mapping[str, Any]) -> None:
+        own = self.module.state_dict()
+        wrong = [
+            f"{name}: {tuple(value.shape)} in the checkpoint, {tuple(own[name].shape)} in the model"
+            for name, value in given.items()
+            if isinstance(value, Tensor)
+            and isinstance(own.get(name), Tensor)
+            and value.shape != own[name].shape
+        ]
+        if wrong:
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self.module).__name__}: size mismatch for "
+                + "; ".join(wrong)
+            )
+
+    def _home_of(self, name: str) -> int:
+        """The rank in the replica that holds an entry of the state dict."""
+        assert self.plan is not None
+        homes = self.plan.homes
+        return homes[next(each for each in (name, *ancestors(name)) if each in homes)]
+
+    # --- moments ---------------------------------------------------------------------------------------
+
+    def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
+        """Run ``hook(model, optimizer)`` after partitioning, before the first forward (seed 002).
+
+        A hook that is registered later runs at once.
+        """
+        handle = RemovableHandle(self._post_partition_hooks)
+        if self.partitioned:
+            hook(self, state.optimizer)
+        else:
+            self._post_partition_hooks[handle.id] = hook
+        return handle
+
+    def register_post_step_hook(self, hook: Hook) -> RemovableHandle:
+        """Run ``hook(model, optimizer)`` once, at the end of the next step."""
+        handle = RemovableHandle(self._post_step_hooks)
+        self._post_step_hooks[handle.id] = hook
+        return handle
+
+    def finish_partition(self, plan: Plan) -> None:
+        """Told by the engine when parts are in place: load what waited, cut the optimizer, run the hooks."""
+        self.plan = plan
+        if self._pending_local is not None:
+            pending, self._pending_local = self._pending_local, None
+            self._load_same_partition(pending)
+        if state.optimizer is not None:
+            after_partition(state.optimizer)
+        hooks = list(self._post_partition_hooks.values())
+        self._post_partition_hooks.clear()
+        for hook in hooks:
+            hook(self, state.optimizer)
+
+    def finish_step(self) -> None:
+        """Told by the engine at the end of each step: run the hooks that wait for it."""
+        hooks = list(self._post_step_hooks.values())
+        self._post_step_hooks.clear()
+        for hook in hooks:
+            hook(self, state.optimizer)
+
+    def cpu(self) -> ModelState:
+        """Gather all parameters and buffers on every rank of the replica, on the CPU (seed 002).
+
+        The model is whole again on each rank, for example to be used without model parallelism through
+        :meth:`get_module`; it cannot be trained in steps any more.
+        """
+        if not self.partitioned:
+            return super().cpu()
+        whole = self.state_dict()
+        with torch.no_grad():
+            for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+                found = whole.get(name)
+                if found is not None:
+                    tensor.data = found.detach().cpu().clone()
+        return super().cpu()
+
+    # --- answers that later versions of the interface ask for ------------------------------------------
+
+    def distributed_modules(self) -> Iterator[nn.Module]:
+        """Modules split by tensor parallelism: none."""
+        return iter(())
+
+    def is_distributed_parameter(self, parameter: nn.Parameter) -> bool:
+        """Whether tensor parallelism splits it: no."""
+        return False
+
+    def is_distributed_buffer(self, buffer: Tensor) -> bool:
+        """Whether tensor parallelism splits it: no."""
+        return False
+
+    def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
+        """Whether it works on the batch of a whole tensor-parallel group: no, such groups have one rank."""
+        return False
+
+    def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
+        """Whether it works on the batch of a whole tensor-parallel group: no, such groups have one rank."""
+        return False
+
+    def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters whose gradients are reduced over the data-parallel group: all local ones."""
+        return self.local_named_parameters()
+
+    def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters whose gradients are reduced over the reduced-data-parallel group only: none."""
+        return iter(())
+
+    def _require_partitioned(self, name: str) -> None:
+        if not self.partitioned:
+            raise SMPError(
+                f"{name}() works once the model is partitioned, which the first call of a smp.step function "
+                "does; use register_post_partition_hook to act right then"
+            )

@@ -1,0 +1,280 @@
+"""``smp.DistributedOptimizer``: the given optimizer, cut to this rank's parameters, with whole state dicts.
+
+The optimizer stays the same object, so learning-rate schedulers take it; its class becomes one that has the
+methods below in front of its own. When the model is partitioned, parameters of other ranks leave its groups
+and state. What remains is a *layout*: for every group, the numbers that plain PyTorch gives its parameters.
+State dicts speak in these numbers, so a full one is interchangeable with plain PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from opensmd.modelparallel.checkpoint.gather import unite
+from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_optimizers
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.state import state
+
+__all__ = ["DistributedOptimizer", "after_partition", "global_norm"]
+
+
+@dataclass
+class _Layout:
+    """The whole optimizer's parameters, as plain PyTorch numbers them.
+
+    Attributes:
+        numbers: for every group, the numbers of all its parameters.
+        names: for every group, the names that the script gave with its parameters, if it did.
+        local: the number of each parameter of this rank, by identity.
+    """
+
+    numbers: list[list[int]] = field(default_factory=list)
+    names: list[list[str] | None] = field(default_factory=list)
+    local: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.numbers))
+
+
+class _Methods:
+    """What a distributed optimizer does differently; mixed in front of the optimizer's own class."""
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+    _smp_layout: _Layout | None
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer itself (scripts give it to learning-rate schedulers)."""
+        return self
+
+    def local_state_dict(self, *, gather_if_shard: bool = True) -> dict[str, Any]:
+        """This rank's state under the whole optimizer's numbers, and ``_smp_is_partial: True`` (seed 002).
+
+        ``gather_if_shard`` is accepted; optimizer state is never sharded here.
+
+        Raises:
+            SMPError: the model has not been partitioned yet.
+        """
+        if self._smp_layout is None:
+            raise SMPError(
+                "local_state_dict() works once the model is partitioned, which the first call of a smp.step "
+                "function does"
+            )
+        return {**self._renumbered(), PARTIAL: True}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole optimizer's state, as plain PyTorch would have it; called on all ranks of the replica."""
+        if self._smp_layout is None:
+            return self._plain_state_dict()
+        own = self._renumbered()
+        if state.groups.size(CommGroup.MP_GROUP) > 1:
+            own["state"] = _gathered(own["state"])
+        return own
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a full state dict (also plain PyTorch's) or, on all ranks of the replica, a partial one.
+
+        Raises:
+            ValueError: its groups do not fit this optimizer's; nothing has been changed.
+        """
+        given = dict(state_dict)
+        if is_partial(given):
+            given = _merged(given)
+        given.pop(PARTIAL, None)
+        self._check_groups(given)
+        if self._smp_layout is not None:
+            given = self._localised(given)
+        super().load_state_dict(given)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; after partitioning, only this rank's parameters of it stay."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        if getattr(self, "_smp_layout", None) is not None:
+            self._cut(self.param_groups[-1])
+
+    def clip_master_grads(self, max_norm: float) -> float:
+        """Clip the gradients of all partitions together to the 2-norm ``max_norm``; return their norm.
+
+        Called on all ranks of the replica. Without fp16 the parameters are their own master copies.
+        """
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        grads = [each.grad for each in parameters if each.grad is not None]
+        norm = global_norm(grads, group=state.require("clip_master_grads").groups[CommGroup.MP_GROUP])
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        for grad in grads:
+            grad.mul_(scale.to(grad.device, grad.dtype))
+        return float(norm)
+
+    def _smp_after_partition(self) -> None:
+        if self._smp_layout is None:
+            self._smp_layout = _Layout()
+            for group in self.param_groups:
+                self._cut(group)
+            if hasattr(self, "norm_group"):
+                self.norm_group = state.groups[CommGroup.MP_GROUP]
+
+    def _cut(self, group: dict[str, Any]) -> None:
+        """Take one group's remote parameters out, with their state."""
+        layout = self._smp_layout
+        assert layout is not None and state.model is not None
+        names = {id(each): name for name, each in state.model.module.named_parameters()}
+        first = layout.count
+        layout.numbers.append(list(range(first, first + len(group["params"]))))
+        layout.names.append(group.get("param_names"))
+        kept = []
+        for position, parameter in enumerate(group["params"]):
+            name = names.get(id(parameter))
+            if name is None:
+                raise ValueError(
+                    f"parameter {first + position} of the optimizer, of shape {tuple(parameter.shape)}, is "
+                    "no parameter of the DistributedModel's module; give the optimizer this model's parameters "
+                    "only"
+                )
+            if state.model.is_local(name):
+                kept.append(position)
+                layout.local[id(parameter)] = first + position
+            else:
+                self.state.pop(parameter, None)
+        group["params"] = [group["params"][position] for position in kept]
+        if "param_names" in group:
+            group["param_names"] = [group["param_names"][position] for position in kept]
+
+    def _plain_state_dict(self) -> dict[str, Any]:
+        plain: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        return plain
+
+    def _renumbered(self) -> dict[str, Any]:
+        """The plain state dict of what is left, under the whole optimizer's numbers."""
+        layout = self._smp_layout
+        assert layout is not None
+        plain = self._plain_state_dict()
+        own = [layout.local[id(each)] for group in self.param_groups for each in group["params"]]
+        groups = []
+        for group, numbers, names in zip(plain["param_groups"], layout.numbers, layout.names, strict=True):
+            whole = {**group, "params": list(numbers)}
+            if names is not None:
+                whole["param_names"] = list(names)
+            groups.append(whole)
+        numbered = {own[key] if isinstance(key, int) else key: each for key, each in plain["state"].items()}
+        return {"state": numbered, "param_groups": groups}
+
+    def _localised(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Of a full state dict what concerns this rank, under the numbers of what is left."""
+        layout = self._smp_layout
+        assert layout is not None
+        stored = [number for group in given["param_groups"] for number in group["params"]]
+        wanted = [layout.local[id(each)] for group in self.param_groups for each in group["params"]]
+        saved = given["state"]
+        found = {new: given["state"][stored[old]] for new, old in enumerate(wanted) if stored[old] in saved}
+        first = 0
+        groups = []
+        for group, own in zip(given["param_groups"], self.param_groups, strict=True):
+            local = {**group, "params": list(range(first, first + len(own["params"])))}
+            if "param_names" in own:
+                local["param_names"] = list(own["param_names"])
+            groups.append(local)
+            first += len(own["params"])
+        others = {key: each for key, each in saved.items() if not isinstance(key, int)}
+        return {**given, "state": {**found, **others}, "param_groups": groups}
+
+    def _check_groups(self, given: Mapping[str, Any]) -> None:
+        if "param_groups" not in given or "state" not in given:
+            raise ValueError(
+                f"this is no optimizer state dict: it has the keys {sorted(map(str, given))[:5]}, and needs "
+                "'state' and 'param_groups'"
+            )
+        if self._smp_layout is None:
+            own = [len(group["params"]) for group in self.param_groups]
+        else:
+            own = [len(numbers) for numbers in self._smp_layout.numbers]
+        found = [len(group["params"]) for group in given["param_groups"]]
+        if found != own:
+            raise ValueError(
+                f"the loaded optimizer state has parameter groups of sizes {found}, this optimizer of {own}"
+            )
+
+
+def DistributedOptimizer(  # a factory, named like the class that the interface shows
+    optimizer: torch.optim.Optimizer,
+    static_loss_scale: float | None = 1.0,
+    dynamic_loss_scale: bool = False,
+    **dynamic_loss_args: Any,
+) -> Any:
+    """Return ``optimizer``, made aware of partitions (seed 002); before or after ``smp.DistributedModel``.
+
+    Args:
+        optimizer: any torch optimizer over parameters of the model.
+        static_loss_scale, dynamic_loss_scale, dynamic_loss_args: for the setting fp16 alone, which does not
+            exist here, so they are accepted and have no effect, as documented.
+
+    Raises:
+        TypeError: not a torch optimizer.
+        ValueError: an optimizer that needs all gradients in one process (LBFGS).
+    """
+    state.require("smp.DistributedOptimizer")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"smp.DistributedOptimizer: {type(optimizer).__name__} is no torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "smp.DistributedOptimizer: LBFGS works on all parameters as one vector, but each rank has only "
+            "its own; use an optimizer that treats parameters one by one, such as Adam or SGD"
+        )
+    if not isinstance(optimizer, _Methods):
+        kind = type(optimizer)
+        optimizer.__class__ = type(kind.__name__, (_Methods, kind), {"__module__": kind.__module__})
+        optimizer._smp_layout = None  # type: ignore[attr-defined]
+    state.optimizer = optimizer
+    if state.model is not None and state.model.partitioned:
+        after_partition(optimizer)
+    return optimizer
+
+
+def after_partition(optimizer: torch.optim.Optimizer) -> None:
+    """Cut a distributed optimizer to the parameters of this rank."""
+    assert isinstance(optimizer, _Methods)
+    optimizer._smp_after_partition()
+
+
+def global_norm(grads: list[Tensor], *, group: dist.ProcessGroup | None) -> Tensor:
+    """The 2-norm of all gradients, those of the other ranks of ``group`` included; 0-dimensional, float32."""
+    device = grads[0].device if grads else torch.device("cpu")
+    if grads:
+        norms = [each.to(device) for each in torch._foreach_norm(grads)]
+        square = torch.stack(norms).float().square().sum()
+    else:
+        square = torch.zeros((), device=device)
+    if group is not None and dist.get_world_size(group) > 1:
+        dist.all_reduce(square, group=group)
+    return square.sqrt()
+
+
+def _gathered(own: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The state of all ranks' parameters, by number."""
+    flat = {(number, key): each for number, entries in own.items() for key, each in entries.items()}
+    united = unite(flat, group=state.groups[CommGroup.MP_GROUP])
+    gathered: dict[Any, Any] = {}
+    for number, key in sorted(united, key=lambda each: each[0]):
+        gathered.setdefault(number, {})[key] = united[(number, key)]
+    return gathered
+
+
+def _merged(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The full state dict of which every rank of the replica gave a part."""
+    group = state.require("load_state_dict").groups[CommGroup.MP_GROUP]
+    layouts: list[Any] = [None] * dist.get_world_size(group)
+    mine = {"state": {}, "param_groups": given.get("param_groups", [])} if is_partial(given) else None
+    dist.all_gather_object(layouts, mine, group=group)
+    if None in layouts:
+        raise SMPCheckpointError("some ranks gave a full optimizer state dict and some a partial one")
+    merged = merge_optimizers(layouts)
+    merged["state"] = _gathered(given["state"])
+    return merged

@@ -1,0 +1,106 @@
+"""What a step returns: the results of its microbatches, put together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["StepOutput", "merge_results"]
+
+
+@dataclass(frozen=True, eq=False)
+class StepOutput:
+    """One tensor of a step's result, as every microbatch computed it.
+
+    Attributes:
+        outputs: the tensors, in the order of the microbatches.
+    """
+
+    outputs: list[Tensor]
+
+    def reduce_mean(self) -> Tensor:
+        """The mean over microbatches; same shape as each output."""
+        return self.reduce_sum() / len(self.outputs)
+
+    def reduce_sum(self) -> Tensor:
+        """The sum over microbatches; same shape as each output."""
+        return torch.stack(self.outputs).sum(0)
+
+    def concat(self) -> Tensor:
+        """The outputs one after the other along their first axis; numbers become a vector."""
+        return self.stack() if self.outputs[0].dim() == 0 else torch.cat(self.outputs)
+
+    def stack(self) -> Tensor:
+        """The outputs along a new first axis of length ``microbatches``."""
+        return torch.stack(self.outputs)
+
+    def detach(self) -> StepOutput:
+        """The same outputs without their graphs."""
+        return StepOutput([output.detach() for output in self.outputs])
+
+
+def merge_results(results: Sequence[Any]) -> Any:
+    """Turn one result for each microbatch into one result of the same structure.
+
+    Tensors become :class:`StepOutput`; lists, tuples and mappings (dict subclasses keep their class) are gone
+    through; anything else becomes a list with one entry for each microbatch.
+
+    Raises:
+        ValueError: the microbatches returned different structures.
+    """
+    return _merge(list(results), "the step's result")
+
+
+def _merge(values: list[Any], where: str) -> Any:
+    first = values[0]
+    if any(type(value) is not type(first) for value in values) and any(map(_has_structure, values)):
+        kinds = [type(value).__name__ for value in values]
+        raise ValueError(
+            f"{where} differs between microbatches: {', '.join(kinds)}; return the same from each"
+        )
+    if isinstance(first, Tensor):
+        return StepOutput(values)
+    if isinstance(first, Mapping):
+        _require_equal([list(value) for value in values], where, "keys")
+        merged = {key: _merge([value[key] for value in values], f"{where}[{key!r}]") for key in first}
+        return rebuild_mapping(first, merged)
+    if isinstance(first, (list, tuple)):
+        _require_equal([len(value) for value in values], where, "length")
+        items = [_merge([value[i] for value in values], f"{where}[{i}]") for i in range(len(first))]
+        return rebuild_sequence(first, items)
+    return values
+
+
+def _has_structure(value: Any) -> bool:
+    return isinstance(value, (Tensor, Mapping, list, tuple))
+
+
+def _require_equal(found: list[Any], where: str, what: str) -> None:
+    for microbatch, each in enumerate(found):
+        if each != found[0]:
+            raise ValueError(
+                f"{where} differs between microbatches: {what} {found[0]!r} in microbatch 0, {each!r} in "
+                f"microbatch {microbatch}; return the same from each"
+            )
+
+
+def rebuild_mapping(like: Any, items: Mapping[Any, Any]) -> Any:
+    """A mapping of the class of ``like`` with other values."""
+    if type(like) is dict:
+        return dict(items)
+    made = copy.copy(like)
+    for key, value in items.items():
+        made[key] = value
+    return made
+
+
+def rebuild_sequence(like: Any, items: list[Any]) -> Any:
+    """A list, tuple or named tuple of the class of ``like`` with other items."""
+    if type(like) is list:
+        return items
+    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)

@@ -1,0 +1,123 @@
+"""The rank grid: every rank's place in data, pipeline and tensor parallelism, and every group; pure.
+
+``size = D x P x T``. The placement is the order in which the three coordinates vary over the global ranks,
+the last letter fastest: ``cluster`` is ``DPT`` (a replica's stages are neighbours), ``spread`` is ``TPD``.
+
+====================  ======================  =========================
+8 ranks, 2 stages     cluster                 spread
+====================  ======================  =========================
+stages of a replica   01 23 45 67             04 15 26 37
+replicas of a stage   0246 1357               0123 4567
+====================  ======================  =========================
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from dataclasses import dataclass
+
+__all__ = ["CommGroup", "Coordinates", "RankGrid", "RankType"]
+
+_ORDERS = {"cluster": "DPT", "spread": "TPD"}
+
+
+class CommGroup(enum.Enum):
+    """A set of ranks, seen from the caller; the value says which coordinates vary within it."""
+
+    WORLD = "DPT"
+    MP_GROUP = "PT"
+    DP_GROUP = "DT"
+    PP_GROUP = "P"
+    TP_GROUP = "T"
+    RDP_GROUP = "D"
+
+
+class RankType(enum.Enum):
+    """How a rank number is to be read: as a rank within this group of the caller."""
+
+    WORLD_RANK = "WORLD"
+    MP_RANK = "MP_GROUP"
+    DP_RANK = "DP_GROUP"
+    PP_RANK = "PP_GROUP"
+    TP_RANK = "TP_GROUP"
+    RDP_RANK = "RDP_GROUP"
+
+    @property
+    def group(self) -> CommGroup:
+        """The group whose ranks these are."""
+        return CommGroup[self.value]
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A rank's place: its replica, its stage, its part of the tensors."""
+
+    data: int
+    pipeline: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class RankGrid:
+    """All ranks of a job.
+
+    Attributes:
+        size: number of ranks.
+        pipeline: stages of a replica.
+        tensor: ranks that share each stage.
+        placement: ``"cluster"``, ``"spread"`` or an order of the letters D, P and T.
+
+    Raises:
+        ValueError: ``size`` is not a multiple of ``pipeline * tensor``.
+    """
+
+    size: int
+    pipeline: int = 1
+    tensor: int = 1
+    placement: str = "cluster"
+
+    def __post_init__(self) -> None:
+        replica = self.pipeline * self.tensor
+        if self.size % replica:
+            raise ValueError(
+                f"{self.size} ranks cannot hold whole replicas of {replica} ranks each "
+                f"({self.pipeline} partitions); start a multiple of {replica} processes"
+            )
+
+    @property
+    def data(self) -> int:
+        """Number of replicas."""
+        return self.size // (self.pipeline * self.tensor)
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a global rank stands."""
+        found: dict[str, int] = {}
+        for letter in reversed(self._order):
+            rank, found[letter] = divmod(rank, self._length(letter))
+        return Coordinates(found["D"], found["P"], found["T"])
+
+    def members(self, group: CommGroup, rank: int) -> tuple[int, ...]:
+        """The global ranks, ascending, that make up ``group`` as ``rank`` sees it."""
+        return next(each for each in self.partition(group) if rank in each)
+
+    def rank_in(self, group: CommGroup, rank: int) -> int:
+        """The number of a global rank within its ``group``."""
+        return self.members(group, rank).index(rank)
+
+    def partition(self, group: CommGroup) -> list[tuple[int, ...]]:
+        """All groups of this kind, each ascending, in the order of their first ranks."""
+        fixed = set("DPT") - set(group.value)
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for rank in range(self.size):
+            place = self.coordinates(rank)
+            by_letter = {"D": place.data, "P": place.pipeline, "T": place.tensor}
+            groups[tuple(by_letter[letter] for letter in sorted(fixed))].append(rank)
+        return sorted(tuple(each) for each in groups.values())
+
+    @property
+    def _order(self) -> str:
+        return _ORDERS.get(self.placement, self.placement)
+
+    def _length(self, letter: str) -> int:
+        return {"D": self.data, "P": self.pipeline, "T": self.tensor}[letter]

@@ -1,0 +1,120 @@
+"""Names of later versions of the library whose features do not exist here: each says so when it is used.
+
+Scripts that import them but leave the feature off run; nothing is silently absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+
+__all__ = [
+    "DistributedAttentionLayer",
+    "DistributedEmbedding",
+    "DistributedLinear",
+    "DistributedModule",
+    "DistributedTransformer",
+    "DistributedTransformerLayer",
+    "DistributedTransformerLMHead",
+    "DistributedTransformerOutputLayer",
+    "FlashAttentionLayer",
+    "delay_param_initialization",
+    "model_creation",
+    "set_tensor_parallelism",
+    "tensor_parallelism",
+    "tp_register",
+    "tp_register_with_module",
+]
+
+TENSOR_PARALLELISM = (
+    "tensor parallelism does not exist here; split the model over more partitions (pipeline_parallel_degree) "
+    "or use torch.distributed.tensor.parallel without smp"
+)
+FLASH_ATTENTION = (
+    "it does not exist here; torch.nn.functional.scaled_dot_product_attention chooses a fused kernel itself"
+)
+
+
+def _absent(name: str, reason: str = TENSOR_PARALLELISM) -> Any:
+    """A class called ``name`` that can be imported and named, and whose use raises SMPUnsupportedError."""
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
+        raise SMPUnsupportedError(f"smp.nn.{name}: {reason}")
+
+    return type(name, (), {"__new__": refuse, "__doc__": f"Not available: {reason}"})
+
+
+DistributedAttentionLayer = _absent("DistributedAttentionLayer")
+DistributedEmbedding = _absent("DistributedEmbedding")
+DistributedLinear = _absent("DistributedLinear")
+DistributedModule = _absent("DistributedModule")
+DistributedTransformer = _absent("DistributedTransformer")
+DistributedTransformerLayer = _absent("DistributedTransformerLayer")
+DistributedTransformerLMHead = _absent("DistributedTransformerLMHead")
+DistributedTransformerOutputLayer = _absent("DistributedTransformerOutputLayer")
+FlashAttentionLayer = _absent("FlashAttentionLayer", FLASH_ATTENTION)
+
+
+@contextlib.contextmanager
+def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
+    """Does nothing with ``enabled=False``; otherwise raises SMPUnsupportedError."""
+    if enabled:
+        raise SMPUnsupportedError(f"smp.tensor_parallelism: {TENSOR_PARALLELISM}")
+    yield
+
+
+def set_tensor_parallelism(module: torch.nn.Module, enabled: bool = True, **kwargs: Any) -> None:
+    """Does nothing with ``enabled=False``; otherwise raises SMPUnsupportedError."""
+    if enabled:
+        raise SMPUnsupportedError(f"smp.set_tensor_parallelism: {TENSOR_PARALLELISM}")
+
+
+def tp_register(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises SMPUnsupportedError."""
+    raise SMPUnsupportedError(f"smp.tp_register: {TENSOR_PARALLELISM}")
+
+
+def tp_register_with_module(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises SMPUnsupportedError."""
+    raise SMPUnsupportedError(f"smp.tp_register_with_module: {TENSOR_PARALLELISM}")
+
+
+@contextlib.contextmanager
+def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
+    """Has no effect: parameters are initialised at once, which gives the same model.
+
+    Warns:
+        UserWarning: ``enabled`` is True.
+    """
+    if enabled:
+        warnings.warn(
+            "smp.delay_param_initialization has no effect: parameters are initialised at once, so each rank "
+            "needs memory for the whole model until the first step",
+            stacklevel=3,
+        )
+    yield
+
+
+@contextlib.contextmanager
+def model_creation(
+    tensor_parallelism: bool = False, dtype: torch.dtype | None = None, **tensor_parallel_config: Any
+) -> Iterator[None]:
+    """Create a model inside with ``dtype`` as torch's default floating-point type.
+
+    Raises:
+        SMPUnsupportedError: ``tensor_parallelism=True``.
+    """
+    if tensor_parallelism:
+        raise SMPUnsupportedError(f"smp.model_creation(tensor_parallelism=True): {TENSOR_PARALLELISM}")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,187 @@
+"""What scripts ask about their place: ranks, sizes, groups (tables B2 of the documented interface)."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.state import state
+
+__all__ = [
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "mp_rank",
+    "mp_size",
+    "dp_rank",
+    "dp_size",
+    "pp_rank",
+    "pp_size",
+    "tp_rank",
+    "tp_size",
+    "rdp_rank",
+    "rdp_size",
+    "get_mp_group",
+    "get_dp_group",
+    "get_pp_group",
+    "get_tp_group",
+    "get_rdp_group",
+    "get_world_process_group",
+    "get_mp_process_group",
+    "get_dp_process_group",
+    "get_pp_process_group",
+    "get_tp_process_group",
+    "get_rdp_process_group",
+    "is_initialized",
+]
+
+
+def is_initialized() -> bool:
+    """Whether ``smp.init`` has been called (seed 002)."""
+    return state.initialized
+
+
+def rank() -> int:
+    """This process among all."""
+    return state.require("smp.rank").rank
+
+
+def size() -> int:
+    """How many processes there are."""
+    return state.require("smp.size").grid.size
+
+
+def local_rank() -> int:
+    """This process among those of its host."""
+    state.require("smp.local_rank")
+    return int(os.environ.get("LOCAL_RANK", state.rank))
+
+
+def local_size() -> int:
+    """How many processes this host has."""
+    state.require("smp.local_size")
+    return int(os.environ.get("LOCAL_WORLD_SIZE", state.grid.size))
+
+
+def mp_rank() -> int:
+    """This process among those that hold one replica of the model."""
+    return _rank(CommGroup.MP_GROUP, "smp.mp_rank")
+
+
+def mp_size() -> int:
+    """How many processes hold one replica of the model."""
+    return _size(CommGroup.MP_GROUP, "smp.mp_size")
+
+
+def dp_rank() -> int:
+    """This process among those with the same partition; shard data and save by it."""
+    return _rank(CommGroup.DP_GROUP, "smp.dp_rank")
+
+
+def dp_size() -> int:
+    """How many processes have the same partition."""
+    return _size(CommGroup.DP_GROUP, "smp.dp_size")
+
+
+def pp_rank() -> int:
+    """The partition that this process holds."""
+    return _rank(CommGroup.PP_GROUP, "smp.pp_rank")
+
+
+def pp_size() -> int:
+    """How many partitions there are."""
+    return _size(CommGroup.PP_GROUP, "smp.pp_size")
+
+
+def tp_rank() -> int:
+    """This process among those that share each tensor; always 0 here."""
+    return _rank(CommGroup.TP_GROUP, "smp.tp_rank")
+
+
+def tp_size() -> int:
+    """How many processes share each tensor; always 1 here."""
+    return _size(CommGroup.TP_GROUP, "smp.tp_size")
+
+
+def rdp_rank() -> int:
+    """This process among those that hold exactly the same parameters."""
+    return _rank(CommGroup.RDP_GROUP, "smp.rdp_rank")
+
+
+def rdp_size() -> int:
+    """How many processes hold exactly the same parameters."""
+    return _size(CommGroup.RDP_GROUP, "smp.rdp_size")
+
+
+def get_mp_group() -> list[int]:
+    """Global ranks of this process's model-parallel group."""
+    return _members(CommGroup.MP_GROUP, "smp.get_mp_group")
+
+
+def get_dp_group() -> list[int]:
+    """Global ranks of this process's data-parallel group."""
+    return _members(CommGroup.DP_GROUP, "smp.get_dp_group")
+
+
+def get_pp_group() -> list[int]:
+    """Global ranks of this process's pipeline group."""
+    return _members(CommGroup.PP_GROUP, "smp.get_pp_group")
+
+
+def get_tp_group() -> list[int]:
+    """Global ranks of this process's tensor-parallel group."""
+    return _members(CommGroup.TP_GROUP, "smp.get_tp_group")
+
+
+def get_rdp_group() -> list[int]:
+    """Global ranks of this process's reduced-data-parallel group."""
+    return _members(CommGroup.RDP_GROUP, "smp.get_rdp_group")
+
+
+def get_world_process_group() -> dist.ProcessGroup:
+    """All processes, for use with torch.distributed (seed 002)."""
+    return _process_group(CommGroup.WORLD, "smp.get_world_process_group")
+
+
+def get_mp_process_group() -> dist.ProcessGroup:
+    """The processes of this model replica, for use with torch.distributed (seed 002)."""
+    return _process_group(CommGroup.MP_GROUP, "smp.get_mp_process_group")
+
+
+def get_dp_process_group() -> dist.ProcessGroup:
+    """The replicas of this partition, for use with torch.distributed (seed 002)."""
+    return _process_group(CommGroup.DP_GROUP, "smp.get_dp_process_group")
+
+
+def get_pp_process_group() -> dist.ProcessGroup:
+    """This process's pipeline group, for use with torch.distributed."""
+    return _process_group(CommGroup.PP_GROUP, "smp.get_pp_process_group")
+
+
+def get_tp_process_group() -> dist.ProcessGroup:
+    """This process's tensor-parallel group, for use with torch.distributed."""
+    return _process_group(CommGroup.TP_GROUP, "smp.get_tp_process_group")
+
+
+def get_rdp_process_group() -> dist.ProcessGroup:
+    """This process's reduced-data-parallel group, for use with torch.distributed."""
+    return _process_group(CommGroup.RDP_GROUP, "smp.get_rdp_process_group")
+
+
+def _rank(kind: CommGroup, asked: str) -> int:
+    return state.require(asked).groups.rank_in(kind)
+
+
+def _size(kind: CommGroup, asked: str) -> int:
+    return state.require(asked).groups.size(kind)
+
+
+def _members(kind: CommGroup, asked: str) -> list[int]:
+    return list(state.require(asked).groups.members(kind))
+
+
+def _process_group(kind: CommGroup, asked: str) -> dist.ProcessGroup:
+    return state.require(asked).groups[kind]
