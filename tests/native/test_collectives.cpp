@@ -1,21 +1,26 @@
 // Every collective against the reference, ranks as threads, over dtypes, reductions, sizes and numbers of ranks.
+#include <map>
 #include <random>
+#include <tuple>
 
 #include "harness.hpp"
 #include "reference.hpp"
 
 using namespace opensmd;
-using reference::all_dtypes;
-using reference::all_reductions;
 
 namespace {
 
+// The sanitizer is after the protocol, which does not depend on dtypes; it slows the rest down tenfold.
 #if defined(__SANITIZE_THREAD__)
 constexpr int kMostRanks = 3;
-const std::vector<size_t> kSizes = {0, 1, 60, 5000, 70000};
+const std::vector<size_t> kSizes = {0, 1, 60, 2500, 40000};
+const std::vector<DType> kDTypes = {DType::F32, DType::BF16};
+const std::vector<Reduction> kReductions = {Reduction::Sum, Reduction::PremulSum};
 #else
 constexpr int kMostRanks = 5;
 const std::vector<size_t> kSizes = {0, 1, 2, 13, 14, 15, 57, 1000, 4096, 5003, 40001, 100003};
+const std::vector<DType>& kDTypes = reference::all_dtypes();
+const std::vector<Reduction>& kReductions = reference::all_reductions();
 #endif
 
 using Bytes = std::vector<unsigned char>;
@@ -26,8 +31,7 @@ Bytes array_of(DType dtype, size_t count, int rank, uint64_t seed, size_t first 
   return bytes;
 }
 
-// Elements [first, first + count) of the reduction.
-Bytes reduced(DType dtype, Reduction reduction, size_t count, int ranks, uint64_t seed, size_t first = 0) {
+Bytes compute_reduced(DType dtype, Reduction reduction, size_t count, int ranks, uint64_t seed, size_t first) {
   std::vector<Bytes> arrays;
   std::vector<const void*> pointers;
   for (int r = 0; r < ranks; ++r) arrays.push_back(array_of(dtype, count, r, seed, first));
@@ -37,8 +41,20 @@ Bytes reduced(DType dtype, Reduction reduction, size_t count, int ranks, uint64_
   return out;
 }
 
+// Elements [first, first + count) of the reduction; computed by the first rank that asks.
+const Bytes& reduced(DType dtype, Reduction reduction, size_t count, int ranks, uint64_t seed, size_t first = 0) {
+  static std::mutex mutex;
+  static std::map<std::tuple<DType, Reduction, size_t, int, uint64_t, size_t>, Bytes> known;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto key = std::make_tuple(dtype, reduction, count, ranks, seed, first);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known[key] = compute_reduced(dtype, reduction, count, ranks, seed, first);
+}
+
 void expect(const Bytes& got, const Bytes& wanted, const std::string& what) {
   CHECK(got.size() == wanted.size(), what);
+  if (got == wanted) return;
   for (size_t i = 0; i < got.size(); ++i) {
     CHECK(got[i] == wanted[i], what << " differs at byte " << i << " of " << got.size() << ": " << int(got[i])
                                     << " instead of " << int(wanted[i]));
@@ -55,17 +71,17 @@ void for_every_number_of_ranks(const Body& body) {
   for (int n = 1; n <= kMostRanks; ++n) harness::run_ranks(harness::small_shape(n), [&](Group& group) { body(group); });
 }
 
-// One long array per dtype keeps the whole table fast; the paths by size are walked with all sizes in f32 and i8.
-std::vector<size_t> sizes_for(DType dtype) {
-  if (dtype == DType::F32 || dtype == DType::I8) return kSizes;
-  return {3, 700, 9001};
+// The way through memory depends on the size alone: all sizes with one dtype and reduction, two with the others.
+std::vector<size_t> sizes_for(DType dtype, Reduction reduction) {
+  if (dtype == DType::F32 && reduction == Reduction::Sum) return kSizes;
+  return {3, 4001};
 }
 
 void all_reduce_table(Group& group, bool in_heap) {
-  for (const DType dtype : all_dtypes()) {
-    for (const Reduction reduction : all_reductions()) {
+  for (const DType dtype : kDTypes) {
+    for (const Reduction reduction : kReductions) {
       if (!reducible(dtype, reduction)) continue;
-      for (const size_t count : sizes_for(dtype)) {
+      for (const size_t count : sizes_for(dtype, reduction)) {
         const uint64_t seed = count + static_cast<uint64_t>(reduction);
         const Bytes mine = array_of(dtype, count, group.rank(), seed);
         Bytes own(mine.size());
@@ -108,7 +124,7 @@ TEST(reduce, "reduce equals the reference on the root and leaves inputs alone") 
     for (const DType dtype : {DType::F32, DType::BF16, DType::I64, DType::C128}) {
       for (const Reduction reduction : {Reduction::Sum, Reduction::Average, Reduction::Product, Reduction::PremulSum}) {
         if (!reducible(dtype, reduction)) continue;
-        for (const size_t count : sizes_for(dtype)) {
+        for (const size_t count : sizes_for(dtype, reduction)) {
           const int root = static_cast<int>(count % static_cast<size_t>(group.size()));
           const Bytes mine = array_of(dtype, count, group.rank(), count);
           Bytes in = mine;
@@ -225,7 +241,7 @@ TEST(reduce_scatter, "reduce_scatter reduces uneven parts, also in place") {
     for (const DType dtype : {DType::F32, DType::BF16, DType::U8, DType::C128}) {
       for (const Reduction reduction : {Reduction::Sum, Reduction::Average, Reduction::PremulSum}) {
         if (!reducible(dtype, reduction)) continue;
-        for (const size_t count : sizes_for(dtype)) {
+        for (const size_t count : sizes_for(dtype, reduction)) {
           const int place = static_cast<int>((count + n) % kPlaces);
           std::vector<size_t> counts(n);
           std::vector<size_t> offsets(n + 1);
@@ -325,6 +341,20 @@ TEST(mixture, "a random sequence of collectives of random sizes keeps its order 
       }
       CHECK(group.sequence() == round + 1, "");
     }
+  });
+}
+
+TEST(large, "results larger than the caches arrive complete at odd addresses") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    const size_t bytes = (size_t{26} << 20) + 77;
+    Bytes data(bytes + 3);
+    for (size_t i = 0; i < bytes; ++i) {
+      data[i + 3] = group.rank() == 1 ? static_cast<unsigned char>(i * 2654435761u >> 13) : 0;
+    }
+    group.broadcast(data.data() + 3, bytes, DType::Byte, 1);
+    size_t wrong = 0;
+    for (size_t i = 0; i < bytes; ++i) wrong += data[i + 3] != static_cast<unsigned char>(i * 2654435761u >> 13);
+    CHECK(wrong == 0, wrong << " bytes are wrong");
   });
 }
 

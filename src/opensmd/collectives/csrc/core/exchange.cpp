@@ -241,21 +241,33 @@ void Exchange::stream() {
 
 CopyingExchange::CopyingExchange(Context& context, Round& round, const Traffic& traffic, const void* const* inputs,
                                  void* const* outputs)
-    : Exchange(context, round, traffic, inputs), outputs_(outputs) {}
+    : Exchange(context, round, traffic, inputs), outputs_(outputs), past_cache_(false) {}
+
+void CopyingExchange::put(int source, size_t offset, const std::byte* from, size_t bytes) {
+  std::byte* to = static_cast<std::byte*>(outputs_[source]) + offset;
+  if (past_cache_) {
+    copy_past_cache(to, from, bytes);
+  } else {
+    copy_bytes(to, from, bytes);
+  }
+}
 
 void CopyingExchange::take_direct() {
+  size_t results = 0;
+  for (int s = 0; s < context_.size; ++s) results += sources_[s].bytes;
+  past_cache_ = results >= kPastCacheBytes;
   for (int distance = 1; distance < context_.size; ++distance) {
     const int s = (context_.rank + distance) % context_.size;
     const Source& source = sources_[s];
     if (source.bytes > 0 && source.way != Way::Nothing && source.way != Way::Streamed) {
-      copy_bytes(outputs_[s], source.piece, source.bytes);
+      put(s, 0, source.piece, source.bytes);
     }
   }
   // A streamed own piece is copied step by step, while it is in the cache.
   const Source& own = sources_[context_.rank];
   const bool streamed_whole = own.way == Way::Streamed && own.steps * own.step_bytes >= own.bytes;
   if (!streamed_whole && own.bytes > 0 && outputs_[context_.rank] != own_piece()) {
-    copy_bytes(outputs_[context_.rank], own_piece(), own.bytes);
+    put(context_.rank, 0, own_piece(), own.bytes);
   }
 }
 
@@ -265,16 +277,14 @@ void CopyingExchange::take_step(uint32_t step) {
     const Source& source = sources_[s];
     const size_t offset = step * source.step_bytes;
     if (!streams(s) || offset >= source.bytes) continue;
-    copy_bytes(static_cast<std::byte*>(outputs_[s]) + offset, streamed(s, step),
-                std::min(source.step_bytes, source.bytes - offset));
+    put(s, offset, streamed(s, step), std::min(source.step_bytes, source.bytes - offset));
   }
 }
 
 void CopyingExchange::published_step(size_t offset, size_t bytes) {
-  std::byte* out = static_cast<std::byte*>(outputs_[context_.rank]);
   const Source& own = sources_[context_.rank];
-  if (own.steps * own.step_bytes < own.bytes || out == own_piece()) return;
-  copy_bytes(out + offset, own_piece() + offset, bytes);
+  if (own.steps * own.step_bytes < own.bytes || outputs_[context_.rank] == own_piece()) return;
+  put(context_.rank, offset, own_piece() + offset, bytes);
 }
 
 }  // namespace opensmd

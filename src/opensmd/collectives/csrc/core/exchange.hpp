@@ -94,7 +94,10 @@ class CopyingExchange : public Exchange {
   void published_step(size_t offset, size_t bytes) override;
 
  private:
+  void put(int source, size_t offset, const std::byte* from, size_t bytes);
+
   void* const* outputs_;
+  bool past_cache_;  // the results are much larger than the caches
 };
 
 }  // namespace opensmd

@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 
+#include "copy.hpp"
 #include "narrow_floats.hpp"
 #include "simd.hpp"
 
@@ -85,7 +86,7 @@ OPENSMD_INLINE T* output(const ReduceJob& job, int i, size_t at) {
 template <class T>
 OPENSMD_INLINE void copy_to_others(const ReduceJob& job, size_t at, size_t count) {
   const T* first = output<T>(job, 0, at);
-  for (int i = 1; i < job.output_count; ++i) std::memcpy(output<T>(job, i, at), first, count * sizeof(T));
+  for (int i = 1; i < job.output_count; ++i) copy_bytes(output<T>(job, i, at), first, count * sizeof(T));
 }
 
 // `out` may be `a` or `b`, but never overlaps them shifted: that is what ivdep promises the compiler.
