@@ -1,8 +1,8 @@
 """Builds and runs the unit tests of the native core, once optimised and once under the thread sanitizer.
 
-The core knows neither Python nor torch, so its tests are C++ programs: ranks are threads of one process, so that the
-sanitizer sees every access, or processes where they must die. Objects are kept between runs and rebuilt when a source
-or a header is newer.
+The core knows neither Python nor torch, so its tests are C++ programs: ranks are threads of one process,
+so that the sanitizer sees every access, or processes where they must die. Objects are kept between runs and
+rebuilt when a source or a header is newer.
 """
 
 from __future__ import annotations
