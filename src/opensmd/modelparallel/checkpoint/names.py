@@ -12,12 +12,12 @@ from collections.abc import Iterable
 __all__ = ["parts_of", "partial_name"]
 
 
-def partial_name(f: str, *, mp_rank: int, rdp_rank: int | None = None) -> str:
+def partial_name(f: str, *, mp_rank: int, rdp_rank: int | None = None, suffix: str = "") -> str:
     """The file of one rank; with ``rdp_rank`` the name of three numbers (``v3=True``)."""
-    return f"{f}_{mp_rank}" if rdp_rank is None else f"{f}_{mp_rank}_0_{rdp_rank}"
+    return f"{f}_{mp_rank}{suffix}" if rdp_rank is None else f"{f}_{mp_rank}_0_{rdp_rank}{suffix}"
 
 
-def parts_of(name: str, present: Iterable[str]) -> list[str]:
+def parts_of(name: str, present: Iterable[str], *, suffix: str = "") -> list[str]:
     """Those of the file names ``present`` that are parts 0, 1, ... of the checkpoint ``name``, in order.
 
     Of the three ways of naming, the first that has a part 0 counts.
@@ -26,7 +26,7 @@ def parts_of(name: str, present: Iterable[str]) -> list[str]:
         numbered = {
             int(match[1]): each
             for each in present
-            if (match := re.fullmatch(re.escape(name) + pattern, each)) is not None
+            if (match := re.fullmatch(re.escape(name) + pattern + re.escape(suffix), each)) is not None
         }
         if 0 in numbered:
             return [numbered[i] for i in sorted(numbered)]

@@ -37,6 +37,7 @@ def save(
     pickle_protocol: int = 2,
     *,
     v3: bool = False,
+    suffix: str = "",
 ) -> None:
     """Save an object like ``torch.save``, replacing an older file only when the new one is complete.
 
@@ -48,6 +49,7 @@ def save(
             ``torch.load`` reads.
         pickle_module, pickle_protocol: as torch.save's.
         v3: three numbers in the name, as later versions had with sharded optimizer state.
+        suffix: goes behind the numbers, such as ".pt".
 
     Raises:
         TypeError: ``f`` is not a string.
@@ -62,7 +64,7 @@ def save(
     groups = state.require("smp.save(partial=True)").groups
     group, part = groups[CommGroup.MP_GROUP], groups.rank_in(CommGroup.MP_GROUP)
     rdp_rank = groups.rank_in(CommGroup.RDP_GROUP) if v3 else None
-    path = Path(partial_name(f, mp_rank=part, rdp_rank=rdp_rank))
+    path = Path(partial_name(f, mp_rank=part, rdp_rank=rdp_rank, suffix=suffix))
     label = Label(save=_agree(group), part=part, parts=dist.get_world_size(group))
     aside, failure = None, None
     try:
@@ -92,6 +94,7 @@ def load(
     *,
     weights_only: bool | None = None,
     back_compat: bool = False,
+    suffix: str = "",
     **pickle_load_args: Any,
 ) -> Any:
     """Load what :func:`save` or, with ``partial=False``, plain ``torch.save`` wrote.
@@ -107,6 +110,7 @@ def load(
         weights_only: as torch.load's; the default True allows tensors and plain values only (False if a
             ``pickle_module`` is given).
         back_compat: accepted; older names are always found.
+        suffix: what is behind the ranks' numbers.
 
     Raises:
         TypeError: ``f`` is not a string.
@@ -126,7 +130,8 @@ def load(
     group = groups[CommGroup.MP_GROUP]
     loaded, failure = None, None
     try:
-        loaded = _load_parts(path, groups.rank_in(CommGroup.MP_GROUP), dist.get_world_size(group), options)
+        files = _complete_set(path, suffix)
+        loaded = _load_parts(files, groups.rank_in(CommGroup.MP_GROUP), dist.get_world_size(group), options)
     except Exception as error:
         failure = error
     failures = _exchange(None if failure is None else f"{type(failure).__name__}: {failure}", group)
@@ -138,19 +143,18 @@ def load(
     return loaded
 
 
-def _load_parts(path: Path, part: int, parts: int, options: dict[str, Any]) -> Any:
+def _load_parts(files: list[Path], part: int, parts: int, options: dict[str, Any]) -> Any:
     """This rank's part if there are as many as ranks, all parts put together otherwise."""
-    files = _complete_set(path)
     if len(files) == parts:
         return read(files[part], **options)
     return merge_trees([read(each, **options) for each in files])
 
 
-def _complete_set(path: Path) -> list[Path]:
+def _complete_set(path: Path, suffix: str) -> list[Path]:
     """The files of one save, in order; a save that was killed while renaming is taken from where it waits."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
-    found = [path.with_name(name) for name in parts_of(path.name, _names_in(path.parent))]
+    found = [path.with_name(name) for name in parts_of(path.name, _names_in(path.parent), suffix=suffix)]
     if not found:
         raise FileNotFoundError(_missing(path, partial=True))
     labels = [read_label(each) for each in found]
@@ -159,7 +163,7 @@ def _complete_set(path: Path) -> list[Path]:
     tried = []
     for save in dict.fromkeys(label.save for label in labels if label is not None):
         label = next(each for each in labels if each is not None and each.save == save)
-        files = [_of_save(found, labels, save, part, path) for part in range(label.parts)]
+        files = [_of_save(found, labels, save, part, path, suffix) for part in range(label.parts)]
         if None not in files:
             return [each for each in files if each is not None]
         absent = [part for part, each in enumerate(files) if each is None]
@@ -167,12 +171,17 @@ def _complete_set(path: Path) -> list[Path]:
     raise SMPCheckpointError(f"{path}: the files are not of one save: {'; '.join(tried)}")
 
 
-def _of_save(found: list[Path], labels: list[Label | None], save: str, part: int, path: Path) -> Path | None:
+def _of_save(
+    found: list[Path], labels: list[Label | None], save: str, part: int, path: Path, suffix: str
+) -> Path | None:
     """One part of a save: under its name, or complete and waiting to be renamed."""
     for each, label in zip(found, labels, strict=True):
         if label is not None and label.save == save and label.part == part:
             return each
-    waiting = (path.with_name(partial_name(path.name, mp_rank=part, rdp_rank=rdp)) for rdp in (None, 0))
+    waiting = (
+        path.with_name(partial_name(path.name, mp_rank=part, rdp_rank=rdp, suffix=suffix))
+        for rdp in (None, 0)
+    )
     return next((each for each in (pending_name(name, save) for name in waiting) if each.is_file()), None)
 
 

@@ -1,0 +1,102 @@
+"""Activation checkpointing under the names of later versions, through ``torch.utils.checkpoint``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+__all__ = ["checkpoint", "checkpoint_sequential", "set_activation_checkpointing"]
+
+
+def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
+    """Call ``module(*args)`` and compute it again in backward instead of keeping activations."""
+    return torch_checkpoint(module, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+def checkpoint_sequential(
+    sequential_module: nn.Sequential,
+    input: Any,
+    strategy: str = "each",
+    preserve_rng_state: bool = True,
+    pack_args_as_tuple: bool = False,
+) -> Any:
+    """Run a Sequential in checkpointed pieces.
+
+    Args:
+        sequential_module: run from first to last child.
+        input: what the first child gets; a tuple is given as one argument with ``pack_args_as_tuple``,
+            otherwise as several.
+        strategy: "each" child, "contiguous" (all as one piece) or "group_N" (pieces of N children).
+
+    Raises:
+        ValueError: an unknown strategy.
+    """
+    value = input
+    for piece in _pieces(list(sequential_module), strategy):
+        several = isinstance(value, tuple) and not pack_args_as_tuple
+        run = _run(piece, pack_args_as_tuple)
+        value = torch_checkpoint(
+            run,
+            *(value if several else (value,)),
+            use_reentrant=False,
+            preserve_rng_state=preserve_rng_state,
+        )
+    return value
+
+
+def set_activation_checkpointing(
+    module: nn.Module,
+    preserve_rng_state: bool = True,
+    pack_args_as_tuple: bool = False,
+    strategy: str = "each",
+) -> None:
+    """Checkpoint every later call of ``module``, which may sit anywhere in the model.
+
+    Args:
+        module: its ``forward`` is replaced; a Sequential is checkpointed in pieces.
+        preserve_rng_state: dropout is the same when computed again.
+        pack_args_as_tuple, strategy: for a Sequential, as :func:`checkpoint_sequential`'s.
+    """
+    if isinstance(module, nn.Sequential):
+        sequential = module
+        _pieces([], strategy)
+
+        def run_sequential(input: Any) -> Any:
+            return checkpoint_sequential(sequential, input, strategy, preserve_rng_state, pack_args_as_tuple)
+
+        module.forward = run_sequential  # type: ignore[method-assign]
+        return
+    plain: Callable[..., Any] = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return torch_checkpoint(
+            plain, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
+        )
+
+    module.forward = run
+
+
+def _pieces(children: Sequence[nn.Module], strategy: str) -> list[list[nn.Module]]:
+    match = re.fullmatch(r"group_([1-9]\d*)", strategy)
+    if strategy == "contiguous":
+        size = max(1, len(children))
+    elif strategy == "each" or match:
+        size = int(match[1]) if match else 1
+    else:
+        raise ValueError(f"strategy={strategy!r}: expected 'each', 'contiguous' or 'group_N'")
+    return [list(children[first : first + size]) for first in range(0, len(children), size)]
+
+
+def _run(piece: Sequence[nn.Module], packed: bool) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        value: Any = args[0] if len(args) == 1 else args
+        for module in piece:
+            several = isinstance(value, tuple) and not packed
+            value = module(*value) if several else module(value)
+        return value
+
+    return run

@@ -1,0 +1,116 @@
+"""What the fused optimizers share: settings like apex's, gradients in float32, one list a kind of tensor."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Batch", "FusedOptimizer", "check_betas", "refuse_amsgrad"]
+
+
+@dataclass
+class Batch:
+    """Parameters of one group with gradients, of one device and dtype, and the step they are at."""
+
+    parameters: list[Tensor]
+    grads: list[Tensor]
+    states: list[dict[str, Any]]
+    step: int
+
+    def working(self) -> list[Tensor]:
+        """The parameters in float32 (themselves, if they are) for an update that half precision would lose."""
+        return [
+            each if each.dtype in (torch.float32, torch.float64) else each.float() for each in self.parameters
+        ]
+
+    def moment(self, name: str) -> list[Tensor]:
+        """A tensor of each parameter's state, begun at zero with the parameter's shape."""
+        for parameter, grad, entry in zip(self.parameters, self.grads, self.states, strict=True):
+            if name not in entry:
+                entry[name] = torch.zeros_like(parameter, dtype=grad.dtype)
+        return [entry[name] for entry in self.states]
+
+    def store(self, updated: list[Tensor]) -> None:
+        """Write updated working copies back."""
+        for parameter, new in zip(self.parameters, updated, strict=True):
+            if parameter is not new:
+                parameter.copy_(new)
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers that treat many parameters with one operation.
+
+    Args:
+        params: parameters or groups, as for any torch optimizer.
+        defaults: settings of a group.
+        set_grad_none: what ``zero_grad()`` does by default.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], defaults: dict[str, Any], *, set_grad_none: bool = True
+    ) -> None:
+        self.set_grad_none = set_grad_none
+        super().__init__(params, defaults)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Forget gradients: None, or zeros with ``set_grad_none=False`` and no argument."""
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have gradients; return the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.prepare()
+        for group in self.param_groups:
+            for batch in self._batches(group):
+                self.update(group, batch)
+        return loss
+
+    def prepare(self) -> None:
+        """What a step needs to know of all gradients before it changes anything."""
+
+    def update(self, group: dict[str, Any], batch: Batch) -> None:
+        """Update one batch."""
+        raise NotImplementedError
+
+    def _batches(self, group: dict[str, Any]) -> Iterator[Batch]:
+        sorted_out: dict[tuple[Any, ...], Batch] = defaultdict(lambda: Batch([], [], [], 0))
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__} does not take sparse gradients; use torch.optim.SparseAdam for "
+                    "the embedding, or Embedding(sparse=False)"
+                )
+            entry = self.state[parameter]
+            entry["step"] = int(entry.get("step", 0)) + 1
+            batch = sorted_out[(parameter.device, parameter.dtype, entry["step"])]
+            wide = parameter.grad.dtype in (torch.float32, torch.float64)
+            batch.parameters.append(parameter)
+            batch.grads.append(parameter.grad if wide else parameter.grad.float())
+            batch.states.append(entry)
+            batch.step = entry["step"]
+        yield from sorted_out.values()
+
+
+def refuse_amsgrad(name: str, amsgrad: bool) -> None:
+    """Raise RuntimeError if the variant that apex has no rule for is asked for."""
+    if amsgrad:
+        raise RuntimeError(f"{name} has no AMSGrad variant; leave amsgrad out")
+
+
+def check_betas(name: str, betas: tuple[float, float], lr: float, eps: float) -> None:
+    """Raise ValueError for settings outside their range."""
+    if not all(0.0 <= beta < 1.0 for beta in betas):
+        raise ValueError(f"{name}: betas={betas} must be two numbers from 0 to below 1")
+    if lr < 0.0 or eps < 0.0:
+        raise ValueError(f"{name}: lr={lr} and eps={eps} must not be negative")

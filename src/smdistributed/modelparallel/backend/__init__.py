@@ -1,0 +1,1 @@
+"""Launchers look for exception classes under this name."""

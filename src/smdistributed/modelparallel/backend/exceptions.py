@@ -1,0 +1,5 @@
+"""The errors of model parallelism, under the name that launchers look for."""
+
+from opensmd.modelparallel.exceptions import SMPError, SMPNotInitializedError
+
+__all__ = ["SMPError", "SMPNotInitializedError"]

@@ -1,0 +1,5 @@
+"""Mixed precision: a GradScaler for partitioned models."""
+
+from opensmd.modelparallel.amp import GradScaler
+
+__all__ = ["GradScaler"]

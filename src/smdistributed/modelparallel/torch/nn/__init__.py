@@ -1,0 +1,27 @@
+"""Stand-ins for apex's fused modules; names of later versions, which say that they do not exist here."""
+
+from opensmd.modelparallel.unsupported import (
+    DistributedAttentionLayer,
+    DistributedEmbedding,
+    DistributedLinear,
+    DistributedModule,
+    DistributedTransformer,
+    DistributedTransformerLayer,
+    DistributedTransformerLMHead,
+    DistributedTransformerOutputLayer,
+    FlashAttentionLayer,
+)
+from opensmd.nn import FusedLayerNorm
+
+__all__ = [
+    "FusedLayerNorm",
+    "DistributedAttentionLayer",
+    "DistributedEmbedding",
+    "DistributedLinear",
+    "DistributedModule",
+    "DistributedTransformer",
+    "DistributedTransformerLayer",
+    "DistributedTransformerLMHead",
+    "DistributedTransformerOutputLayer",
+    "FlashAttentionLayer",
+]
