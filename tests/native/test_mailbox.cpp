@@ -147,6 +147,29 @@ TEST(probe, "ready tells of a message before it is received, and wait_any finds 
   });
 }
 
+TEST(wait_ready, "wait_ready sleeps until one of several messages has come, behind others too") {
+  harness::run_ranks(harness::small_shape(3), [](Group& group) {
+    if (group.rank() == 2) {
+      usleep(5000);
+      const Bytes other = letter(3000, 2, 0, 1);
+      const Bytes wanted = letter(50, 2, 0, 2);
+      group.post_send(other.data(), other.size(), 0, 1)->wait();
+      group.post_send(wanted.data(), wanted.size(), 0, 2)->wait();
+    }
+    if (group.rank() == 0) {
+      CHECK(group.wait_ready({{1, 2}, {2, 2}, {2, 9}}) == 1, "");
+      Bytes received(50);
+      group.post_receive(received.data(), 50, 2, 2)->wait();
+      CHECK(received == letter(50, 2, 0, 2), "");
+      received.resize(3000);
+      CHECK(group.wait_ready({{kAnySource, 1}}) == 0, "");
+      group.post_receive(received.data(), 3000, 2, 1)->wait();
+      CHECK(received == letter(3000, 2, 0, 1), "");
+    }
+    group.barrier();
+  });
+}
+
 TEST(wrong_size, "a receive of another size than the message fails, names both sizes, and spoils nothing") {
   harness::run_ranks(harness::small_shape(2), [](Group& group) {
     const Bytes sent = letter(64, 0, 1, 3);

@@ -107,6 +107,11 @@ bool Group::ready(int source, int64_t tag, size_t* bytes, int* from) {
   return parts_->mailbox.ready(source, tag, bytes, from);
 }
 
+size_t Group::wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout) {
+  if (wanted.empty()) throw std::invalid_argument("wait_ready got nothing to wait for");
+  return parts_->mailbox.wait_ready(wanted, timeout);
+}
+
 size_t Group::wait_any(const std::vector<std::shared_ptr<Request>>& requests, milliseconds timeout) {
   if (requests.empty()) throw std::invalid_argument("wait_any got no requests to wait for");
   std::vector<const Message*> messages;

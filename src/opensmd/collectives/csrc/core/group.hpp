@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "errors.hpp"
@@ -174,6 +175,8 @@ class Group {
   std::shared_ptr<Request> post_receive(void* data, size_t bytes, int source, int64_t tag);
   // Whether a message has begun to arrive; its size goes to *bytes, its sender to *from, when given.
   bool ready(int source, int64_t tag, size_t* bytes = nullptr, int* from = nullptr);
+  // Sleeps until ready() would say yes to one of the (source, tag) pairs; its index.
+  size_t wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout = milliseconds{0});
   // The index of one request that is done.
   size_t wait_any(const std::vector<std::shared_ptr<Request>>& requests, milliseconds timeout = milliseconds{0});
 

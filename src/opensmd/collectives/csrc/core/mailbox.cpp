@@ -352,45 +352,77 @@ void Mailbox::wait(Message& message, milliseconds timeout) {
 }
 
 size_t Mailbox::wait_for_any(const Message* const* messages, size_t count, milliseconds timeout) {
+  const auto find = [&] {
+    const auto found = std::find_if(messages, messages + count, [](const Message* m) { return m->complete(); });
+    return found == messages + count ? kNotYet : static_cast<size_t>(found - messages);
+  };
+  const auto expected = [&] {
+    std::vector<Expectation> all;
+    for (size_t i = 0; i < count; ++i) all.push_back({messages[i]->kind, messages[i]->peer, title(*messages[i])});
+    return all;
+  };
+  return wait_until(find, expected, timeout);
+}
+
+size_t Mailbox::wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout) {
+  context_.check_usable("wait_ready");
+  const auto find = [&] {
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (find_ready(wanted[i].first, wanted[i].second, nullptr, nullptr)) return i;
+    }
+    return kNotYet;
+  };
+  const auto expected = [&] {
+    std::vector<Expectation> all;
+    for (const auto& [source, tag] : wanted) {
+      const std::string from = source == kAnySource ? "any rank" : context_.name(source);
+      all.push_back({Message::Kind::Receive, source,
+                     "wait_ready(from " + from + ", tag=" + std::to_string(tag) + ") on " + context_.name(context_.rank)});
+    }
+    return all;
+  };
+  return wait_until(find, expected, timeout);
+}
+
+size_t Mailbox::look(const Find& find, bool drain, bool* moved) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t found = find();
+  if (found != kNotYet) return found;
+  *moved = advance(drain);
+  return find();
+}
+
+// `find` is called with the lock held; `expected` only in trouble.
+size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseconds timeout) {
+  context_.fork_guard.check();
   struct Waiting {
     explicit Waiting(std::atomic<int>& count) : count(count) { ++count; }
     ~Waiting() { --count; }
     std::atomic<int>& count;
   } waiting(waiting_);
-  const auto complete = [&] {
-    return static_cast<size_t>(std::find_if(messages, messages + count, [](const Message* m) { return m->complete(); }) -
-                               messages);
-  };
-  const auto look = [&] {
-    if (complete() == count) progress();
-    return complete();
-  };
-  size_t found = look();
-  if (found < count) return found;
+  bool moved = false;
+  size_t found = look(find, false, &moved);
+  if (found != kNotYet) return found;
   const uint64_t start = now_ns();
-  uint64_t busy_until = start + context_.spin_ns;
-  while (now_ns() < busy_until) {
-    if ((found = look()) < count) return found;
+  while (now_ns() < start + context_.spin_ns) {
+    if ((found = look(find, false, &moved)) != kNotYet) return found;
     cpu_relax();
   }
-  int idle = 0;
-  while (idle < context_.config.waiting.yields) {
+  for (int idle = 0; idle < context_.config.waiting.yields; idle = moved ? 0 : idle + 1) {
     sched_yield();
-    std::lock_guard<std::mutex> lock(mutex_);
-    idle = advance(false) ? 0 : idle + 1;
-    if ((found = complete()) < count) return found;
+    if ((found = look(find, false, &moved)) != kNotYet) return found;
   }
   const uint64_t deadline = start + context_.timeout_ns(timeout);
-  while ((found = complete()) == count) {
+  for (;;) {
     const uint64_t now = now_ns();
-    if (now >= deadline) time_out(*messages[0], now - start);
-    sleep_once(messages, count, std::min(deadline, now + kCheckInterval));
+    if (now >= deadline) time_out(expected(), now - start);
+    if ((found = sleep_until(find, std::min(deadline, now + kCheckInterval))) != kNotYet) return found;
+    for (const Expectation& expectation : expected()) look_after_peers(expectation, find);
   }
-  return found;
 }
 
 // Sleeps until something moves in this member's rings, or until it is time to look after the peers.
-void Mailbox::sleep_once(const Message* const* messages, size_t count, uint64_t until) {
+size_t Mailbox::sleep_until(const Find& find, uint64_t until) {
   Doorbell& doorbell = context_.arena.member(context_.rank).doorbell;
   struct Sleeper {
     explicit Sleeper(std::atomic<uint32_t>& count) : count(count) { count.fetch_add(1, std::memory_order_seq_cst); }
@@ -399,53 +431,51 @@ void Mailbox::sleep_once(const Message* const* messages, size_t count, uint64_t 
   } sleeper(doorbell.sleepers);
   for (;;) {
     const uint32_t heard = doorbell.rings.load(std::memory_order_seq_cst);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      // Others may be waiting for room in a ring whose messages nobody has asked for.
-      advance(true);
-      for (size_t i = 0; i < count; ++i) {
-        if (messages[i]->complete()) return;
-      }
-    }
+    // Others may be waiting for room in a ring whose messages nobody has asked for: drain it.
+    bool moved = false;
+    const size_t found = look(find, true, &moved);
     const uint64_t now = now_ns();
-    if (now >= until) break;
+    if (found != kNotYet || now >= until) return found;
     futex_wait(doorbell.rings, heard, until - now);
   }
-  for (size_t i = 0; i < count; ++i) look_after_peers(*messages[i]);
 }
 
-void Mailbox::look_after_peers(const Message& message) {
+void Mailbox::look_after_peers(const Expectation& expectation, const Find& find) {
   if (context_.aborted()) {
     const std::string cause = context_.abort_text();
-    throw_error(context_.abort_kind(), title(message) + " was given up: " + cause);
+    throw_error(context_.abort_kind(), expectation.title + " was given up: " + cause);
   }
   int missing = 0;
   for (int i = 0; i < context_.size; ++i) {
-    if (i == context_.rank || (message.peer != kAnySource && message.peer != i)) continue;
+    if (i == context_.rank || (expectation.peer != kAnySource && expectation.peer != i)) continue;
     const bool left = context_.arena.member(i).identity.presence.load() == Presence::Left;
     const bool dead = !left && context_.liveness.gone(i);
     if (!left && !dead) continue;
-    progress();  // what it sent before it went still counts
-    if (message.complete()) return;
+    bool moved = false;  // what it sent before it went still counts
+    if (look(find, true, &moved) != kNotYet) return;
     // From anybody: another may still send, unless all have left.
-    if (left && message.peer == kAnySource && ++missing < context_.size - 1) continue;
-    context_.fail(ErrorKind::PeerLost, title(message) + ": " + context_.name(i) +
+    if (left && expectation.peer == kAnySource && ++missing < context_.size - 1) continue;
+    context_.fail(ErrorKind::PeerLost, expectation.title + ": " + context_.name(i) +
                                            (left ? " has left the group while others still need it ("
                                                  : " has died (") +
                                            context_.whereabouts(i) + ")");
   }
 }
 
-void Mailbox::time_out(const Message& message, uint64_t waited_ns) {
-  std::vector<std::string> peers;
-  for (int i = 0; i < context_.size; ++i) {
-    if (i == context_.rank || (message.peer != kAnySource && message.peer != i)) continue;
-    peers.push_back(context_.name(i) + " (" + context_.whereabouts(i) + ")");
+void Mailbox::time_out(const std::vector<Expectation>& expected, uint64_t waited_ns) {
+  std::string text;
+  for (const Expectation& expectation : expected) {
+    std::vector<std::string> peers;
+    for (int i = 0; i < context_.size; ++i) {
+      if (i == context_.rank || (expectation.peer != kAnySource && expectation.peer != i)) continue;
+      peers.push_back(context_.name(i) + " (" + context_.whereabouts(i) + ")");
+    }
+    const bool send = expectation.kind == Message::Kind::Send;
+    text += (text.empty() ? "" : "; also ") + expectation.title + " timed out after " +
+            std::to_string(waited_ns / 1000000u) + " ms; " +
+            (send ? "does not receive: " : "has sent nothing that matches: ") + join_names(peers);
   }
-  const bool send = message.kind == Message::Kind::Send;
-  context_.fail(ErrorKind::TimedOut, title(message) + " timed out after " + std::to_string(waited_ns / 1000000u) +
-                                         " ms; " + (send ? "does not receive: " : "has sent nothing that matches: ") +
-                                         join_names(peers));
+  context_.fail(ErrorKind::TimedOut, text);
 }
 
 std::string Mailbox::title(const Message& message) const {

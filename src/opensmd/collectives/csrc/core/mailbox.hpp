@@ -9,6 +9,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -35,6 +36,7 @@ class Mailbox {
   bool busy();      // something is under way and nobody waits: the helper's business
   // Until one of them is complete; its index.
   size_t wait_for_any(const Message* const* messages, size_t count, milliseconds timeout);
+  size_t wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout);
   void wait(Message& message, milliseconds timeout);
   void stop();
 
@@ -64,6 +66,16 @@ class Mailbox {
     uint64_t count = 0;
   };
 
+  // What somebody waits for, as error messages need it.
+  struct Expectation {
+    Message::Kind kind;
+    int peer;
+    std::string title;
+  };
+  static constexpr size_t kNotYet = ~size_t{0};
+  using Find = std::function<size_t()>;
+  using Expected = std::function<std::vector<Expectation>()>;
+
   MessagePointer make(Message::Kind kind, void* data, size_t bytes, int peer, int64_t tag);
   void register_message(Message& message);
   void finish(Message& message);
@@ -84,9 +96,11 @@ class Mailbox {
   bool wants(int source) const;
   bool find_ready(int source, int64_t tag, size_t* bytes, int* from);
 
-  void sleep_once(const Message* const* messages, size_t count, uint64_t until);
-  void look_after_peers(const Message& message);
-  [[noreturn]] void time_out(const Message& message, uint64_t waited_ns);
+  size_t look(const Find& find, bool drain, bool* moved);
+  size_t wait_until(const Find& find, const Expected& expected, milliseconds timeout);
+  size_t sleep_until(const Find& find, uint64_t until);
+  void look_after_peers(const Expectation& expectation, const Find& find);
+  [[noreturn]] void time_out(const std::vector<Expectation>& expected, uint64_t waited_ns);
   std::string title(const Message& message) const;
 
   Context& context_;
