@@ -119,6 +119,8 @@ def test_streams_events_and_memory_answer() -> None:
     assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated()
     assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
+    with torch.cuda.nvtx.range("step"):
+        torch.cuda.nvtx.mark("now")
 
 
 @pytest.mark.usefixtures("mapped")

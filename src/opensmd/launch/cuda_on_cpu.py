@@ -101,6 +101,8 @@ def _places() -> Iterator[_Place]:
     """Every change, as (owner, name, replacement)."""
     for name, call in CALLS.items():
         yield torch.cuda, name, call
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        yield torch.cuda.nvtx, name, CALLS["synchronize"]
     for name in _TYPES:
         yield torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")
     for name in _FACTORIES:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from opensmd.launch.sagemaker import JSON, Job, job_variables, parse_mp_paramete
 __all__ = ["Options", "run"]
 
 MOST_RANKS = 8  # without GPUs and without -n: as many as a SageMaker host has
+NOTICE = 2.0  # seconds of compiling after which a line says so
 SHUTDOWN = 10  # seconds that ranks have between SIGTERM or Ctrl-C and SIGKILL
 AGENT_LOGGERS = (
     "torch.distributed.elastic.multiprocessing.api",
@@ -182,11 +184,18 @@ def _build_once() -> None:
 
     if not Settings.from_environment().native:
         return
+    notice = threading.Timer(
+        NOTICE, print, ["smdrun: compiling the native core, once for this machine"], {"file": sys.stderr}
+    )
+    notice.daemon = True
+    notice.start()
     try:
         build()
     except BuildError as error:
         print(f"smdrun: {error}\nsmdrun: groups of the smddp backend will run over Gloo.", file=sys.stderr)
         os.environ["OPENSMD_NATIVE"] = "0"
+    finally:
+        notice.cancel()
 
 
 def _launch_config(options: Options, console: Console, folder: Path) -> Any:
