@@ -5,6 +5,7 @@ An example is a fence that begins with ```python. Words after that say how it ru
     ```python                one process
     ```python ranks=2        two processes, RANK and WORLD_SIZE set as smdrun sets them
     ```python ranks=2 fresh  in processes of its own, for what cannot be undone in a process
+    ```python continues      after the code of the page's example before it
     ```python raises=ValueError
 
 What is not to be run is not marked as Python.
@@ -52,15 +53,16 @@ def examples() -> list[Example]:
     """Every Python fence of every page."""
     found = []
     for page in pages():
-        text = page.read_text()
+        text, before = page.read_text(), ""
         for fence in FENCE.finditer(text):
             place = f"{page.relative_to(ROOT)}:{text[: fence.start()].count(chr(10)) + 1}"
-            found.append(read_fence(place, fence["words"].split(), fence["source"]))
+            found.append(read_fence(place, fence["words"].split(), fence["source"], before))
+            before = found[-1].source
     return found
 
 
-def read_fence(place: str, words: list[str], source: str) -> Example:
-    """An example from the words after ```python."""
+def read_fence(place: str, words: list[str], source: str, before: str = "") -> Example:
+    """An example from the words after ```python; ``before`` is the source of the one before it."""
     ranks, fresh, raises = 1, False, None
     for word in words:
         name, _, value = word.partition("=")
@@ -70,8 +72,11 @@ def read_fence(place: str, words: list[str], source: str) -> Example:
             raises = value
         elif word == "fresh":
             fresh = True
+        elif word == "continues":
+            source = before + source
         else:
-            raise ValueError(f"{place}: {word!r} after ```python; known are ranks=N, fresh and raises=ERROR")
+            known = "ranks=N, fresh, continues and raises=ERROR"
+            raise ValueError(f"{place}: {word!r} after ```python; known are {known}")
     return Example(place, source, ranks, fresh, raises)
 
 
