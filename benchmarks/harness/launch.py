@@ -33,7 +33,8 @@ def run(
     """
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as folder:
         Meeting.create(Path(folder) / "meeting", ranks)
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_FOLDER": folder, "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_FOLDER": folder, "PYTHONPATH": path}
         command = [sys.executable, "-m", module, *args]
         if mpi is None:
             processes = [
