@@ -65,9 +65,12 @@ def run_forms(hosts: str) -> None:
     for case in test_collectives_forms.CASES:
         if case is not test_collectives_forms.run_allocated:
             case()
-    for case in test_collectives_messages.CASES:
-        if case is not test_collectives_messages.run_mailbox:
+    messages = test_collectives_messages
+    for case in messages.CASES:
+        if case not in (messages.run_mailbox, messages.run_everybody_sends_first):
             case()
+    with pytest.raises(ValueError, match="cannot send to itself"):
+        dist.isend(torch.ones(1), dist.get_rank())
     test_collectives_groups.run_groups_beside_groups()
     backend = _torch_internals.cpu_backend(None)
     assert not backend.supports_tensor_alloc(torch.device("cpu"))
@@ -115,7 +118,7 @@ def test_every_collective_gives_what_plain_torch_gives(hosts: str) -> None:
         assert failures == []
 
 
-def test_every_form_of_call_works(tmp_path: Path) -> None:
+def test_every_form_of_call_works() -> None:
     values(run_once(3, run_forms, "aab", backend=None, timeout=100))
 
 

@@ -1,4 +1,6 @@
 // The life of a group: creation, splitting, memory for tensors, abort, shutdown, fork.
+#include <Python.h>
+
 #include "torch/backend.hpp"
 
 #include <ATen/ATen.h>
@@ -18,6 +20,20 @@ int watch_forks() {
   TORCH_INTERNAL_ASSERT(registered == 0);
   return forks;
 }
+
+// Whoever waits for the queue's thread must not hold the GIL: callbacks of futures in that thread may need it.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
 
 }  // namespace
 
@@ -58,6 +74,7 @@ void SmddpBackend::require_usable() const {
 
 void SmddpBackend::shutdown() {
   if (closed_.exchange(true)) return;
+  WithoutGil without_gil;
   queue_->drain();
   transport_->leave();
   std::lock_guard lock(device_mutex_);
@@ -65,6 +82,7 @@ void SmddpBackend::shutdown() {
 }
 
 void SmddpBackend::abort() {
+  WithoutGil without_gil;
   transport_->abort(c10::str("abort() was called on rank ", rank_));
   std::lock_guard lock(device_mutex_);
   if (device_backend_) device_backend_->abort();

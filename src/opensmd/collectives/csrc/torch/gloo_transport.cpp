@@ -185,12 +185,12 @@ class GlooTransport final : public Transport {
 
   std::shared_ptr<Request> post_send(const at::Tensor& tensor, int destination, int64_t tag) override {
     Tensors bytes{bytes_at(tensor.const_data_ptr(), tensor.nbytes())};
-    return post(bytes, [&] { return gloo_->send(bytes, destination, static_cast<int>(tag)); });
+    return post(bytes, destination, [&] { return gloo_->send(bytes, destination, static_cast<int>(tag)); });
   }
 
   std::shared_ptr<Request> post_receive(const at::Tensor& tensor, int source, int64_t tag) override {
     Tensors bytes{bytes_at(tensor.data_ptr(), tensor.nbytes())};
-    return post(bytes, [&] {
+    return post(bytes, source, [&] {
       return source == kAnySource ? gloo_->recvAnysource(bytes, static_cast<int>(tag))
                                   : gloo_->recv(bytes, source, static_cast<int>(tag));
     });
@@ -265,8 +265,12 @@ class GlooTransport final : public Transport {
   }
 
   template <typename Start>
-  std::shared_ptr<Request> post(Tensors& bytes, Start start) {
+  std::shared_ptr<Request> post(Tensors& bytes, int peer, Start start) {
     require_usable();
+    if (peer == rank_) {
+      throw std::invalid_argument("a rank of a group that spans hosts cannot send to itself: Gloo has no connection "
+                                  "for it. Copy the tensor instead");
+    }
     try {
       auto work = start();
       return std::make_shared<GlooRequest>(work, bytes[0], gloo_->getBackendOptions()->timeout);

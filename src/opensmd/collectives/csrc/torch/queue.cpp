@@ -13,7 +13,13 @@ void CallQueue::post(std::shared_ptr<Call> call) {
     return;
   }
   if (!thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->serve(); });
-  if (waiting_ > 0) changed_.notify_all();
+  wake_one(lock);
+}
+
+void CallQueue::wake_one(std::unique_lock<std::mutex>& lock) {
+  bool wanted = waiting_ > 0 && !running_ && !pending_.empty();
+  lock.unlock();
+  if (wanted) changed_.notify_one();
 }
 
 void CallQueue::help_until_done(const Call& call) {
@@ -23,10 +29,14 @@ void CallQueue::help_until_done(const Call& call) {
       run_head(lock);
     } else {
       ++waiting_;
+      ++helping_;
       changed_.wait(lock);
+      --helping_;
       --waiting_;
     }
   }
+  // This thread may have been woken to run what it now leaves behind.
+  wake_one(lock);
 }
 
 void CallQueue::run_behind_others(std::function<void()> run, std::unique_lock<std::mutex>& lock) {
@@ -61,7 +71,7 @@ void CallQueue::run_head(std::unique_lock<std::mutex>& lock) {
   call->finished = nullptr;
   lock.lock();
   call->done = true;
-  if (waiting_ > 0) changed_.notify_all();
+  if (helping_ > 0) changed_.notify_all();
 }
 
 void CallQueue::serve() {

@@ -52,6 +52,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
  private:
   class Turn;  // holds `running_` for as long as one call runs
 
+  // Lets go of the lock and wakes a thread if there is something for it to run: waking is a system call.
+  void wake_one(std::unique_lock<std::mutex>& lock);
   void run_behind_others(std::function<void()> run, std::unique_lock<std::mutex>& lock);
   void run_head(std::unique_lock<std::mutex>& lock);
   void serve();
@@ -62,6 +64,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   bool running_ = false;
   bool closing_ = false;
   int waiting_ = 0;  // threads in changed_
+  int helping_ = 0;  // those among them that wait for a call to be done
   std::thread thread_;
 };
 
@@ -69,9 +72,9 @@ class CallQueue::Turn {
  public:
   explicit Turn(CallQueue& queue) : queue_(queue) {}
   ~Turn() {
-    std::lock_guard lock(queue_.mutex_);
+    std::unique_lock lock(queue_.mutex_);
     queue_.running_ = false;
-    if (queue_.waiting_ > 0) queue_.changed_.notify_all();
+    queue_.wake_one(lock);
   }
 
  private:
