@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,6 +134,38 @@ def all_cases() -> None:
         assert not hasattr(model, "_ddp_params_and_buffers_to_ignore")
 
 
+def microbatches_may_run_in_threads() -> None:
+    """As the engine does it: a thread a microbatch, all forwards first, the last one arms the reducer."""
+    group = dist.group.WORLD
+    assert group is not None
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = build(0)
+    replicas = Replicas(model, is_local=is_local, group=group, find_unused_parameters=True)
+    for step in range(3):
+        turns = [threading.Event() for _ in range(2 * MICROBATCHES + 1)]
+
+        def run(microbatch: int, step: int = step, turns: list[threading.Event] = turns) -> None:
+            turns[microbatch].wait()
+            loss = model(data(step, rank)[microbatch], extra=True).square().mean() / MICROBATCHES
+            turns[microbatch + 1].set()
+            turns[MICROBATCHES + microbatch].wait()
+            if microbatch == MICROBATCHES - 1:
+                replicas.before_last_backward([loss])
+            loss.backward()
+            turns[MICROBATCHES + microbatch + 1].set()
+
+        replicas.before_step()
+        threads = [threading.Thread(target=run, args=(each,)) for each in range(MICROBATCHES)]
+        for thread in threads:
+            thread.start()
+        turns[0].set()
+        for thread in threads:
+            thread.join()
+        replicas.after_step(backward_ran=True)
+        check_gradients(model, expected(Case(), world, [step]), "threads")
+        model.zero_grad()
+
+
 def gradients_stay_local_before_the_last_backward() -> None:
     group = dist.group.WORLD
     assert group is not None
@@ -217,6 +250,7 @@ def comm_hooks_replace_the_reduction() -> None:
 
 FUNCTIONS = [
     all_cases,
+    microbatches_may_run_in_threads,
     gradients_stay_local_before_the_last_backward,
     buffers_follow_the_first_replica,
     a_stage_without_parameters_has_nothing_to_do,
