@@ -44,6 +44,22 @@ def test_every_function_works_under_mpiexec_of_open_mpi(world_size: int) -> None
     run_table(openmpi.MPIEXEC, world_size, openmpi.environment())
 
 
+def test_a_rank_that_fails_ends_the_whole_job_with_its_traceback() -> None:
+    script = (
+        "import torch\nimport torch.distributed.deprecated as dist\ndist.init_process_group('mpi')\n"
+        "if dist.get_rank() == 1: raise KeyError('only here')\ndist.recv(torch.zeros(1), 1)\n"
+    )
+    done = subprocess.run(
+        [str(MPICH), "-n", "2", sys.executable, "-c", script],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "KeyError: 'only here'" in done.stderr
+
+
 def test_without_mpiexec_a_script_is_a_job_of_one_and_hears_that_its_world_size_is_ignored() -> None:
     script = (
         "import torch.distributed.deprecated as dist\n"

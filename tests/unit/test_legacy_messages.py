@@ -9,7 +9,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from opensmd.legacy._torch_internals import private_group
 from opensmd.legacy.transports import messages
+from opensmd.legacy.transports.device_messages import DeviceMessages
+from opensmd.legacy.transports.engine import WIRES
 from opensmd.legacy.transports.messages import Messages
 
 Ends = tuple[Messages, Messages, Messages]
@@ -106,3 +109,37 @@ def test_a_receive_that_nobody_serves_ends_at_its_timeout() -> None:
         lonely.irecv(torch.zeros(1), 1).wait()
     theirs.close()
     lonely.close()
+
+
+def test_messages_of_nccl_go_through_its_group_and_need_a_source() -> None:
+    """As far as a CPU allows: the same code over a Gloo group of threads."""
+    store = torch.distributed.HashStore()
+    wire = WIRES["gloo"]
+
+    def rank(own: int, results: dict[int, object]) -> None:
+        group = private_group("gloo", store=store, name="pair", rank=own, ranks=[0, 1], timeout=20)
+        ends = DeviceMessages(group, wire)
+        turned = torch.zeros(3, 2, dtype=torch.int16).t()
+        if own == 0:
+            request = ends.isend(torch.arange(6, dtype=torch.int16).reshape(2, 3), 1)
+            request.wait()
+            assert request.is_completed()
+            ends.send(torch.ones(2), 1)
+        else:
+            request = ends.irecv(turned, 0)
+            request.wait()
+            assert request.is_completed()
+            last = torch.zeros(2)
+            assert ends.recv(last, 0) == 0
+            with pytest.raises(RuntimeError, match="DataChannelNccl does not support recv from any source"):
+                ends.recv(last, None)
+            results[1] = (turned.tolist(), last.tolist())
+        ends.close()
+
+    results: dict[int, object] = {}
+    threads = [threading.Thread(target=rank, args=(own, results)) for own in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == {1: ([[0, 1, 2], [3, 4, 5]], [1.0, 1.0])}

@@ -5,6 +5,8 @@ With opensmd installed, ``import torch.distributed.deprecated`` gives this very 
 
 from opensmd.doors import open_doors
 from opensmd.legacy.api import (
+    _clear_group_cache,
+    _register_stream,
     all_gather,
     all_reduce,
     barrier,
@@ -65,6 +67,9 @@ __all__ = [
     "all_reduce_multigpu",
     "reduce_multigpu",
     "all_gather_multigpu",
+    # private, but scripts called them
+    "_clear_group_cache",
+    "_register_stream",
 ]
 
 # Where torch's own loading of extensions is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0), this opens them.

@@ -7,6 +7,7 @@ ranks of the whole job. A process that is not in the group it names gets a silen
 from __future__ import annotations
 
 import atexit
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,8 +77,7 @@ def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any)
     if kwargs:
         raise AssertionError(
             f"init_process_group got unexpected keyword(s) {', '.join(sorted(kwargs))}; expected "
-            "world_size, rank "
-            "and group_name"
+            "world_size, rank and group_name"
         )
     if _session is not None:
         raise RuntimeError("trying to initialize torch.distributed.deprecated twice!")
@@ -92,9 +92,8 @@ def init_master_worker(backend: str, init_method: str = "env://", **kwargs: Any)
         RuntimeError: always; ``torch.distributed.rpc`` is what replaced it.
     """
     raise RuntimeError(
-        "the master-worker mode does not exist any more; use init_process_group, or "
-        "torch.distributed.rpc for "
-        "operations on remote tensors"
+        "the master-worker mode does not exist any more; use init_process_group, or torch.distributed.rpc "
+        "for operations on remote tensors"
     )
 
 
@@ -215,7 +214,7 @@ def all_gather(tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group:
     session, within = _within(group)
     if within.channel is not None:
         _check_list("all_gather", "tensor_list", tensor_list, tensor, within)
-        check_devices(session.backend, "all_gather", (tensor, *tensor_list))
+        check_devices(session.backend, "all_gather", (tensor,), tensor_list)
         within.channel.all_gather(tensor_list, tensor)
 
 
@@ -235,8 +234,8 @@ def gather(tensor: torch.Tensor, **kwargs: Any) -> None:
     if within.channel is None:
         return
     root = session.position(within, dst, "dst")
-    _check_root_list("gather", "dst", dst, "gather_list", gather_list, tensor, within)
-    check_devices(session.backend, "gather", (tensor, *(gather_list or ())))
+    _check_root_list("gather", session.rank, "dst", dst, "gather_list", gather_list, tensor, within)
+    check_devices(session.backend, "gather", (tensor,), gather_list)
     within.channel.gather(gather_list, tensor, root)
 
 
@@ -257,8 +256,8 @@ def scatter(tensor: torch.Tensor, **kwargs: Any) -> None:
     if within.channel is None:
         return
     root = session.position(within, src, "src")
-    _check_root_list("scatter", "src", src, "scatter_list", scatter_list, tensor, within)
-    check_devices(session.backend, "scatter", (tensor, *(scatter_list or ())))
+    _check_root_list("scatter", session.rank, "src", src, "scatter_list", scatter_list, tensor, within)
+    check_devices(session.backend, "scatter", (tensor,), scatter_list)
     within.channel.scatter(tensor, scatter_list, root)
 
 
@@ -267,6 +266,20 @@ def barrier(group: Group = group.WORLD) -> None:
     _, within = _within(group)
     if within.channel is not None:
         within.channel.barrier()
+
+
+def _clear_group_cache(group: Group = group.WORLD) -> None:
+    """Did free the communicators that the old nccl backend kept for a group; a group has just one today."""
+    current_session().resolve(group)
+
+
+def _register_stream(stream: object) -> None:
+    """Did name a CUDA stream to the old nccl backend, which has become needless: a warning says so."""
+    warnings.warn(
+        f"_register_stream({stream!r}) is ignored: collectives wait for the current stream's work; call them "
+        "under torch.cuda.stream(stream)",
+        stacklevel=2,
+    )
 
 
 def _within(given: object) -> tuple[Session, Group]:
@@ -299,15 +312,15 @@ def _check_list(
 ) -> None:
     if len(tensors) != len(within.ranks):
         raise RuntimeError(
-            f"{function}: {name} has {len(tensors)} tensors; expected {len(within.ranks)}, one for "
-            "each member"
+            f"{function}: {name} has {len(tensors)} tensors; expected {len(within.ranks)}, one for each "
+            "member"
         )
+    count, dtype = tensor.numel(), tensor.dtype
     for index, each in enumerate(tensors):
-        if each.numel() != tensor.numel() or each.dtype != tensor.dtype:
+        if each.numel() != count or each.dtype != dtype:
             raise RuntimeError(
-                f"{function}: tensor sizes do not match: {name}[{index}] has {each.numel()} "
-                f"elements of {each.dtype}, "
-                f"tensor has {tensor.numel()} of {tensor.dtype}"
+                f"{function}: tensor sizes do not match: {name}[{index}] has {each.numel()} elements of "
+                f"{each.dtype}, tensor has {tensor.numel()} of {tensor.dtype}"
             )
 
 
@@ -315,10 +328,10 @@ def _rooted(
     function: str, role: str, list_name: str, kwargs: dict[str, Any]
 ) -> tuple[Session, Group, int, Sequence[torch.Tensor] | None]:
     """The keywords of ``gather`` and ``scatter``."""
-    unknown = sorted(set(kwargs) - {role, list_name, "group"})
+    unknown = kwargs.keys() - {role, list_name, "group"}
     if unknown:
         raise RuntimeError(
-            f"{function} got unexpected keyword(s) {', '.join(unknown)}; expected {role}, "
+            f"{function} got unexpected keyword(s) {', '.join(sorted(unknown))}; expected {role}, "
             f"{list_name} and group"
         )
     session, within = _within(kwargs.get("group", group.WORLD))
@@ -327,6 +340,7 @@ def _rooted(
 
 def _check_root_list(
     function: str,
+    rank: int,
     role: str,
     root: int,
     list_name: str,
@@ -334,7 +348,6 @@ def _check_root_list(
     tensor: torch.Tensor,
     within: Group,
 ) -> None:
-    rank = current_session().rank
     if rank != root:
         if tensors:
             raise RuntimeError(

@@ -20,12 +20,14 @@ _CHANNELS = {
 def unsupported(backend: str, what: str, able: Sequence[str]) -> str:
     """The text of the error for something that ``backend`` cannot do and ``able`` can."""
     return (
-        f"{_CHANNELS[backend]} does not support {what} (backend {backend!r}); these backends "
-        f"do: {', '.join(able)}"
+        f"{_CHANNELS[backend]} does not support {what} (backend {backend!r}); these backends do: "
+        f"{', '.join(able)}"
     )
 
 
-def check_devices(backend: str, function: str, tensors: Sequence[torch.Tensor]) -> None:
+def check_devices(
+    backend: str, function: str, tensors: Sequence[torch.Tensor], more: Sequence[torch.Tensor] | None = None
+) -> None:
     """Refuse tensors that the backend cannot move: ``nccl`` takes CUDA tensors only, the others take all.
 
     Raises:
@@ -33,7 +35,7 @@ def check_devices(backend: str, function: str, tensors: Sequence[torch.Tensor]) 
     """
     if backend != "nccl":
         return
-    for tensor in tensors:
+    for tensor in (*tensors, *(more or ())):
         if not tensor.is_cuda:
             raise RuntimeError(
                 unsupported("nccl", f"{function} of {tensor.device.type} tensors", ("tcp", "gloo", "mpi"))

@@ -92,9 +92,8 @@ def all_gather_multigpu(
     if [len(outputs) for outputs in output_tensor_lists] != [members * count] * count:
         raise RuntimeError(
             "all_gather_multigpu: output_tensor_lists has lists of "
-            f"{[len(each) for each in output_tensor_lists]} "
-            f"tensors; expected {count} list(s) of {members * count}: {members} processes with "
-            f"{count} tensors each"
+            f"{[len(each) for each in output_tensor_lists]} tensors; expected {count} list(s) of "
+            f"{members * count}: {members} processes with {count} tensors each"
         )
     gathered = [torch.empty_like(own) for _ in range(members)]
     api.all_gather(gathered, own, group)
@@ -128,9 +127,8 @@ def _check_list(function: str, tensors: Sequence[torch.Tensor]) -> None:
     for index, each in enumerate(tensors):
         if each.numel() != first.numel() or each.dtype != first.dtype:
             raise RuntimeError(
-                f"{function}: tensor sizes do not match: tensor {index} has {each.numel()} "
-                f"elements of {each.dtype}, "
-                f"tensor 0 has {first.numel()} of {first.dtype}"
+                f"{function}: tensor sizes do not match: tensor {index} has {each.numel()} elements of "
+                f"{each.dtype}, tensor 0 has {first.numel()} of {first.dtype}"
             )
     devices = [each.device for each in tensors if each.is_cuda]
     if len(set(devices)) != len(devices):

@@ -45,8 +45,8 @@ class Session:
         outside = [rank for rank in members if not 0 <= rank < self.world_size]
         if outside or len(set(members)) != len(members) or not members:
             raise ValueError(
-                f"new_group(ranks={members}): expected different ranks from 0 to "
-                f"{self.world_size - 1}, at least one"
+                f"new_group(ranks={members}): expected different ranks from 0 to {self.world_size - 1}, at "
+                "least one"
             )
         made = Group(members, self.transport.channel(members))
         self._groups.add(made)
@@ -108,8 +108,7 @@ def _warn_of_ignored(transport: Transport, world_size: int) -> None:
     # Scripts of the time pass rank=0, world_size=0 to mpi; only a real contradiction is worth a word.
     if world_size > 0 and world_size != transport.world_size:
         warnings.warn(
-            f"world_size={world_size} is ignored: MPI has started {transport.world_size} "
-            "process(es); start the "
-            f"script with mpiexec -n {world_size}",
+            f"world_size={world_size} is ignored: MPI has started {transport.world_size} process(es); start "
+            f"the script with mpiexec -n {world_size}",
             stacklevel=4,
         )

@@ -21,5 +21,5 @@ for method in sys.argv[3:]:
     check_send_and_recv(dist.get_rank(), world_size)
     check_any_source(dist.get_rank(), world_size)
     dist.barrier()
-    print(f"{method.split(':')[0]} {dist.get_rank()} of {dist.get_world_size()}", flush=True)
+    sys.stdout.write(f"{method.split(':')[0]} {dist.get_rank()} of {dist.get_world_size()}\n")
     dist.destroy_process_group()

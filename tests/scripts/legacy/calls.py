@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -338,6 +339,15 @@ def check_arguments(rank: int, size: int) -> None:
             raise AssertionError(f"nothing was raised; expected {kind.__name__} with {text!r}")
 
 
+def check_private_helpers() -> None:
+    """Names with an underscore that scripts of the time called all the same."""
+    dist._clear_group_cache(dist.group.WORLD)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        dist._register_stream("stream")
+    assert "is ignored" in str(seen[0].message)
+
+
 def check_all() -> None:
     """The whole table."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -358,5 +368,6 @@ def check_all() -> None:
     check_requests_complete_by_themselves(rank, size)
     check_sizes_that_differ(rank, size)
     check_arguments(rank, size)
+    check_private_helpers()
     check_groups(rank, size)
     dist.barrier()

@@ -1,6 +1,8 @@
 """A training script of 2018, written as its kind was: it must run unchanged."""
 
 import argparse
+import sys
+import time
 
 import torch
 import torch.distributed.deprecated as dist
@@ -18,7 +20,7 @@ dist.init_process_group(backend=args.backend, init_method="env://")
 if args.fail == dist.get_rank():
     raise SystemExit(23)
 if args.fail >= 0:
-    dist.recv(torch.zeros(1))
+    time.sleep(60)
 
 torch.manual_seed(dist.get_rank())
 model = DistributedDataParallelCPU(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
@@ -35,4 +37,5 @@ weights = torch.cat([p.data.view(-1) for p in model.parameters()])
 others = [torch.zeros_like(weights) for _ in range(dist.get_world_size())]
 dist.all_gather(others, weights)
 assert all(torch.equal(other, weights) for other in others)
-print(f"rank {dist.get_rank()} local {args.local_rank}: {weights.sum().item():.6f}")
+# one write a line: the processes share a terminal
+sys.stdout.write(f"rank {dist.get_rank()} local {args.local_rank}: {weights.sum().item():.6f}\n")

@@ -27,4 +27,4 @@ elif dist.get_rank() == 1:
     last = torch.zeros(100_000)
     dist.recv(last)
     assert last.eq(7).all()
-print(f"rank {dist.get_rank()} of {dist.get_world_size()} got through", flush=True)
+sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()} got through\n")

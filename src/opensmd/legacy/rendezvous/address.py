@@ -52,8 +52,8 @@ def parse_init_method(init_method: str) -> Address:
     if parts.scheme == "tcp":
         return _tcp(init_method)
     raise ValueError(
-        f"unknown init method: {init_method!r}; expected env://, tcp://host:port, "
-        "tcp://[multicast address]:port or file:///path"
+        f"unknown init method: {init_method!r}; expected env://, tcp://host:port, tcp://[multicast "
+        "address]:port or file:///path"
     )
 
 

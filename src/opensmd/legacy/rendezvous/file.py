@@ -113,15 +113,14 @@ def _lock(file: int, path: str, deadline: Deadline) -> None:
         except (BlockingIOError, PermissionError):
             if deadline.passed:
                 raise RuntimeError(
-                    f"file://{path}: another process has held the fcntl lock for {deadline.seconds:g} s; end "
-                    "it, or use another file"
+                    f"file://{path}: another process has held the fcntl lock for {deadline.seconds:g} s; "
+                    "end it, or use another file"
                 ) from None
             time.sleep(LOCK_INTERVAL)
         except OSError as error:
             raise RuntimeError(
-                f"file://{path}: the file system refuses fcntl locks ({error.strerror}); use a "
-                "local directory "
-                "or an NFS mount with locking"
+                f"file://{path}: the file system refuses fcntl locks ({error.strerror}); use a local "
+                "directory or an NFS mount with locking"
             ) from error
 
 

@@ -121,11 +121,9 @@ class Meeting:
     def _fail_for_missing(self, members: list[Member], world_size: int) -> NoReturn:
         came = ", ".join(map(str, members))
         self._fail(
-            f"waited {self._deadline.seconds:g} s for {world_size} processes and {len(members)} "
-            f"came ({came}); "
-            f"missing: {missing_ranks(members, world_size)}; start what is missing, check that all "
-            "were given the "
-            "same address and world_size, or raise OPENSMD_LEGACY_TIMEOUT"
+            f"waited {self._deadline.seconds:g} s for {world_size} processes and {len(members)} came "
+            f"({came}); missing: {missing_ranks(members, world_size)}; start what is missing, check that "
+            "all were given the same address and world_size, or raise OPENSMD_LEGACY_TIMEOUT"
         )
 
     def _seated(self, start: int, world_size: int) -> list[Member]:
@@ -161,9 +159,8 @@ class Meeting:
         if disagreement:
             raise RuntimeError(f"{self._where}: {contradiction([*members, me])}")
         raise Surplus(
-            f"{self._where}: this is process number {seat + 1} of a job of {me.world_size}, which "
-            "already has: "
-            f"{', '.join(map(str, members))}; end the other job, or use another address or group_name"
+            f"{self._where}: this is process number {seat + 1} of a job of {me.world_size}, which already "
+            f"has: {', '.join(map(str, members))}; end the other job, or use another address or group_name"
         )
 
     def _poll(self) -> Iterator[None]:

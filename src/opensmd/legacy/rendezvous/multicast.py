@@ -119,10 +119,9 @@ def _find_leader(
             return leader
     raise RuntimeError(
         f"{address}: heard {len(heard)} of {own.world_size} processes (this one included) within "
-        f"{deadline.seconds:g} s; start what is missing, check that all use the same address, "
-        "port, group_name and "
-        "world_size and are on one network, choose another interface with OPENSMD_LEGACY_INTERFACE, or raise "
-        "OPENSMD_LEGACY_TIMEOUT"
+        f"{deadline.seconds:g} s; start what is missing, check that all use the same address, port, "
+        "group_name and world_size and are on one network, choose another interface with "
+        "OPENSMD_LEGACY_INTERFACE, or raise OPENSMD_LEGACY_TIMEOUT"
     )
 
 

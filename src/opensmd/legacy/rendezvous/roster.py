@@ -53,13 +53,13 @@ def contradiction(members: Sequence[Member]) -> str | None:
         first = members[0]
         if member.world_size != first.world_size:
             return (
-                f"{first} was started with world_size {first.world_size}, {member} with {member.world_size}; "
-                "give all processes the same"
+                f"{first} was started with world_size {first.world_size}, {member} with "
+                f"{member.world_size}; give all processes the same"
             )
         if member.rank >= member.world_size:
             return (
-                f"{member.process} asks for rank {member.rank}; expected 0 to {member.world_size - 1} "
-                f"with world_size {member.world_size}"
+                f"{member.process} asks for rank {member.rank}; expected 0 to {member.world_size - 1} with "
+                f"world_size {member.world_size}"
             )
         if member.rank in taken:
             return (

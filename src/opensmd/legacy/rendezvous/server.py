@@ -95,8 +95,8 @@ def reach(host: str, port: int, deadline: Deadline, *, what: str) -> Store:
         result = RuntimeError("it accepts connections but does not answer")
     if isinstance(result, BaseException):
         raise RuntimeError(
-            f"what listens at {host}:{port} is not the store of {what}: {_first_line(result)}; "
-            "another program may use the port: choose a free one"
+            f"what listens at {host}:{port} is not the store of {what}: {_first_line(result)}; another "
+            "program may use the port: choose a free one"
         ) from result
     return result
 
@@ -120,9 +120,8 @@ def _knock(host: str, port: int, deadline: Deadline, what: str) -> None:
     while (error := _listens(host, port, max(0.2, min(KNOCK_TIMEOUT, deadline.remaining())))) is not None:
         if deadline.passed:
             raise RuntimeError(
-                f"{what} did not answer at {host}:{port} within {deadline.seconds:g} s ({error}); "
-                "start it, and "
-                "check that all processes were given its address"
+                f"{what} did not answer at {host}:{port} within {deadline.seconds:g} s ({error}); start it, "
+                "and check that all processes were given its address"
             )
         time.sleep(KNOCK_INTERVAL)
 

@@ -17,6 +17,7 @@ __all__ = ["connect_all"]
 SECRET_BYTES = 16
 HELLO = struct.Struct(f"!{SECRET_BYTES}sq")  # the job's secret, the caller's rank
 STRANGER_SECONDS = 3.0
+ADDRESS_SECONDS = 20.0  # for one address of a host that has several
 
 
 def connect_all(store: Store, rank: int, world_size: int, deadline: Deadline) -> dict[int, socket.socket]:
@@ -54,16 +55,16 @@ def _call(store: Store, peer: int, hello: bytes, deadline: Deadline) -> socket.s
     errors = []
     for address in ("127.0.0.1",) if local else server.addresses:
         try:
-            link = socket.create_connection((address, server.port), timeout=max(deadline.remaining(), 0.1))
+            patience = min(max(deadline.remaining(), 0.1), ADDRESS_SECONDS)
+            link = socket.create_connection((address, server.port), timeout=patience)
         except OSError as error:
             errors.append(f"{address}: {error}")
             continue
         link.sendall(hello)
         return link
     raise RuntimeError(
-        f"rank {peer} ({server.process}) cannot be reached at port {server.port} "
-        f"({'; '.join(errors)}); open the "
-        "network between the hosts to the job"
+        f"rank {peer} ({server.process}) cannot be reached at port {server.port} ({'; '.join(errors)}); "
+        "open the network between the hosts to the job"
     )
 
 

@@ -85,9 +85,8 @@ class Receive(Request):
         if not self._done.wait(self._timeout):
             source = "any rank" if self.source is None else f"rank {self.source}"
             raise RuntimeError(
-                f"recv on rank {self._rank} from {source}: nothing came within {self._timeout:g} "
-                "s; check that it "
-                "sends, or raise OPENSMD_LEGACY_TIMEOUT"
+                f"recv on rank {self._rank} from {source}: nothing came within {self._timeout:g} s; check "
+                "that it sends, or raise OPENSMD_LEGACY_TIMEOUT"
             )
         if self._error is not None:
             raise RuntimeError(self._error)
@@ -203,6 +202,8 @@ class Messages:
         return Sent(peer.last_write, self._timeout)
 
     def _write(self, peer: Peer, payload: torch.Tensor) -> None:
+        if payload.dtype not in DTYPES:
+            raise TypeError(f"send: {payload.dtype} is not known here; send tensor.view(torch.uint8) instead")
         header = HEADER.pack(payload.numel(), DTYPES.index(payload.dtype))
         try:
             with peer.sending:
@@ -210,14 +211,20 @@ class Messages:
                 peer.link.sendall(bytes_of(payload))
         except BlockingIOError:
             raise RuntimeError(
-                f"send on rank {self._rank} to rank {peer.rank}: not taken within "
-                f"{self._timeout:g} s; check that it "
-                "receives, or raise OPENSMD_LEGACY_TIMEOUT"
+                f"send on rank {self._rank} to rank {peer.rank}: not taken within {self._timeout:g} s; "
+                "check that it receives, or raise OPENSMD_LEGACY_TIMEOUT"
             ) from None
         except OSError as error:
             raise RuntimeError(f"send on rank {self._rank}: {_ended(peer.rank)} ({error})") from error
 
     # --- receiving
+
+    def recv(self, tensor: torch.Tensor, src: int | None) -> int:
+        """Receive from ``src``, or from any rank; returns the sender."""
+        receive = self.irecv(tensor, src)
+        receive.wait()
+        assert receive.sender is not None
+        return receive.sender
 
     def irecv(self, tensor: torch.Tensor, src: int | None) -> Receive:
         """Post a receive from ``src``, or from any rank."""

@@ -7,8 +7,10 @@ blocking send copies its tensor, so that all ranks may send before any receives.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,9 +41,8 @@ def load_mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise RuntimeError(
-            f"backend 'mpi' needs mpi4py and an MPI library ({error}); install both with pip "
-            "install 'opensmd[mpi]', "
-            "or use the backend tcp or gloo"
+            f"backend 'mpi' needs mpi4py and an MPI library ({error}); install both with pip install "
+            "'opensmd[mpi]', or use the backend tcp or gloo"
         ) from error
     return MPI
 
@@ -119,15 +120,15 @@ class MpiTransport(Transport):
         self.world_size = self._comm.size
         self.world: Channel = MpiChannel(self._comm, self._mpi)
         self._channels: list[MPI.Intracomm] = []
+        self._restore_hook = _abort_when_a_rank_fails(self._mpi)
         self._unfinished: deque[MpiRequest] = deque()  # also those whose request the script has dropped
 
     def channel(self, ranks: list[int]) -> Channel | None:
         for other, theirs in enumerate(self._comm.allgather(ranks)):
             if theirs != ranks:
                 raise RuntimeError(
-                    f"new_group: rank {self.rank} names ranks {ranks}, rank {other} names "
-                    f"{theirs}; every process "
-                    "of the job calls new_group, in the same order, with the same ranks"
+                    f"new_group: rank {self.rank} names ranks {ranks}, rank {other} names {theirs}; every "
+                    "process of the job calls new_group, in the same order, with the same ranks"
                 )
         comm: Any = self._comm.Create(self._comm.Get_group().Incl(ranks))
         if comm == self._mpi.COMM_NULL:
@@ -185,6 +186,7 @@ class MpiTransport(Transport):
         return request
 
     def close(self) -> None:
+        self._restore_hook()
         for request in self._unfinished:
             if request.sends:
                 request.wait()
@@ -195,6 +197,29 @@ class MpiTransport(Transport):
     def _forget_finished(self) -> None:
         while self._unfinished and self._unfinished[0].is_completed():
             self._unfinished.popleft()
+
+
+def _abort_when_a_rank_fails(mpi: Any) -> Callable[[], None]:
+    """End the whole job on an uncaught exception: MPI would wait for ever for this rank at its end.
+
+    Returns:
+        What undoes it.
+    """
+    before = sys.excepthook
+
+    def report_and_abort(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        before(kind, error, trace)
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(1)
+
+    def restore() -> None:
+        if sys.excepthook is report_and_abort:
+            sys.excepthook = before
+
+    sys.excepthook = report_and_abort
+    return restore
 
 
 class MpiRequest(Request):

@@ -30,25 +30,35 @@ class Wire:
     def takes(self, tensor: torch.Tensor, *, reducing: bool) -> bool:
         """Whether the engine can work on this very tensor."""
         known = tensor.dtype not in self.reduces_as if reducing else self._moves(tensor.dtype)
-        return known and tensor.device.type == self.device and tensor.is_contiguous()
+        return known and self.is_here(tensor)
+
+    def is_here(self, tensor: torch.Tensor) -> bool:
+        """Whether the engine can reach this very memory: contiguous, and on its device."""
+        return (tensor.is_cpu if self.device == "cpu" else tensor.is_cuda) and tensor.is_contiguous()
 
     def for_reducing(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor with the same values that the engine can reduce; write the result back with ``copy_``."""
         dtype = self.reduces_as.get(tensor.dtype, tensor.dtype)
-        return tensor.detach().to(self._place(tensor), dtype).contiguous()
+        return tensor.detach().to(self.place(tensor), dtype).contiguous()
 
     def for_moving(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor with the same values, contiguous and on the engine's device; maybe the same."""
-        return tensor.detach().to(self._place(tensor)).contiguous()
+        return tensor.detach().to(self.place(tensor)).contiguous()
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous tensor as the engine can move it: itself, or its bytes in the same memory."""
         return tensor if self._moves(tensor.dtype) else as_bytes(tensor)
 
+    @property
+    def moves_all(self) -> bool:
+        """Whether no dtype has to travel as bytes."""
+        return self.moves is None
+
     def _moves(self, dtype: torch.dtype) -> bool:
         return self.moves is None or dtype in self.moves
 
-    def _place(self, tensor: torch.Tensor) -> torch.device:
+    def place(self, tensor: torch.Tensor) -> torch.device:
+        """The device on which the engine handles ``tensor``."""
         return tensor.device if tensor.device.type == self.device else torch.device(self.device)
 
 
