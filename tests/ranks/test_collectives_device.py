@@ -1,0 +1,103 @@
+"""Tensors that are not on the CPU go to the device's backend, made once and only when needed.
+
+NCCL itself needs GPUs. Here torch's fake backend stands in its place and meta tensors in that of CUDA's,
+which shows where each call goes, not that NCCL answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
+
+from opensmd.collectives import _torch_internals, backend
+from tests.support.ranks import RankPool
+
+Pool = Callable[[int], RankPool]
+
+
+def calls(served: Any, device: str) -> dict[str, Callable[[], Any]]:
+    """Operations of the backend, on tensors of ``device``."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    options = dist.BarrierOptions()
+    options.device = torch.device(device)
+
+    def empty(count: int = 2) -> torch.Tensor:
+        return torch.zeros(count, device=device)
+
+    def many() -> list[torch.Tensor]:
+        return [empty() for _ in range(size)]
+
+    here = [many()] if rank == 0 else []
+    return {
+        "broadcast": lambda: served.broadcast([empty()]),
+        "allreduce": lambda: served.allreduce([empty()]),
+        "reduce": lambda: served.reduce([empty()]),
+        "allgather": lambda: served.allgather([many()], [empty()]),
+        "_allgather_base": lambda: served._allgather_base(empty(2 * size), empty()),
+        "gather": lambda: served.gather(here, [empty()], dist.GatherOptions()),
+        "scatter": lambda: served.scatter([empty()], here, dist.ScatterOptions()),
+        "reduce_scatter": lambda: served.reduce_scatter([empty()], [many()]),
+        "_reduce_scatter_base": lambda: served._reduce_scatter_base(empty(), empty(2 * size)),
+        "alltoall": lambda: served.alltoall(many(), many()),
+        "alltoall_base": lambda: served.alltoall_base(empty(2 * size), empty(2 * size), [], []),
+        "barrier": lambda: served.barrier(options),
+        "send": lambda: served.send([empty()], (rank + 1) % size, 0),
+        "recv": lambda: served.recv([empty()], (rank + 1) % size, 0),
+        "recv_anysource": lambda: served.recv_anysource([empty()], 0),
+    }
+
+
+def run_dispatch() -> tuple[list[str], int]:
+    made = []
+    original = backend._nccl
+
+    def stand_in(place: Any, exchange: Any) -> Any:
+        made.append(FakeProcessGroup._create_internal(place.rank, place.size))
+        return made[-1]
+
+    backend._nccl = stand_in
+    try:
+        group = dist.new_group()
+        served = _torch_internals.cpu_backend(group)
+        dist.all_reduce(torch.ones(2), group=group)
+        assert made == []
+        missing = []
+        for name, call in calls(served, "meta").items():
+            try:
+                work = call()
+                if work is not None:
+                    work.wait()
+            except (NotImplementedError, RuntimeError) as error:
+                if "recvAnysource" not in str(error):  # torch's fake backend has none
+                    missing.append(f"{name}: {error}")
+        dist.all_reduce(torch.ones(2), group=group)
+        return missing, len(made)
+    finally:
+        backend._nccl = original
+
+
+def run_without_cuda() -> None:
+    if torch.cuda.is_available():
+        return
+    served = _torch_internals.cpu_backend(None)
+    for name, call in calls(served, "meta").items():
+        with pytest.raises(RuntimeError, match="only torch's NCCL can move"):
+            call()
+            raise AssertionError(name)
+    assert served.supports_tensor_alloc(torch.device("cpu"))
+    dist.all_reduce(torch.ones(2))
+
+
+def test_every_call_on_device_tensors_goes_to_one_device_backend(pool: Pool) -> None:
+    for missing, made in pool(2).run(run_dispatch):
+        assert missing == []
+        assert made == 1
+
+
+def test_without_cuda_every_such_call_says_what_is_missing(pool: Pool) -> None:
+    pool(2).run(run_without_cuda)
