@@ -25,7 +25,7 @@ namespace opensmd {
 constexpr int kMaxMembers = 64;
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
-constexpr uint32_t kDepth = 4;  // chunks a member may be ahead of its slowest reader
+constexpr uint32_t kDepth = 4;  // largest chunks a member may be ahead of its slowest reader
 constexpr size_t kInlineBytes = 56;
 constexpr size_t kNotesBytes = 2 * kPage;
 constexpr size_t kRecordLength = 128;

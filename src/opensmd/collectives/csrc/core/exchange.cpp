@@ -187,7 +187,7 @@ void Exchange::wait_for_sources(uint32_t step) {
 bool Exchange::room_for(uint32_t step) const {
   for (int i = 0; i < context_.size; ++i) {
     const Flag& consumed = context_.arena.member(i).consumed;
-    if (i != context_.rank && !reached(consumed.value.load(std::memory_order_acquire), base_ + step + 1 - kDepth)) {
+    if (i != context_.rank && !reached(consumed.value.load(std::memory_order_acquire), base_ + step + 1 - depth_)) {
       return false;
     }
   }
@@ -197,7 +197,7 @@ bool Exchange::room_for(uint32_t step) const {
 void Exchange::wait_for_room(uint32_t step) {
   for (int distance = 1; distance < context_.size; ++distance) {
     const int peer = (context_.rank + distance) % context_.size;
-    round_.wait(context_.arena.member(peer).consumed, base_ + step + 1 - kDepth, peer);
+    round_.wait(context_.arena.member(peer).consumed, base_ + step + 1 - depth_, peer);
   }
 }
 
@@ -212,7 +212,9 @@ void Exchange::stream() {
   }
   if (to_publish > 0) {
     const Source& own = sources_[context_.rank];
-    context_.stage.begin_steps(uint64_t{own.placement.first_slot} * kLine, own.step_bytes * lane_count(), to_publish);
+    const size_t slot_bytes = own.step_bytes * lane_count();
+    depth_ = stage_depth(context_.arena, slot_bytes);
+    context_.stage.begin_steps(uint64_t{own.placement.first_slot} * kLine, slot_bytes, to_publish);
   }
   uint32_t published = 0;
   uint32_t consumed = 0;

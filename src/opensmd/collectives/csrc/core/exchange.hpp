@@ -4,9 +4,9 @@
 //   inline    all its pieces fit its entry line's payload
 //   heap      its tensor lies in the zero-copy heap: readers take it from there, then all finish together
 //   staged    all its pieces fit its stage at once: written before the entry is posted
-//   streamed  through its stage, step by step, at most kDepth steps ahead of the slowest reader:
+//   streamed  through its stage, step by step, at most half a stage ahead of the slowest reader:
 //
-//      source   publish 0 ── 1 ── 2 ── 3 ──────── 4 (waits for consumed >= 1)
+//      source   publish 0 ── 1 ── 2 ── 3 ──────── 4 (waits for room)
 //      reader        consume 0 ── 1 ── 2 ...
 //
 // A piece for all members is written once ("shared"); pieces for single members lie side by side in lanes.
@@ -80,6 +80,7 @@ class Exchange {
   const bool shared_;
   uint32_t base_;
   uint32_t steps_ = 0;
+  uint32_t depth_ = kDepth;
 };
 
 // Pieces go into outputs[source] as they are; the own piece is copied too, unless it is already there.

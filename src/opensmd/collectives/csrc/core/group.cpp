@@ -21,8 +21,11 @@ void guarded(Context& context, Collective collective, const Options& options, co
   try {
     collective(context, options, call);
   } catch (const CollectiveError& error) {
-    if (!context.fork_guard.in_child() && !context.left) context.abort(ErrorKind::Other, error.what());
-    throw;
+    // Those that name their operation have aborted the group already.
+    if (context.fork_guard.in_child() || context.left || context.aborted()) throw;
+    context.fail(ErrorKind::Other, context.record.at(context.sequence).describe() + " #" +
+                                       std::to_string(context.sequence) + " on " + context.name(context.rank) + ": " +
+                                       error.what());
   }
 }
 

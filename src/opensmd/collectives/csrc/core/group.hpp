@@ -163,7 +163,8 @@ class Group {
                   DType dtype, const Call& call = {});
 
   // Memory of this member's heap: collectives find by address that a tensor lives there and then move it without
-  // staging. Offsets may differ between members. nullptr when the heap is full. Any thread; 4096-byte aligned.
+  // staging. Offsets may differ between members. nullptr when the heap, or the memory behind it, is full. Any thread;
+  // 4096-byte aligned.
   void* heap_allocate(size_t bytes);
   void heap_free(void* block);
   bool heap_contains(const void* address) const;

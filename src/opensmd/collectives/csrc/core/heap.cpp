@@ -24,6 +24,16 @@ Heap::Holes::iterator Heap::find(size_t bytes) {
   return untouched;
 }
 
+// A machine that is short of memory has a full heap: callers go on with ordinary memory.
+bool Heap::back(size_t offset, size_t bytes) {
+  try {
+    arena_.reserve(base_ + offset, bytes);
+    return true;
+  } catch (const CollectiveError&) {
+    return false;
+  }
+}
+
 void* Heap::allocate(size_t bytes) {
   bytes = round_up(std::max<size_t>(bytes, 1), kPage);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -31,7 +41,7 @@ void* Heap::allocate(size_t bytes) {
   if (found == holes_.end()) return nullptr;
   const size_t offset = found->first;
   const Hole hole = found->second;
-  if (!hole.backed) arena_.reserve(base_ + offset, bytes);
+  if (!hole.backed && !back(offset, bytes)) return nullptr;
   holes_.erase(found);
   if (hole.bytes > bytes) holes_[offset + bytes] = Hole{hole.bytes - bytes, hole.backed};
   if (hole.backed) backed_bytes_ -= bytes;

@@ -16,7 +16,7 @@ class Heap {
  public:
   Heap(Arena& arena, int rank);
 
-  void* allocate(size_t bytes);  // nullptr when the heap is full
+  void* allocate(size_t bytes);  // nullptr when the heap, or the memory behind it, is full
   void free(void* block);
   bool contains(const void* address, size_t bytes = 1) const {
     const std::byte* start = static_cast<const std::byte*>(address);
@@ -34,6 +34,7 @@ class Heap {
   using Holes = std::map<size_t, Hole>;  // by offset
 
   Holes::iterator find(size_t bytes);
+  bool back(size_t offset, size_t bytes);
   void add_hole(size_t offset, Hole hole);
   void trim();
 

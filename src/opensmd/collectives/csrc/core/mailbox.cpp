@@ -247,7 +247,7 @@ bool Mailbox::copy_available(Incoming& from, int source) {
   while (from.moved < from.header.bytes) {
     const size_t piece = std::min({from.header.bytes - from.moved, from.ring->available(), kPieceBytes});
     if (piece == 0) break;
-    if (from.to != nullptr) from.ring->peek(from.to + from.moved, piece);
+    if (from.to != nullptr) from.ring->peek(from.to + from.moved, piece, from.header.bytes >= kPastCacheBytes);
     from.ring->skip(piece);
     from.moved += piece;
     if (from.moved == from.header.bytes) from.ring->pad();

@@ -72,9 +72,9 @@ class RingReader : public RingEnd {
     return written > read_ ? static_cast<size_t>(written - read_) : 0;
   }
 
-  void peek(void* data, size_t bytes) {
-    split(read_, bytes, [data](const std::byte* from, size_t offset, size_t count) {
-      copy_bytes(static_cast<std::byte*>(data) + offset, from, count);
+  void peek(void* data, size_t bytes, bool past_cache = false) {
+    split(read_, bytes, [data, past_cache](const std::byte* from, size_t offset, size_t count) {
+      (past_cache ? copy_past_cache : copy_bytes)(static_cast<std::byte*>(data) + offset, from, count);
     });
   }
   void skip(size_t bytes) { read_ += bytes; }

@@ -7,8 +7,9 @@
 // 1.6 ns a line where this was measured). Data of up to a page does better in notes that stay in the cache.
 //
 // Why nothing is overwritten too early: data staged for call s may be read until all peers have posted call s+1;
-// notes go by parity, and what is placed for s+1 lies behind it in the ring. Of streamed steps, at most kDepth are
-// unread at any time. The ring has room for 2 * kDepth chunks, more than all of these together.
+// notes go by parity, and what is placed for s+1 lies behind it in the ring. Of streamed steps, at most half a ring is
+// unread at any time (stage_depth), and none of an earlier call once all have met in a later one. The other half, four
+// chunks, takes what is placed next and what is lost by rounding to slots.
 #pragma once
 
 #include "arena.hpp"
@@ -41,6 +42,12 @@ class Stage {
 inline std::byte* stage_slot(const Arena& arena, int member, uint64_t first, size_t slot_bytes, uint32_t step) {
   const size_t slots = arena.stage_ring_bytes() / slot_bytes;
   return arena.stage(member) + kNotesBytes + (first / slot_bytes + step) % slots * slot_bytes;
+}
+
+// How many steps a writer may be ahead of its slowest reader: as far as possible, because on busy machines a reader
+// may not be running just now.
+inline uint32_t stage_depth(const Arena& arena, size_t slot_bytes) {
+  return static_cast<uint32_t>(arena.stage_ring_bytes() / 2 / slot_bytes);
 }
 
 }  // namespace opensmd

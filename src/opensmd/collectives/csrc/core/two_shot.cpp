@@ -14,7 +14,7 @@ class TwoShot {
       : context_(context), round_(round), reducer_(reducer), options_(options),
         mine_(context.arena.member(context.rank)), base_(context.steps), chunk_(two_shot_chunk(context, options.bytes)),
         steps_(static_cast<uint32_t>((options.bytes + chunk_ - 1) / chunk_)),
-        collects_(options.root < 0 || options.root == context.rank) {
+        depth_(stage_depth(context.arena, chunk_)), collects_(options.root < 0 || options.root == context.rank) {
     for (int i = 0; i < context.size; ++i) placements_[i] = announced(round, i);
   }
 
@@ -26,14 +26,14 @@ class TwoShot {
         collect();
       } else if (reduced_ < published_ && all_reached(&Member::published, reduced_ + 1)) {
         reduce();
-      } else if (published_ < steps_ && all_reached(&Member::consumed, published_ + 1 - kDepth)) {
+      } else if (published_ < steps_ && all_reached(&Member::consumed, published_ + 1 - depth_)) {
         publish();
       } else if (collected_ < reduced_) {
         wait_for_one(&Member::reduced, collected_ + 1);
       } else if (reduced_ < published_) {
         wait_for_one(&Member::published, reduced_ + 1);
       } else {
-        wait_for_one(&Member::consumed, published_ + 1 - kDepth);
+        wait_for_one(&Member::consumed, published_ + 1 - depth_);
       }
     }
     context_.steps += steps_;
@@ -109,6 +109,7 @@ class TwoShot {
   const uint32_t base_;
   const size_t chunk_;
   const uint32_t steps_;
+  const uint32_t depth_;
   const bool collects_;
   Placement placements_[kMaxMembers];
   uint32_t published_ = 0;
