@@ -106,9 +106,26 @@ def test_a_receive_that_nobody_serves_ends_at_its_timeout() -> None:
     mine, theirs = socket.socketpair()
     lonely = Messages({1: mine}, 0, 0.2)
     with pytest.raises(RuntimeError, match=r"recv on rank 0 from rank 1: nothing came within 0\.2 s"):
-        lonely.irecv(torch.zeros(1), 1).wait()
-    theirs.close()
+        lonely.recv(torch.zeros(1), 1)
+    partner = Messages({0: theirs}, 1, 5.0)
+    partner.send(torch.ones(1), 0)
+    tensor = torch.zeros(1)
+    lonely.recv(tensor, 1)
+    assert tensor.item() == 1, "the receive that gave up has not swallowed the message"
     lonely.close()
+    partner.close()
+
+
+def test_a_send_that_nobody_takes_ends_at_its_timeout() -> None:
+    mine, theirs = socket.socketpair()
+    hasty = Messages({1: mine}, 0, 0.3)
+    large = torch.zeros(4_000_000)
+    with pytest.raises(RuntimeError, match=r"send on rank 0 to rank 1: not taken within 0\.3 s"):
+        hasty.send(large, 1)
+    with pytest.raises(RuntimeError, match="send on rank 0: rank 1 has closed its connection"):
+        hasty.send(torch.zeros(1), 1)
+    hasty.close()
+    theirs.close()
 
 
 def test_messages_of_nccl_go_through_its_group_and_need_a_source() -> None:

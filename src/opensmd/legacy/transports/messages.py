@@ -210,6 +210,8 @@ class Messages:
                 peer.link.sendall(header, socket.MSG_MORE if payload.numel() else 0)
                 peer.link.sendall(bytes_of(payload))
         except BlockingIOError:
+            # Half a message may be on its way: nothing that follows could be understood.
+            peer.link.shutdown(socket.SHUT_RDWR)
             raise RuntimeError(
                 f"send on rank {self._rank} to rank {peer.rank}: not taken within {self._timeout:g} s; "
                 "check that it receives, or raise OPENSMD_LEGACY_TIMEOUT"
@@ -222,7 +224,12 @@ class Messages:
     def recv(self, tensor: torch.Tensor, src: int | None) -> int:
         """Receive from ``src``, or from any rank; returns the sender."""
         receive = self.irecv(tensor, src)
-        receive.wait()
+        try:
+            receive.wait()
+        except RuntimeError:
+            with self._lock, contextlib.suppress(ValueError):
+                self._posted.remove(receive)  # a message that comes now is for the next receive
+            raise
         assert receive.sender is not None
         return receive.sender
 
@@ -357,13 +364,19 @@ class Messages:
 
     def close(self) -> None:
         """Write what is queued, then tell the peers; what they send is read until they close too."""
-        for peer in self._peers.values():
-            if peer.last_write is not None:
-                Sent(peer.last_write, min(self._timeout, FLUSH_SECONDS)).wait()
-            if peer.writer is not None:
-                peer.writer.shutdown(wait=False)
-            with self._lock, contextlib.suppress(OSError):  # a peer that has gone needs no farewell
-                peer.link.shutdown(socket.SHUT_WR)
+        try:
+            for peer in self._peers.values():
+                if peer.last_write is not None and not peer.closed:
+                    Sent(peer.last_write, min(self._timeout, FLUSH_SECONDS)).wait()
+        finally:
+            for peer in self._peers.values():
+                self._say_farewell(peer)
+
+    def _say_farewell(self, peer: Peer) -> None:
+        if peer.writer is not None:
+            peer.writer.shutdown(wait=False)
+        with self._lock, contextlib.suppress(OSError):  # a peer that has gone needs none
+            peer.link.shutdown(socket.SHUT_WR)
 
 
 def _deliver(arrival: Arrival) -> None:
