@@ -119,15 +119,8 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _older_name(cls, values: Any) -> Any:
+    def _defaults(cls, values: Any) -> Any:
         values = dict(values)
-        if "partitions" in values:
-            older = values.pop("partitions")
-            if values.setdefault("pipeline_parallel_degree", older) != older:
-                raise ValueError(
-                    f"partitions={older!r} and pipeline_parallel_degree="
-                    f"{values['pipeline_parallel_degree']!r} are two names of one setting; give one of them"
-                )
         degree = values.get("pipeline_parallel_degree", 1)
         if values.get("active_microbatches") is None and isinstance(degree, int):
             values["active_microbatches"] = degree + 2
@@ -184,11 +177,12 @@ def load_config(
     """
     environ = os.environ if environ is None else environ
     arguments = sys.argv[1:] if arguments is None else arguments
-    values = {**(given or {}), **_from_variable(environ), **_from_arguments(arguments)}
+    sources = (given or {}, _from_variable(environ), _from_arguments(arguments))
+    values = {name: each for source in sources for name, each in _one_name(source).items()}
     for name in sorted(_UNDOCUMENTED & set(values)):
         warnings.warn(f"modelparallel parameter {name!r} is undocumented and ignored", stacklevel=3)
         del values[name]
-    unknown = sorted(set(values) - set(Config.model_fields) - {"partitions"})
+    unknown = sorted(set(values) - set(Config.model_fields))
     if unknown:
         valid = ", ".join(sorted({*Config.model_fields, "partitions"}))
         raise ValueError(
@@ -217,6 +211,20 @@ def parse_pairs(text: str) -> dict[str, Any]:
                 f"{OPTION} {text!r}: expected key=value pairs with commas between, got {piece!r}"
             )
         values[key.strip()] = _value(value.strip())
+    return values
+
+
+def _one_name(source: Mapping[str, Any]) -> dict[str, Any]:
+    """One source's settings with ``partitions`` under its newer name."""
+    values = dict(source)
+    if "partitions" in values:
+        older = values.pop("partitions")
+        newer = values.setdefault("pipeline_parallel_degree", older)
+        if newer != older:
+            raise ValueError(
+                f"partitions={older!r} and pipeline_parallel_degree={newer!r} are two names of one setting; "
+                "give one of them"
+            )
     return values
 
 

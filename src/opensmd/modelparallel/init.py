@@ -13,7 +13,7 @@ from opensmd.launch.environment import fill
 from opensmd.modelparallel.config import Config, load_config
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.groups import Groups
-from opensmd.modelparallel.ranks import RankGrid
+from opensmd.modelparallel.ranks import CommGroup, RankGrid
 from opensmd.modelparallel.state import state
 
 __all__ = ["init", "shutdown"]
@@ -54,7 +54,7 @@ def shutdown() -> None:
     """End model parallelism, on every rank; ``smp.init`` may follow with other settings."""
     if not state.initialized:
         return
-    if dist.is_initialized():
+    if dist.is_initialized() and state.groups[CommGroup.WORLD] is dist.group.WORLD:
         state.groups.destroy()
         if state.owns_world:
             dist.destroy_process_group()

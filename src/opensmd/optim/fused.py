@@ -23,7 +23,7 @@ class Batch:
     step: int
 
     def working(self) -> list[Tensor]:
-        """The parameters in float32 (themselves, if they are) for an update that half precision would lose."""
+        """The parameters in float32 (themselves, if they are), as half precision would lose updates."""
         return [
             each if each.dtype in (torch.float32, torch.float64) else each.float() for each in self.parameters
         ]
@@ -68,6 +68,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._refuse_sparse()
         self.prepare()
         for group in self.param_groups:
             for batch in self._batches(group):
@@ -81,16 +82,19 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Update one batch."""
         raise NotImplementedError
 
+    def _refuse_sparse(self) -> None:
+        parameters = (each for group in self.param_groups for each in group["params"])
+        if any(each.grad is not None and each.grad.is_sparse for each in parameters):
+            raise RuntimeError(
+                f"{type(self).__name__} does not take sparse gradients; use torch.optim.SparseAdam for "
+                "the embedding, or Embedding(sparse=False)"
+            )
+
     def _batches(self, group: dict[str, Any]) -> Iterator[Batch]:
         sorted_out: dict[tuple[Any, ...], Batch] = defaultdict(lambda: Batch([], [], [], 0))
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            if parameter.grad.is_sparse:
-                raise RuntimeError(
-                    f"{type(self).__name__} does not take sparse gradients; use torch.optim.SparseAdam for "
-                    "the embedding, or Embedding(sparse=False)"
-                )
             entry = self.state[parameter]
             entry["step"] = int(entry.get("step", 0)) + 1
             batch = sorted_out[(parameter.device, parameter.dtype, entry["step"])]

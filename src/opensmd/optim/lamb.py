@@ -69,9 +69,10 @@ class FusedLAMB(FusedOptimizer):
         limit = self.defaults["max_grad_norm"]
         parameters = [each for group in self.param_groups for each in group["params"]]
         grads = [each.grad for each in parameters if each.grad is not None]
-        square = torch.zeros((), device=grads[0].device if grads else None)
+        square = torch.zeros((), dtype=torch.float64, device=grads[0].device if grads else None)
         for grad in grads:
-            square += torch.linalg.vector_norm(grad, dtype=torch.float32).square().to(square.device)
+            wide = grad if grad.dtype == torch.float64 else grad.float()
+            square += torch.linalg.vector_norm(wide).square().to(square.device)
         if self.norm_group is not None and dist.get_world_size(self.norm_group) > 1:
             dist.all_reduce(square, group=self.norm_group)
         norm = square.sqrt()

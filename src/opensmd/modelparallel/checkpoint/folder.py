@@ -1,8 +1,8 @@
 """``smp.save_checkpoint`` and ``smp.resume_from_checkpoint``: a folder with everything a training needs.
 
 Partial: ``{tag}_partial/`` with ``model_{rank}.pt``, ``optimizer_{rank}.pt`` and ``user_content.pt``. Full:
-the model as the file ``{tag}`` and ``user_content_{tag}``. The file ``newest`` names the last complete one; it is
-replaced at the very end, so a kill leaves the checkpoint before it.
+the model as the file ``{tag}`` and ``user_content_{tag}``. The file ``newest`` names the last complete one;
+it is replaced at the very end, so a kill leaves the checkpoint before it.
 """
 
 from __future__ import annotations

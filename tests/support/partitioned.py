@@ -1,0 +1,45 @@
+"""A model in parts without the engine: what lives elsewhere loses its data, as after placing."""
+
+from __future__ import annotations
+
+import itertools
+
+from torch import nn
+
+from opensmd.modelparallel.init import init, shutdown
+from opensmd.modelparallel.model_state import ModelState
+from opensmd.modelparallel.plan import Plan
+from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.state import state
+
+__all__ = ["make_plan", "restart", "split"]
+
+
+def restart(**settings: object) -> None:
+    """``smp.init`` with other settings than the test before."""
+    shutdown()
+    init(settings)
+
+
+def make_plan(module: nn.Module, stages: int) -> Plan:
+    """Leaf modules spread over the stages in order; everything around them on stage 0."""
+    leaves = [name for name, each in module.named_modules() if not list(each.children())]
+    places = {name: index * stages // len(leaves) for index, name in enumerate(leaves)}
+    homes = {name: places.get(name, 0) for name, _ in module.named_modules(remove_duplicate=False)}
+    owners: dict[int, int] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owner = name.rpartition(".")[0]
+        homes[owner] = owners.setdefault(id(parameter), homes[owner])
+    return Plan(stages=stages, homes=homes)
+
+
+def split(model: ModelState) -> None:
+    """Do what the first step does to a model: free remote tensors, then tell the model."""
+    plan = make_plan(model.module, state.cfg.pipeline_parallel_degree)
+    me = state.groups.rank_in(CommGroup.PP_GROUP)
+    tensors = itertools.chain(model.module.named_parameters(), model.module.named_buffers())
+    for name, tensor in tensors:
+        if plan.parameter_home(name) != me:
+            tensor.untyped_storage().resize_(0)
+    state.model = model
+    model.finish_partition(plan)

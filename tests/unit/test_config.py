@@ -1,0 +1,116 @@
+"""Settings of model parallelism: sources, every key, contradictions."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+
+from opensmd.modelparallel.config import Config, load_config, parse_pairs
+
+
+def load(
+    given: dict[str, Any] | None = None, *, launcher: Any = None, arguments: tuple[str, ...] = ()
+) -> Config:
+    environ = {} if launcher is None else {"SM_HP_MP_PARAMETERS": json.dumps(launcher)}
+    return load_config(given, environ=environ, arguments=arguments)
+
+
+def test_nothing_given_means_one_partition_with_the_documented_defaults() -> None:
+    config = load()
+    assert (config.partitions, config.microbatches, config.pipeline) == (1, 1, "interleaved")
+    assert (config.optimize, config.memory_weight, config.active_microbatches) == ("memory", 0.8, 3)
+    assert (config.placement_strategy, config.auto_partition, config.default_partition) == (
+        "cluster",
+        True,
+        0,
+    )
+    assert not (config.ddp or config.fp16 or config.prescaled_batch or config.shard_optimizer_state)
+
+
+def test_the_launcher_wins_over_the_dict_and_the_command_line_over_both() -> None:
+    config = load(
+        {"partitions": 1, "microbatches": 2, "pipeline": "simple"},
+        launcher={"partitions": 2, "microbatches": 4},
+        arguments=("--lr", "1", "--mp_parameters", "microbatches=8,ddp=True"),
+    )
+    assert (config.partitions, config.microbatches, config.pipeline, config.ddp) == (2, 8, "simple", True)
+    joined = load(arguments=("--mp_parameters=partitions=2,optimize=speed",))
+    assert (joined.partitions, joined.memory_weight, joined.active_microbatches) == (2, 0.2, 4)
+
+
+def test_pairs_of_the_command_line_keep_their_types() -> None:
+    read = parse_pairs("partitions=2, ddp=True,optimize=speed,memory_weight=0.3,auto_partition=false")
+    assert read == {
+        "partitions": 2,
+        "ddp": True,
+        "optimize": "speed",
+        "memory_weight": 0.3,
+        "auto_partition": False,
+    }
+
+
+def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_partitions() -> None:
+    assert load({"pipeline_parallel_degree": 4}, launcher={"partitions": 2}).partitions == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"partition": 2}, "unknown modelparallel parameters: partition. The valid ones are: .*partitions"),
+        ({"partitions": 0}, "pipeline_parallel_degree=0"),
+        ({"microbatches": 0}, "microbatches=0"),
+        ({"active_microbatches": 0}, "active_microbatches=0"),
+        ({"pipeline": "gpipe"}, "pipeline='gpipe'.*interleaved"),
+        ({"optimize": "cost"}, "optimize='cost'.*memory"),
+        ({"memory_weight": 1.5}, "memory_weight=1.5"),
+        ({"placement_strategy": "DPD"}, "placement_strategy='DPD': 'DPD': expected 'cluster'"),
+        ({"partitions": 2, "default_partition": 2}, "default_partition=2 must be less than"),
+        ({"auto_partition": False}, "auto_partition=False needs default_partition"),
+        ({"partitions": 2, "pipeline_parallel_degree": 4}, "two names of one setting"),
+        ({"ddp_port": 1}, "ddp_port needs ddp=True"),
+        ({"ddp_dist_backend": "nccl"}, "ddp_dist_backend needs ddp=True"),
+        ({"tensor_parallel_degree": 2, "ddp": True}, "tensor_parallel_degree=2 .*not available here"),
+        ({"fp16": True}, "fp16=True .*not available here"),
+        ({"shard_optimizer_state": True}, "shard_optimizer_state=True .*not available"),
+        ({"sharded_data_parallel_degree": 2}, "sharded_data_parallel_degree=2 .*not available"),
+        ({"offload_activations": True}, "offload_activations=True .*not available"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_reason(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(given)
+
+
+def test_a_launcher_value_that_is_no_json_object_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not JSON"):
+        load_config(environ={"SM_HP_MP_PARAMETERS": "{partitions"}, arguments=())
+    with pytest.raises(ValueError, match="expected a JSON object"):
+        load_config(environ={"SM_HP_MP_PARAMETERS": "[2]"}, arguments=())
+    with pytest.raises(ValueError, match="expected key=value"):
+        load(arguments=("--mp_parameters", "partitions:2"))
+
+
+def test_undocumented_keys_of_notebooks_warn_and_are_ignored() -> None:
+    names = ["static_mode", "fast_mode", "overlapping_allreduce", "checkpoint_attentions", "_match_weights"]
+    names += ["_fp32_grad_accumulation", "use_times", "xla"]
+    for name in names:
+        with pytest.warns(UserWarning, match=f"'{name}' is undocumented and ignored"):
+            load({name: True})
+
+
+def test_keys_without_effect_warn_only_when_they_ask_for_something() -> None:
+    with pytest.warns(UserWarning, match="skip_tracing=True has no effect"):
+        load({"skip_tracing": True})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(
+            {
+                "skip_tracing": False,
+                "prescaled_batch": False,
+                "sdp_hierarchical_allgather": True,
+                "fp16": False,
+            }
+        )
