@@ -1,0 +1,212 @@
+"""DistributedOptimizer and GradScaler on a model in parts, against the whole model in one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from opensmd.modelparallel import communicate
+from opensmd.modelparallel.amp import GradScaler
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.model_state import ModelState
+from opensmd.modelparallel.optimizer import DistributedOptimizer
+from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.state import state
+from opensmd.optim import FusedAdam, FusedLAMB, FusedNovoGrad
+from tests.support.partitioned import restart, split
+from tests.support.ranks import RankPool
+
+
+def module() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+
+
+def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    named = list(model.named_parameters())
+    return [
+        {"params": [each for name, each in named if name.endswith("weight")], "weight_decay": 0.1},
+        {"params": [each for name, each in named if name.endswith("bias")], "lr": 0.05},
+    ]
+
+
+def set_grads(model: nn.Module, step: int, is_local: Callable[[str], bool] = lambda name: True) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for name, parameter in model.named_parameters():
+        grad = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = grad if is_local(name) else None
+
+
+OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    lambda groups: torch.optim.AdamW(groups, lr=0.1),
+    lambda groups: FusedAdam(groups, lr=0.1),
+    lambda groups: FusedLAMB(groups, lr=0.1),
+    lambda groups: FusedNovoGrad(groups, lr=0.1),
+]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Deep equality; tensors to rounding, because norms over parts are added in another order."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def check_training(make: Callable[[Any], torch.optim.Optimizer], when: str) -> None:
+    whole = module()
+    plain = make(groups_of(whole))
+    inner = module()
+    model: ModelState | None = None
+    if when == "after":
+        model = ModelState(inner)
+    given = make(groups_of(inner))
+    optimizer = DistributedOptimizer(
+        given, static_loss_scale=None, dynamic_loss_scale=True, dynamic_loss_args={}
+    )
+    assert optimizer is given and isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.optimizer is optimizer
+    schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, 0.7) for each in (plain, optimizer)]
+    with pytest.raises(SMPError, match="once the model is partitioned"):
+        optimizer.local_state_dict()
+    model = model or ModelState(inner)
+    set_grads(whole, 0)
+    set_grads(inner, 0)
+    plain.step()
+    optimizer.step()
+    assert same(optimizer.state_dict(), plain.state_dict())
+    optimizer.zero_grad(set_to_none=True)
+    for parameter in model.parameters():
+        parameter.grad = None
+    split(model)
+    local = {id(each) for each in model.local_parameters()}
+    assert {id(each) for group in optimizer.param_groups for each in group["params"]} == local
+    assert {id(each) for each in optimizer.state} <= local, "state of other ranks is gone"
+    for step in (1, 2):
+        set_grads(whole, step)
+        set_grads(inner, step, model.is_local)
+        plain.step()
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    assert same(dict(model.state_dict()), dict(whole.state_dict()))
+    full = optimizer.state_dict()
+    assert same(full, plain.state_dict()), "a full state dict is plain PyTorch's"
+
+    fresh = make(groups_of(module()))
+    fresh.load_state_dict(full)
+    partial = copy.deepcopy(optimizer.local_state_dict())
+    assert partial["_smp_is_partial"] is True
+    for source in (copy.deepcopy(plain.state_dict()), partial):
+        set_grads(inner, 9, model.is_local)
+        optimizer.step()
+        optimizer.load_state_dict(source)
+        assert same(optimizer.state_dict(), plain.state_dict()), "plain PyTorch's and partial ones load"
+    with pytest.raises(ValueError, match=r"groups of sizes \[1\], this optimizer of \[4, 4\]"):
+        optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
+    with pytest.raises(ValueError, match="no optimizer state dict"):
+        optimizer.load_state_dict({"weight": 1})
+
+
+def check_all() -> None:
+    for when in ("before", "after"):
+        for make in OPTIMIZERS:
+            restart(partitions=dist.get_world_size())
+            check_training(make, when)
+
+
+def check_rest() -> None:
+    restart(partitions=2)
+    for wrong, error in [
+        (torch.optim.LBFGS(module().parameters()), ValueError),
+        (module(), TypeError),
+    ]:
+        with pytest.raises(error, match=r"smp\.DistributedOptimizer"):
+            DistributedOptimizer(wrong)  # type: ignore[arg-type]
+    inner = module()
+    named = torch.optim.SGD(inner.named_parameters(), lr=0.1)
+    names = list(named.param_groups[0]["param_names"])
+    optimizer = DistributedOptimizer(named)
+    model = ModelState(inner)
+    split(model)
+    assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.local_named_parameters()]
+    assert optimizer.state_dict()["param_groups"][0]["param_names"] == names
+
+    whole = module()
+    set_grads(whole, 3)
+    set_grads(inner, 3, model.is_local)
+    expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
+    assert optimizer.clip_master_grads(0.5) == pytest.approx(float(expected), rel=1e-5)
+    for name, parameter in model.local_named_parameters():
+        assert torch.allclose(parameter.grad, whole.get_parameter(name).grad, rtol=1e-5)
+
+    restart(partitions=2)
+    strange = DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.zeros(7))], lr=0.1))
+    with pytest.raises(ValueError, match=r"parameter 0 of the optimizer, of shape \(7,\), is no parameter"):
+        split(ModelState(module()))
+    assert strange is state.optimizer
+
+
+def check_scaler() -> None:
+    """One rank's infinity makes all ranks skip; the scale stays the same everywhere."""
+    for make in (OPTIMIZERS[0], OPTIMIZERS[1], lambda groups: torch.optim.Adam(groups, lr=0.1, fused=True)):
+        restart(partitions=dist.get_world_size())
+        inner = module()
+        optimizer = DistributedOptimizer(make(groups_of(inner)))
+        model = ModelState(inner)
+        split(model)
+        scaler = GradScaler(init_scale=4.0, growth_interval=1)
+        assert scaler.scale(torch.tensor(2.0)).item() == 8.0
+        for step, bad in enumerate([None, 0, dist.get_world_size() - 1, None]):
+            before = [each.clone() for each in model.local_parameters()]
+            scale = scaler.get_scale()
+            set_grads(inner, step, model.is_local)
+            if state.rank == bad:
+                next(iter(model.local_parameters())).grad[0] = float("inf")
+            if step == 3:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            skipped = all(torch.equal(*pair) for pair in zip(before, model.local_parameters(), strict=True))
+            assert skipped == (bad is not None)
+            assert scaler.get_scale() == (scale * 0.5 if skipped else scale * 2)
+        scales = communicate.allgather(scaler.get_scale(), CommGroup.WORLD)
+        assert set(scales) == {4.0}
+
+    restart(partitions=dist.get_world_size())
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU(), nn.ReLU(), nn.ReLU(), nn.ReLU())
+    model = ModelState(inner)
+    optimizer = DistributedOptimizer(torch.optim.SGD(inner.parameters(), lr=0.1))
+    split(model)
+    scaler = GradScaler(init_scale=4.0)
+    set_grads(inner, 0, model.is_local)
+    scaler.step(optimizer)
+    scaler.update()
+    off = GradScaler(enabled=False)
+    assert off.scale(torch.tensor(3.0)).item() == 3.0
+    off.step(optimizer)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_optimizers_train_and_exchange_state_like_plain_pytorchs(
+    pool: Callable[[int], RankPool], size: int
+) -> None:
+    pool(size).run(check_all, backend="gloo")
+
+
+def test_foreign_parameters_names_and_clipping(pool: Callable[[int], RankPool]) -> None:
+    pool(2).run(check_rest, backend="gloo")
+
+
+def test_an_infinity_on_one_rank_skips_the_step_on_all(pool: Callable[[int], RankPool]) -> None:
+    pool(3).run(check_scaler, backend="gloo")
