@@ -1,0 +1,95 @@
+"""``@smp.step``: run a function once for each microbatch and put the results together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+from torch import Tensor
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.microbatch import split_arguments
+from opensmd.modelparallel.model import DistributedModel
+from opensmd.modelparallel.outputs import merge_results, rebuild_mapping, rebuild_sequence
+from opensmd.modelparallel.state import state
+
+__all__ = ["step"]
+
+Function = Callable[..., Any]
+
+
+@overload
+def step(function: Function) -> Function: ...
+@overload
+def step(
+    *,
+    non_split_inputs: Sequence[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+    detach_outputs: bool = True,
+) -> Callable[[Function], Function]: ...
+
+
+def step(
+    function: Function | None = None,
+    *,
+    non_split_inputs: Sequence[str] = (),
+    input_split_axes: Mapping[str, int] | None = None,
+    detach_outputs: bool = True,
+) -> Any:
+    """Mark the forward and backward of one batch; bare, with ``()`` or with keywords.
+
+    The tensors among the arguments are cut into ``microbatches`` pieces and the function runs for each.
+    Tensors in what it returns become :class:`~opensmd.modelparallel.outputs.StepOutput`, other values lists.
+
+    Args:
+        function: the function.
+        non_split_inputs: names of arguments that every microbatch gets whole.
+        input_split_axes: the batch axis of arguments where it is not 0.
+        detach_outputs: detach returned tensors from their graphs.
+
+    Raises:
+        ValueError: at the call, for a batch that the microbatches do not divide.
+        SMPError: at the call, without a ``smp.DistributedModel``.
+    """
+    if function is None:
+        return functools.partial(
+            step,
+            non_split_inputs=non_split_inputs,
+            input_split_axes=input_split_axes,
+            detach_outputs=detach_outputs,
+        )
+    wanted: Function = function
+
+    @functools.wraps(wanted)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        model = state.require("smp.step").model
+        if not isinstance(model, DistributedModel):
+            raise SMPError("a smp.step function was called before smp.DistributedModel wrapped a model")
+        calls = split_arguments(
+            wanted,
+            args,
+            kwargs,
+            microbatches=state.cfg.microbatches,
+            non_split_inputs=non_split_inputs,
+            input_split_axes=input_split_axes,
+        )
+        results = []
+        with model.running(len(calls)) as running:
+            for microbatch, (own_args, own_kwargs) in enumerate(calls):
+                running.begin(microbatch)
+                result = wanted(*own_args, **own_kwargs)
+                results.append(_detached(result) if detach_outputs else result)
+        return merge_results(results)
+
+    return run
+
+
+def _detached(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.detach()
+    if isinstance(result, Mapping):
+        return rebuild_mapping(result, {key: _detached(each) for key, each in result.items()})
+    if isinstance(result, (list, tuple)):
+        return rebuild_sequence(result, [_detached(each) for each in result])
+    return result
