@@ -136,7 +136,7 @@ class _Methods:
             if name is None:
                 raise ValueError(
                     f"parameter {first + position} of the optimizer, of shape {tuple(parameter.shape)}, is "
-                    "no parameter of the DistributedModel's module; give the optimizer this model's parameters "
+                    "not in the DistributedModel's module; give the optimizer parameters of this model "
                     "only"
                 )
             if state.model.is_local(name):
