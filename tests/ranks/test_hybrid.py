@@ -1,0 +1,155 @@
+"""Replicas through the public interface: microbatches on two replicas train like one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.init import shutdown
+from tests.support.ranks import RankPool
+
+ROWS, WIDTH, STEPS = 8, 12, 4  # rows of one replica's batch
+
+
+class Net(nn.Module):
+    """Layers to cut, a buffer, and a parameter of the root."""
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.register_buffer("shift", torch.full((WIDTH,), 0.1))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        out: Tensor = self.head(x + self.shift)
+        return out
+
+
+@dataclass
+class Case:
+    """Settings of ``smp.init`` and of ``smp.DistributedModel``."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    passes: int = 1
+    microbatches: int = 4
+
+
+CASES: dict[str, Case] = {
+    "cluster": Case(),
+    "spread": Case({"placement_strategy": "spread"}),
+    "PDT": Case({"placement_strategy": "PDT"}),
+    "one microbatch": Case(microbatches=1),
+    "eight microbatches": Case(microbatches=8),
+    "bucket views, tiny buckets": Case(model={"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}),
+    "no overlap": Case(model={"overlapping_allreduce": False}),
+    "two passes": Case(model={"backward_passes_per_step": 2}, passes=2),
+    "sums over microbatches": Case(model={"average_grads_across_microbatches": False}),
+    "unused allowed": Case(model={"find_unused_parameters": True}),
+    "no broadcast of buffers": Case(model={"broadcast_buffers": False}),
+}
+
+
+def data(step: int, replicas: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(replicas * ROWS, WIDTH, generator=generator)
+    return x, x.sum(1, keepdim=True).sin()
+
+
+def one_process(case: Case, replicas: int) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and final parameters of plain PyTorch on the whole batches."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    summed = case.model.get("average_grads_across_microbatches") is False
+    losses = []
+    for step in range(STEPS):
+        x, y = data(step, replicas)
+        loss = F.mse_loss(model(x), y)
+        torch.autograd.backward(loss * (case.microbatches if summed else 1))
+        losses.append(loss.item())
+        if (step + 1) % case.passes == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
+    """This rank's replica's losses, averaged over replicas, and this rank's parameters."""
+    smp.init({"partitions": 1, "microbatches": case.microbatches, "ddp": True, **case.config})
+    torch.manual_seed(smp.dp_rank())  # replicas begin differently; the first one's values must win
+    model = smp.DistributedModel(Net(), **case.model)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+
+    @smp.step
+    def step_function(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(model(x), y)
+        model.backward(loss)
+        return loss
+
+    losses = []
+    for step in range(STEPS):
+        x, y = data(step, smp.dp_size())
+        mine = slice(smp.dp_rank() * ROWS, (smp.dp_rank() + 1) * ROWS)
+        loss = step_function(x[mine], y[mine]).reduce_mean()
+        dist.all_reduce(loss, group=smp.get_dp_process_group())
+        losses.append(loss.item() / smp.dp_size())
+        if (step + 1) % case.passes == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, {name: value.detach().clone() for name, value in model.local_named_parameters()}
+
+
+def every_case() -> None:
+    for name, case in CASES.items():
+        losses, local = train(case)
+        replicas = smp.dp_size()
+        shutdown()
+        wanted_losses, wanted = one_process(case, replicas)
+        torch.testing.assert_close(losses, wanted_losses, rtol=1e-5, atol=1e-7, msg=f"{name}: losses")
+        assert set(local) == set(wanted), name
+        for key, value in local.items():
+            torch.testing.assert_close(value, wanted[key], rtol=1e-5, atol=1e-6, msg=f"{name}: {key}")
+
+
+def test_two_replicas_train_like_one_process(pool: Callable[[int], RankPool]) -> None:
+    pool(2).run(every_case, timeout=100)
+
+
+def uneven_steps() -> int:
+    smp.init({"partitions": 1, "microbatches": 2, "ddp": True})
+    torch.manual_seed(0)
+    model = smp.DistributedModel(Net())
+
+    @smp.step
+    def step_function(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(model(x), y)
+        model.backward(loss)
+        return loss
+
+    step_function(*data(0, 1))  # the replicas meet in the first step
+    steps = 2 + smp.dp_rank()
+    with model.join():
+        for step in range(steps):
+            step_function(*data(step, 1))
+    shutdown()
+    return steps
+
+
+def test_replicas_with_different_numbers_of_steps_end_together_under_join(
+    pool: Callable[[int], RankPool],
+) -> None:
+    assert sorted(pool(2).run(uneven_steps)) == [2, 3]
