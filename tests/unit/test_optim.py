@@ -175,7 +175,7 @@ def test_state_survives_saving_half_precision_learns_and_schedulers_work(kind: A
     assert all(torch.equal(param, clone) for param, clone in zip(params, clones, strict=True))
     half = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     half.grad = torch.ones_like(half)
-    kind([half], lr=0.1).step()
+    kind([half], lr=1.0).step()
     assert half.dtype == torch.bfloat16 and bool((half < 1).all())
 
 
