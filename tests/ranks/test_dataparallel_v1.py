@@ -131,6 +131,7 @@ def life_of_a_group() -> dict[str, Any]:
         dist.init_process_group("nccl", group=dist.group.WORLD)
     said["ignored"] = [str(each.message) for each in caught if each.category is UserWarning]
     said["after"] = (dist.is_initialized(), torch_dist.get_backend(), dist.get_rank())
+    dist.barrier()  # rank 0 takes the store with it, which the others may still be reading
     torch_dist.destroy_process_group()
     return said
 
