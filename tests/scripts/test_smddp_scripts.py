@@ -243,7 +243,12 @@ def test_a_signal_to_the_launcher_leaves_no_process(
     marker = f"marker-{uuid.uuid4()}"
     command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "fails.py"), how, marker]
     job = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment(TMPDIR=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert job.stdout is not None
     for _ in range(2):
