@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-import smdistributed.modelparallel.torch as smp
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, row
 from benchmarks.harness.sampling import Candidate, Plan, sample, timed
 from benchmarks.pipeline.cases import CASES, Case
+from opensmd.collectives.backend import register
 
 LEARNING_RATE = 1e-4
 SINGLE, TORCH, OURS = "one process", "torch 1F1B", "opensmd"
@@ -28,7 +30,7 @@ def main() -> None:
     parser.add_argument("--case", required=True, choices=CASES)
     parser.add_argument("--microbatches", type=int, required=True)
     options = parser.parse_args()
-    me = join(["gloo"], patience=options.patience)
+    me = over_smddp(join([], patience=options.patience))
     case, microbatches = CASES[options.case], options.microbatches
     steps = {
         SINGLE: single(case, microbatches, me),
@@ -41,6 +43,16 @@ def main() -> None:
     for name, samples in sample(candidates, me.meeting, me.distance, Plan(options.seconds)).items():
         results.rows.append(row(case.title, microbatches, name, samples))
     leave(me, results)
+
+
+def over_smddp(me: Rank) -> Rank:
+    """``me`` with smddp as the default backend, which the library takes, and gloo for torch's pipeline."""
+    dist.destroy_process_group()
+    register()
+    store = f"file://{me.folder}/smddp"
+    dist.init_process_group("smddp", init_method=store, rank=me.rank, world_size=me.size)
+    gloo: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return replace(me, groups={"gloo": gloo})
 
 
 def build(case: Case) -> nn.Sequential:
@@ -75,7 +87,7 @@ def torch_pipeline(case: Case, microbatches: int, me: Rank) -> Step:
     whole = build(case)
     mine = whole[: case.half] if me.rank == 0 else whole[case.half :]
     inputs, targets = case.batch(microbatches)
-    stage = PipelineStage(mine, me.rank, me.size, torch.device("cpu"), group=me.groups["gloo"])  # type: ignore[no-untyped-call]
+    stage = PipelineStage(mine, me.rank, me.size, torch.device("cpu"), group=me.groups["gloo"])
     schedule = Schedule1F1B(stage, microbatches, loss_fn=case.loss)
     optimizer = torch.optim.SGD(mine.parameters(), lr=LEARNING_RATE)
 
