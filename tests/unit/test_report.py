@@ -5,11 +5,14 @@ from __future__ import annotations
 import builtins
 import json
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 from torch import nn
 
@@ -17,9 +20,10 @@ from opensmd.modelparallel.capture import capture
 from opensmd.modelparallel.partition import partition
 from opensmd.modelparallel.plan import Plan, StageLoad
 from opensmd.modelparallel.predict import bubble
-from opensmd.modelparallel.report import busy_share, draw_chart, print_plan, write_chrome_trace
+from opensmd.modelparallel.report import busy_share, draw_chart, gather_events, print_plan, write_chrome_trace
 from opensmd.modelparallel.report.events import PipelineEvent
 from opensmd.tools.plan import plan as plan_command
+from tests.support.ranks import RankPool
 
 HERE = "tests.unit.test_report"
 
@@ -151,3 +155,22 @@ def test_smd_plan_explains_what_it_cannot_use(target: str, message: str) -> None
     result = CliRunner().invoke(plan_command, [target])
     assert result.exit_code != 0
     assert message in result.output
+
+
+def gathered() -> list[PipelineEvent]:
+    now = time.perf_counter_ns()
+    rank = dist.get_rank()
+    mine = PipelineEvent(rank=9, microbatch=rank, kind="forward", start_ns=now, end_ns=now + 10 + rank)
+    return gather_events([mine])
+
+
+def test_events_of_all_ranks_come_together_on_one_clock(pool: Callable[[int], RankPool]) -> None:
+    before = time.time_ns()
+    found = pool(2).run(gathered, backend="gloo")
+    after = time.time_ns()
+    assert found[0] == found[1]
+    assert [(event.rank, event.microbatch, event.end_ns - event.start_ns) for event in found[0]] == [
+        (0, 0, 10),
+        (1, 1, 11),
+    ]
+    assert all(before - 10**9 < event.start_ns < after + 10**9 for event in found[0])
