@@ -159,4 +159,6 @@ def _nccl(place: Membership, exchange: Exchange) -> Any:
     options.global_ranks_in_group = list(place.ranks)
     options.group_name = GroupName(place.name)
     store = PrefixStore(f"opensmd/nccl/{exchange.generation}", place.store)
-    return dist.ProcessGroupNCCL(store, place.rank, place.size, options)
+    made = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
+    made._set_sequence_number_for_group()
+    return made

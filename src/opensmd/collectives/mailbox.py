@@ -85,7 +85,8 @@ class Mailbox:
             The index of the first such pair.
 
         Raises:
-            DistBackendError: a member is lost, or nothing came within ``timeout`` (default: the group's).
+            DistBackendError: a member is lost, or nothing came within ``timeout`` (default: the group's),
+                which ends the group.
         """
         self._forget_what_left()
         pairs = [(src, _own(tag)) for src, tag in wanted]

@@ -127,7 +127,6 @@ BackendPtr SmddpBackend::device_backend() {
     device_backend_->setGroupUid(getGroupUid());
     device_backend_->setGroupDesc(getGroupDesc());
     device_backend_->setBoundDeviceId(bound_device_id_);
-    device_backend_->setSequenceNumberForGroup();
   }
   std::lock_guard coalescing_lock(coalescing_mutex_);
   if (coalescing_ && !std::exchange(device_coalescing_, true)) device_backend_->startCoalescing();

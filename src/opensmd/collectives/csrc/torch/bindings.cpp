@@ -5,9 +5,6 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <thread>
-
 #include "torch/backend.hpp"
 
 namespace py = pybind11;
@@ -74,25 +71,6 @@ py::dict entry_dict(const RecordEntry& entry) {
   found["text"] = entry.text;
   found["description"] = entry.describe();
   return found;
-}
-
-// The index of the first of the (source, tag) pairs for which a message has begun to arrive.
-size_t wait_ready(Group& group, const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout) {
-  auto deadline = std::chrono::steady_clock::now() + timeout;
-  for (int round = 0;; ++round) {
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      if (group.ready(wanted[i].first, wanted[i].second)) return i;
-    }
-    if (round < 200) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(std::min(round - 199, 100)));
-    }
-    if (timeout.count() > 0 && std::chrono::steady_clock::now() > deadline) {
-      throw TimedOut(c10::str("none of the ", wanted.size(), " messages asked for came within ", timeout.count(),
-                              " ms"));
-    }
-  }
 }
 
 std::shared_ptr<Group> shared_group(const SmddpBackend& backend) {
@@ -179,7 +157,7 @@ void bind_group(py::module_& module) {
       .def("wait_ready", [](Group& self, const std::vector<std::pair<int, int64_t>>& wanted,
                             std::chrono::milliseconds timeout) {
         size_t found = 0;
-        with_torch_errors([&] { found = wait_ready(self, wanted, timeout); });
+        with_torch_errors([&] { found = self.wait_ready(wanted, timeout); });
         return found;
       }, NoGil());
 }
