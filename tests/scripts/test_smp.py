@@ -1,0 +1,101 @@
+"""Whole scripts against smp, started as users start them, and the names that scripts import."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.scripts.smp import digits
+from tests.support.ranks import ROOT
+
+SCRIPT = ROOT / "tests" / "scripts" / "smp" / "digits.py"
+SMDRUN = Path(sys.executable).with_name("smdrun")
+
+
+def run(*options: str, ranks: int) -> str:
+    """What the script printed under smdrun, or as a lone process."""
+    start = [sys.executable] if ranks == 1 else [str(SMDRUN), "-n", str(ranks)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*start, str(SCRIPT), *options], capture_output=True, text=True, timeout=110, env=environ, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def losses(printed: str) -> list[float]:
+    return [float(each) for each in re.findall(r"loss ([\d.]+)", printed)]
+
+
+def plain_losses() -> list[float]:
+    """The losses of the same training without smp, and the first batch's loss after it."""
+    torch.manual_seed(1)
+    model = digits.Net()
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=8, gamma=0.7)
+    found = []
+    for data, target in digits.batches(8, 16):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.nll_loss(model(data), target)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        found.append(loss.item())
+    data, target = next(digits.batches(1, 16))
+    return [*found, torch.nn.functional.nll_loss(model(data), target).item()]
+
+
+def test_the_mnist_like_script_learns_like_plain_pytorch_alone_and_over_two_replicas(tmp_path: Path) -> None:
+    *expected, afterwards = plain_losses()
+    alone = run("--save", str(tmp_path / "a.pt"), ranks=1)
+    assert losses(alone) == pytest.approx(expected, rel=1e-4)
+    assert "correct 32/32" in alone
+    full = torch.load(tmp_path / "a.pt_full")["model_state_dict"]
+    digits.Net().load_state_dict(full)
+    replicas = run("--mp_parameters", "microbatches=4", ranks=2)
+    assert losses(replicas) == pytest.approx(expected, rel=1e-4)
+    resumed = run("--resume", str(tmp_path / "a.pt"), ranks=2)
+    assert losses(resumed)[0] == pytest.approx(afterwards, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            "smdistributed.modelparallel.torch",
+            "init step StepOutput DistributedModel DistributedOptimizer partition set_partition is_tracing "
+            "is_initialized save load save_checkpoint resume_from_checkpoint set_activation_checkpointing "
+            "broadcast send recv_from allgather barrier dp_barrier mp_barrier CommGroup RankType WORLD "
+            "MP_GROUP DP_GROUP PP_GROUP TP_GROUP RDP_GROUP rank size local_rank local_size mp_rank mp_size "
+            "dp_rank dp_size pp_rank pp_size tp_rank tp_size rdp_rank rdp_size get_mp_group get_dp_group "
+            "get_pp_group get_tp_group get_rdp_group get_world_process_group get_mp_process_group "
+            "get_dp_process_group get_pp_process_group get_tp_process_group get_rdp_process_group state model nn optimizers amp "
+            "tensor_parallelism set_tensor_parallelism tp_register tp_register_with_module model_creation "
+            "delay_param_initialization",
+        ),
+        ("smdistributed.modelparallel", "__version__"),
+        ("smdistributed.modelparallel.backend.exceptions", "SMPError"),
+        ("smdistributed.modelparallel.torch.exceptions", "SMPError SMPUnsupportedError"),
+        ("smdistributed.modelparallel.torch.model", "DistributedModel"),
+        ("smdistributed.modelparallel.torch.state_mod", "state"),
+        ("smdistributed.modelparallel.torch.amp", "GradScaler"),
+        ("smdistributed.modelparallel.torch.patches.checkpoint", "checkpoint checkpoint_sequential"),
+        ("smdistributed.modelparallel.torch.optimizers", "FusedLAMB FusedLamb FusedNovoGrad FusedAdam"),
+        (
+            "smdistributed.modelparallel.torch.nn",
+            "FusedLayerNorm DistributedLinear DistributedTransformerLMHead DistributedTransformer "
+            "DistributedTransformerLayer DistributedAttentionLayer DistributedTransformerOutputLayer "
+            "DistributedEmbedding DistributedModule FlashAttentionLayer",
+        ),
+    ],
+)
+def test_every_name_that_scripts_import_is_there(module: str, names: str) -> None:
+    found = importlib.import_module(module)
+    assert [name for name in names.split() if not hasattr(found, name)] == []
