@@ -136,8 +136,8 @@ class _Methods:
             if name is None:
                 raise ValueError(
                     f"parameter {first + position} of the optimizer, of shape {tuple(parameter.shape)}, is "
-                    "not in the DistributedModel's module; give the optimizer parameters of this model "
-                    "only"
+                    "no parameter of the DistributedModel's module; give the optimizer only parameters of "
+                    "this model"
                 )
             if state.model.is_local(name):
                 kept.append(position)
