@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.support.ranks import RankPool
+
+_ENVIRONMENT = dict(os.environ)
+
+
+def pytest_collection_finish() -> None:
+    """Undo what test modules did to the environment when they were imported.
+
+    Importing the libraries tells this process that it is a group of one; the jobs that tests start would
+    otherwise inherit that.
+    """
+    os.environ.clear()
+    os.environ.update(_ENVIRONMENT)
 
 
 @pytest.fixture(scope="session")
