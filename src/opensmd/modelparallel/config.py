@@ -32,19 +32,19 @@ _UNDOCUMENTED = {
     "use_times",
     "xla",
 }
-# Keys of later versions whose features do not exist here, with the value that asks for nothing.
-_ABSENT: dict[str, Any] = {
-    "tensor_parallel_degree": 1,
-    "offload_activations": False,
-    "fp16_params": False,
-    "shard_optimizer_state": False,
-    "fp16": False,
-    "bf16": False,
-    "sharded_data_parallel_degree": 1,
-    "delayed_parameter_initialization": False,
-    "load_partition": False,
-    "partition_file": None,
-}
+# Keys of later versions whose features do not exist here; their defaults ask for nothing.
+_ABSENT = (
+    "tensor_parallel_degree",
+    "offload_activations",
+    "fp16_params",
+    "shard_optimizer_state",
+    "fp16",
+    "bf16",
+    "sharded_data_parallel_degree",
+    "delayed_parameter_initialization",
+    "load_partition",
+    "partition_file",
+)
 # Details of absent features: harmless, but without effect.
 _WITHOUT_EFFECT = {
     "activation_loading_horizon",
@@ -147,7 +147,8 @@ class Config(BaseModel):
         for name in ("ddp_port", "ddp_dist_backend"):
             if name in self.model_fields_set and not self.ddp:
                 raise ValueError(f"{name} needs ddp=True")
-        for name, nothing in _ABSENT.items():
+        for name in _ABSENT:
+            nothing = type(self).model_fields[name].default
             if getattr(self, name) != nothing:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} belongs to a later version of the library and is not "
