@@ -32,8 +32,8 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.report
 
 check: $(VENV)/.ready
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --no-cache --check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
 
 clean:

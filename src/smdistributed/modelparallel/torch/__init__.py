@@ -4,8 +4,6 @@ from opensmd.launch.environment import fill
 
 fill()  # before anything else, as any script of ours: torch.distributed learns what the launcher told
 
-from opensmd.modelparallel.step import step  # noqa: E402
-
 from opensmd.modelparallel.activation_checkpointing import set_activation_checkpointing  # noqa: E402
 from opensmd.modelparallel.capture import is_tracing  # noqa: E402
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint  # noqa: E402
@@ -25,6 +23,7 @@ from opensmd.modelparallel.outputs import StepOutput  # noqa: E402
 from opensmd.modelparallel.placement import partition, set_partition  # noqa: E402
 from opensmd.modelparallel.ranks import CommGroup, RankType  # noqa: E402
 from opensmd.modelparallel.state import state  # noqa: E402
+from opensmd.modelparallel.step import step  # noqa: E402
 from opensmd.modelparallel.unsupported import (  # noqa: E402
     delay_param_initialization,
     model_creation,
