@@ -1,0 +1,127 @@
+"""Modules with buffers: normalisation with running statistics, counters, parametrisations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.ranks.models.case import CLASSES, WIDTH, Case, Layers
+
+__all__ = ["CASES"]
+
+
+class Normalised(Layers):
+    """BatchNorm on several stages; statistics are those of the microbatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norm1(self.first(x)))
+        out: Tensor = self.head(self.third(self.norm2(self.second(h))))
+        return out
+
+
+class Residual(nn.Module):
+    """Two convolutions with norms beside a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
+        self.conv2, self.norm2 = nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
+        out += x
+        out = self.relu(out)
+        assert isinstance(out, Tensor)
+        return out
+
+
+class Images(nn.Module):
+    """A residual network on 2 x 2 images of 3 channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Residual(), Residual(), Residual())
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.blocks(x.view(-1, 3, 2, 2)).flatten(1))
+        return out
+
+
+class Counts(Layers):
+    """Buffers that forward reads and changes: a counter, a moving average, one outside the state dict."""
+
+    calls: Tensor
+    average: Tensor
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("average", torch.zeros(WIDTH))
+        self.register_buffer("table", torch.linspace(0, 1, WIDTH), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(torch.tanh(self.first(x))) + self.table
+        self.calls += 1
+        self.average.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        out: Tensor = self.head(self.third(h) - self.average + self.calls * 0.01)
+        return out
+
+
+class Replaces(Layers):
+    """A buffer is replaced by a new tensor in each forward, inside one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = MovingScale()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.third(self.second(torch.tanh(self.first(x)))))
+        return out
+
+
+class MovingScale(nn.Module):
+    """Assigns its buffer anew."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale = self.scale * 0.9 + x.detach().abs().mean(0) * 0.1
+        y: Tensor = self.linear(x) * self.scale
+        return y
+
+
+class Spectral(Layers):
+    """Parametrisations and weight norm: parameters behind other names, buffers updated in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.utils.parametrizations.weight_norm(self.first)
+        nn.utils.parametrizations.spectral_norm(self.second)
+        nn.utils.parametrizations.orthogonal(self.third)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.third(self.second(torch.tanh(self.first(x)))))
+        return out
+
+
+NORMALISED = ("first", "norm1", "second", "norm2", "head")
+
+CASES = (
+    Case("batch norm", Normalised, NORMALISED, whole=False, rows=16),
+    Case("residual network", Images, ("blocks.0", "blocks.1", "blocks.2", "head"), whole=False, rows=16),
+    Case("counters and averages", Counts, whole=False),
+    Case("buffers replaced", Replaces, whole=False),
+    Case("parametrisations", Spectral, whole=False),
+)

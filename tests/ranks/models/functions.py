@@ -1,0 +1,175 @@
+"""More than ordinary operations: custom autograd functions, torch.compile, jit.script, vmap, type checks."""
+
+# mypy: disable-error-code="no-untyped-call, no-any-return"
+# some of torch's own functions have no annotations
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.ranks.models.case import CLASSES, WIDTH, Case, Layers
+
+__all__ = ["CASES"]
+
+
+class Square(torch.autograd.Function):
+    """Doubles its gradient, so that one that is not called shows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 4 * x * given[0]
+
+
+class Mix(torch.autograd.Function):
+    """Two tensors, a number and None in; two tensors out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: float, nothing: None) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, y)
+        ctx.scale = scale
+        return x * y * scale, x + y
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, y = ctx.saved_tensors
+        return y * given[0] * ctx.scale + given[1], x * given[0] * ctx.scale + given[1] * 2, None, None
+
+
+class Marked(torch.autograd.Function):
+    """One output without gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        order = x.argsort(1)
+        ctx.mark_non_differentiable(order)
+        return x * 2, order
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> Tensor:
+        return given[0] * 3
+
+
+class Custom(Layers):
+    """Custom functions on values of one stage and of several."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.first(x)
+        b = self.second(Square.apply(a))
+        c, d = Mix.apply(a, torch.tanh(b), 0.5, None)
+        e, order = Marked.apply(self.third(c))
+        assert not order.requires_grad
+        out: Tensor = self.head(e + d + order * 0.01)
+        return out
+
+
+class SquareLayer(nn.Module):
+    """A custom function inside a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = Square.apply(self.linear(x))
+        return torch.tanh(y)
+
+
+def custom_inside() -> nn.Module:
+    return nn.Sequential(SquareLayer(), SquareLayer(), SquareLayer(), nn.Linear(WIDTH, CLASSES))
+
+
+class Chain(Layers):
+    """Three layers and a head in a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.second(torch.tanh(self.first(x))))
+        out: Tensor = self.head(self.third(h))
+        return out
+
+
+def compiled() -> nn.Module:
+    model = Chain()
+    model.second = torch.compile(model.second, backend="eager")  # type: ignore[assignment]
+    model.third.compile(backend="eager")
+    return model
+
+
+@torch.jit.script
+def scripted_gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
+
+
+class Scripted(Layers):
+    """A scripted function in the glue."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.third(scripted_gelu(self.second(self.first(x)))))
+        return out
+
+
+def scripted_module() -> nn.Module:
+    model = Chain()
+    model.second = torch.jit.script(model.second)  # type: ignore[assignment]
+    return model
+
+
+class Mapped(Layers):
+    """torch.vmap over inputs, which every rank has, and over placed values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.vmap(lambda row: row * row.sum())(x)
+        h = torch.vmap(lambda row: row / row.norm())(self.second(torch.tanh(self.first(x))))
+        out: Tensor = self.head(self.third(h))
+        return out
+
+
+class Questions(Layers):
+    """Asks a placed tensor everything that needs no data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(torch.tanh(self.first(x)))
+        assert isinstance(h, Tensor) and torch.is_tensor(h) and h.is_floating_point()
+        assert h.dtype == torch.float32 and h.device.type == "cpu" and h.is_contiguous()
+        assert h.shape == x.shape and h.size(-1) == WIDTH and h.stride() == (WIDTH, 1) and len(h) == len(x)
+        assert h.dim() == h.ndim == 2 and h.numel() == x.numel() and h.element_size() == 4
+        assert h.requires_grad == torch.is_grad_enabled() and not h.is_leaf and h.grad_fn is not None
+        assert not h.detach().requires_grad and torch.result_type(h, 1.0) == torch.float32
+        low = torch.full((), torch.finfo(h.dtype).min, device=h.device).clamp(min=0)
+        fresh = h.new_zeros(WIDTH) + torch.ones_like(h) * 0.1 + torch.empty_like(h).fill_(0.2)
+        h = h.to(torch.float64).to(h.dtype).type_as(x).to(x.device).contiguous()
+        out: Tensor = self.head(self.third(h) + fresh + low)
+        return out
+
+
+class Operators(Layers):
+    """Python operators with the placed value on either side, matmul, comparison, fancy indices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(torch.tanh(self.first(x)))
+        h = 1 - h / 2 + 2 ** (h * 0.1) + (-h).abs() ** 2 + (h > 0) * 0.1 + (x < h) * 0.1
+        h = h @ torch.eye(WIDTH) + x @ (h.T @ h) * 0.001
+        h = h[:, [*range(1, WIDTH), 0]] + h[..., None].squeeze(-1) + h[:, :1].expand(-1, WIDTH)
+        h = F.normalize(h, dim=-1) * F.softplus(self.third(h)) + F.layer_norm(h, (WIDTH,))
+        out: Tensor = self.head(F.dropout(h, 0.5, training=False))
+        return out
+
+
+CASES = (
+    Case("custom functions in the glue", Custom),
+    Case("custom functions in modules", custom_inside, ("0", "1", "2", "3")),
+    Case("compiled modules", compiled),
+    Case("scripted functions", Scripted),
+    Case("scripted module", scripted_module, automatic=False),
+    Case("vmap", Mapped),
+    Case("questions without data", Questions),
+    Case("operators", Operators, whole=False),
+)

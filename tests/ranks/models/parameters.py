@@ -1,0 +1,121 @@
+"""Parameters outside their modules' forwards, frozen parameters, and parts without gradients."""
+
+# mypy: disable-error-code="no-any-return"
+# some of torch's own functions have no annotations
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.ranks.models.case import WIDTH, Case, Layers, cross_entropy, plain_module
+
+__all__ = ["CASES"]
+
+
+class Chain(Layers):
+    """Three layers and a head in a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.second(torch.tanh(self.first(x))))
+        out: Tensor = self.head(self.third(h))
+        return out
+
+
+class Borrowed(Layers):
+    """Weights of other modules are used in functions; a penalty sums over all parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        h = F.linear(h, self.first.weight, self.first.bias) + self.second.bias
+        penalty = sum(each.pow(2).sum() for each in self.parameters())
+        out: Tensor = self.head(h @ self.third.weight.t()) + penalty * 1e-2
+        return out
+
+
+def decayed_loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Weight decay written into the loss."""
+    module = plain_module(model)
+    decay = torch.stack([each.pow(2).mean() for each in module.parameters()]).sum()
+    norms = torch.norm(torch.cat([each.flatten() for _, each in module.named_parameters()]))
+    return cross_entropy(model, x, y) + decay * 0.01 + norms * 1e-3
+
+
+def far_loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    """The loss uses a weight of the first stage after the last one."""
+    logits = model(x)
+    return F.cross_entropy(logits + (x @ plain_module(model).first.weight)[:, :4], y)
+
+
+class Frozen(Layers):
+    """Frozen layers before, between and after trained ones; a part under no_grad; detached values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(False)
+        self.extra = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.third.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        assert not h.requires_grad
+        with torch.no_grad():
+            target = self.second(h) + self.extra(h)
+        assert not target.requires_grad
+        g = self.second(self.extra(h))
+        with torch.enable_grad():
+            k = self.third(g)
+        out: Tensor = self.head(k + target + g.detach() * 0.5)
+        return out
+
+
+def trunk_frozen() -> nn.Module:
+    """Nothing before the head is trained: no gradient crosses a stage."""
+    model = Chain()
+    for layer in (model.first, model.second, model.third):
+        layer.requires_grad_(False)
+    return model
+
+
+def head_frozen() -> nn.Module:
+    """Only the first layer is trained: gradients pass through the others."""
+    model = Chain()
+    for layer in (model.second, model.third, model.head):
+        layer.requires_grad_(False)
+    return model
+
+
+class Detached(Layers):
+    """Stages whose results are used without gradients, and one whose gradient is stopped by inference."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        side = self.second(h).detach()
+        h = self.third(h.detach())
+        out: Tensor = self.head(h + side.data)
+        return out
+
+
+class Meaning(Layers):
+    """New leaves inside forward: requires_grad_ on an input and on a detached placed value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        h = self.second(torch.tanh(self.first(x)))
+        fresh = h.detach().requires_grad_()
+        out: Tensor = self.head(self.third(h) + self.third(fresh))
+        return out
+
+
+CASES = (
+    Case("borrowed weights", Borrowed),
+    Case("weight decay in the loss", Chain, loss=decayed_loss),
+    Case("a far weight in the loss", Chain, loss=far_loss),
+    Case("frozen layers", Frozen),
+    Case("frozen trunk", trunk_frozen),
+    Case("frozen head", head_frozen),
+    Case("detached values", Detached),
+    Case("new leaves", Meaning),
+)

@@ -1,0 +1,72 @@
+"""The models of the pipeline's tests themselves: on one partition they train like plain PyTorch.
+
+This shows that cases, reference and comparison are right; what is different on several partitions is then the
+pipeline's doing.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ranks.models.case import Case
+from tests.support.equality import Pools, Setup, cases, compare, differences, find, reference
+
+FAMILIES = (
+    "wiring",
+    "branches",
+    "containers",
+    "inplace",
+    "buffers",
+    "recurrent",
+    "attention",
+    "precision",
+    "checkpointing",
+    "hooks",
+    "functions",
+    "parameters",
+    "calls",
+    "huggingface",
+)
+CASES = [(family, case) for family in FAMILIES for case in cases(family)]
+EACH = pytest.mark.parametrize(("family", "case"), CASES, ids=[f"{f}: {c.name}" for f, c in CASES])
+
+
+@EACH
+def test_on_one_partition_a_model_trains_like_plain_pytorch(pool: Pools, family: str, case: Case) -> None:
+    setups = [Setup(microbatches=count) for count in (1, 2, 4)]
+    wrong = [line for setup in setups for line in compare(pool, family, case, setup)]
+    assert not wrong, "\n".join(wrong)
+
+
+@EACH
+def test_microbatches_together_are_the_whole_batch(family: str, case: Case) -> None:
+    parts = reference(family, case.name, 4, steps=2)
+    assert any(each is not None and each.any() for each in parts.gradients.values())
+    if case.whole:
+        whole = reference(family, case.name, 1, steps=2)
+        wrong = list(differences(parts, whole, tolerance=10 * case.tolerance))
+        assert not wrong, "\n".join(wrong)
+
+
+@EACH
+def test_a_model_has_the_parts_to_be_placed(family: str, case: Case) -> None:
+    model = case.build()
+    for stages in (2, 4):
+        placements = case.placements(stages)
+        assert placements or stages == 4
+        for placement in placements.values():
+            for part, stage in (placement or {}).items():
+                model.get_submodule(part)
+                assert 0 <= stage < stages
+
+
+def test_the_comparison_sees_what_is_wrong() -> None:
+    case = find("wiring", "unused layer and dropped result")
+    wanted = reference("wiring", case.name, 2, steps=2)
+    longer = reference("wiring", case.name, 2, steps=3)
+    assert not list(differences(wanted, wanted, tolerance=0))
+    longer.losses.pop()
+    lines = list(differences(longer, wanted, tolerance=1e-6))
+    assert any(line.startswith("gradient head.weight[") for line in lines)
+    assert any(line.startswith("parameter first.bias[") for line in lines)
+    assert wanted.gradients["second.weight"] is None

@@ -1,0 +1,302 @@
+"""Is a model trained by ``smp`` the model that plain PyTorch trains? Runs a case both ways and compares.
+
+The reference runs in the test's process: every microbatch's loss backward, one after the other, then SGD.
+The same training runs on ranks through the public interface; each rank returns what lives on it. Losses,
+gradients, parameters and buffers must agree, and every parameter must live on exactly one stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.ranks.models.case import Case
+from tests.support.ranks import RankFailed, RankPool
+
+__all__ = ["Result", "Setup", "cases", "compare", "differences", "find", "reference", "run_smp"]
+
+LEARNING_RATE = 0.1
+ROUNDING = (
+    1e-7  # of the model's largest gradient: some gradients, such as that of an attention's key bias or of
+)
+# a bias before BatchNorm, are zero but for rounding
+GROUP_TIMEOUT = 20.0
+Pools = Callable[[int], RankPool]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to run a case.
+
+    Attributes:
+        stages: partitions.
+        microbatches: of one replica's batch.
+        placement: a label of :meth:`Case.placements`.
+        replicas: of the whole pipeline; each gets its share of the batch.
+        config: more settings for ``smp.init``.
+    """
+
+    stages: int = 1
+    microbatches: int = 1
+    placement: str = "automatic"
+    schedule: str = "interleaved"
+    replicas: int = 1
+    steps: int = 2
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        more = "".join(f", {key}={value}" for key, value in self.config.items())
+        return (
+            f"{self.stages} stages {self.placement}, {self.microbatches} microbatches {self.schedule}, "
+            f"{self.replicas} replicas{more}"
+        )
+
+
+@dataclass
+class Result:
+    """What training left behind; tensors by their names in the plain module.
+
+    Attributes:
+        losses: one for each step, the mean over microbatches.
+        gradients: of the last step; None where there is none.
+        twice: parameters that live on several stages.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    twice: list[str] = field(default_factory=list)
+
+
+def cases(family: str) -> tuple[Case, ...]:
+    """The cases of one module of ``tests.ranks.models``."""
+    found: tuple[Case, ...] = importlib.import_module(f"tests.ranks.models.{family}").CASES
+    return found
+
+
+def find(family: str, name: str) -> Case:
+    """One case of a family."""
+    return next(case for case in cases(family) if case.name == name)
+
+
+@functools.lru_cache(maxsize=512)
+def reference(family: str, name: str, pieces: int, *, steps: int, replicas: int = 1) -> Result:
+    """Plain PyTorch on the whole model.
+
+    Args:
+        pieces: microbatches of each replica's batch; 1 is the whole batch at once.
+        replicas: the batch has that many times the case's rows.
+    """
+    case = find(family, name)
+    model = case.build()
+    optimizer = torch.optim.SGD(_trainable(model), lr=LEARNING_RATE)
+    result = Result()
+    with _one_thread():
+        for step in range(steps):
+            _plain_step(case, model, optimizer, result, step, pieces, replicas)
+    result.parameters = {each: p.detach().clone() for each, p in model.named_parameters()}
+    result.buffers = {each: b.detach().clone() for each, b in model.named_buffers()}
+    return result
+
+
+def run_smp(family: str, name: str, setup: Setup) -> Result:
+    """Train a case with ``smp``, on every rank; the result holds what is local to this rank."""
+    import smdistributed.modelparallel.torch as smp
+
+    case = find(family, name)
+    placement = case.placements(setup.stages)[setup.placement] if setup.stages > 1 else None
+    smp.shutdown()
+    smp.init(_settings(setup, by_hand=placement is not None))
+    try:
+        module = case.build()
+        for part, stage in (placement or {}).items():
+            smp.set_partition(module.get_submodule(part), stage)
+        return _train(case, setup, module)
+    finally:
+        smp.shutdown()
+
+
+def compare(pools: Pools, family: str, case: Case, setup: Setup) -> list[str]:
+    """Run a case on ranks; what differs from plain PyTorch, a line each, or what went wrong."""
+    pool = pools(setup.stages * setup.replicas)
+    try:
+        results = pool.run(
+            run_smp, family, case.name, setup, timeout=2.5 * GROUP_TIMEOUT, group_timeout=GROUP_TIMEOUT
+        )
+    except RankFailed as failed:
+        return [f"{case.name} ({setup}): {failed}"]
+    wanted = reference(family, case.name, setup.microbatches, steps=setup.steps, replicas=setup.replicas)
+    found = _united(results, setup)
+    lines = differences(found, wanted, tolerance=case.tolerance, buffers=setup.replicas == 1)
+    return [f"{case.name} ({setup}): {line}" for line in lines]
+
+
+def differences(found: Result, wanted: Result, *, tolerance: float, buffers: bool = True) -> Iterator[str]:
+    """What is not equal, within ``tolerance`` relative to the largest entry of each tensor."""
+    for step, (got, want) in enumerate(zip(found.losses, wanted.losses, strict=True)):
+        if not abs(got - want) <= tolerance * abs(want) + ROUNDING:
+            yield f"loss of step {step}: {got!r}, plain PyTorch {want!r}"
+    for name in found.twice:
+        yield f"parameter {name} lives on several stages"
+    floor = ROUNDING * max(
+        (float(g.abs().max()) for g in wanted.gradients.values() if g is not None), default=1
+    )
+    yield from _differ("gradient", found.gradients, wanted.gradients, tolerance, floor)
+    yield from _differ("parameter", found.parameters, wanted.parameters, tolerance, LEARNING_RATE * floor)
+    if buffers:
+        yield from _differ("buffer", found.buffers, wanted.buffers, tolerance, ROUNDING)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums are then made as on the ranks, which have one thread each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _plain_step(
+    case: Case,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    result: Result,
+    step: int,
+    pieces: int,
+    replicas: int,
+) -> None:
+    optimizer.zero_grad()
+    batches = _cut(case.batch(step, case.rows * replicas), pieces * replicas)
+    share = 1 / len(batches) if case.averaged else 1 / replicas
+    losses = [case.train(case, model, _backward(share), batch).item() for batch in batches]
+    result.losses.append(sum(losses) / len(losses))
+    result.gradients = {each: _copy(p.grad) for each, p in model.named_parameters()}
+    optimizer.step()
+
+
+def _train(case: Case, setup: Setup, module: nn.Module) -> Result:
+    import smdistributed.modelparallel.torch as smp
+
+    settings = dict(case.settings)
+    model = smp.DistributedModel(module, **settings)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(_trainable(module), lr=LEARNING_RATE))
+
+    @smp.step
+    def train_step(model: Any, *batch: Any) -> Tensor:
+        return case.train(case, model, model.backward, batch)
+
+    result = Result()
+    for step in range(setup.steps):
+        optimizer.zero_grad()
+        batch = _cut(case.batch(step, case.rows * setup.replicas), setup.replicas)[smp.dp_rank()]
+        result.losses.append(train_step(model, *batch).reduce_mean().item())
+        result.gradients = {name: _copy(p.grad) for name, p in model.local_named_parameters()}
+        optimizer.step()
+    result.parameters = {name: p.detach().clone() for name, p in model.local_named_parameters()}
+    result.buffers = {name: b.detach().clone() for name, b in model.local_named_buffers()}
+    return result
+
+
+def _settings(setup: Setup, *, by_hand: bool) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "partitions": setup.stages,
+        "microbatches": setup.microbatches,
+        "pipeline": setup.schedule,
+        **setup.config,
+    }
+    if setup.replicas > 1:
+        settings["ddp"] = True
+    if by_hand:
+        settings.update(auto_partition=False, default_partition=0)
+    return settings
+
+
+def _united(results: Sequence[Result], setup: Setup) -> Result:
+    """One result from those of all ranks; the losses of replicas are averaged."""
+    stages = setup.stages  # placement "cluster": the stages of a replica are neighbours
+    replicas = [results[i * stages : (i + 1) * stages] for i in range(setup.replicas)]
+    whole = Result()
+    for losses in zip(*(replica[0].losses for replica in replicas), strict=True):
+        whole.losses.append(sum(losses) / len(losses))
+    for stage in replicas[0]:
+        assert stage.losses == replicas[0][0].losses, "the stages report different losses"
+        whole.twice += [name for name in stage.parameters if name in whole.parameters]
+        whole.gradients |= stage.gradients
+        whole.parameters |= stage.parameters
+        whole.buffers |= stage.buffers
+    return whole
+
+
+def _differ(
+    what: str,
+    found: Mapping[str, Tensor | None],
+    wanted: Mapping[str, Tensor | None],
+    tolerance: float,
+    floor: float,
+) -> Iterator[str]:
+    for name in sorted(found.keys() ^ wanted.keys()):
+        yield f"{what} {name}: " + ("lives nowhere" if name in wanted else "plain PyTorch has none")
+    for name in found.keys() & wanted.keys():
+        got, want = found[name], wanted[name]
+        if got is None or want is None:
+            if got is not want:
+                yield f"{what} {name}: {_told(got)}, plain PyTorch {_told(want)}"
+            continue
+        if got.shape != want.shape or got.dtype != want.dtype:
+            yield f"{what} {name}: {got.dtype} {got.shape}, plain PyTorch {want.dtype} {want.shape}"
+            continue
+        apart = (got.double() - want.double()).abs()
+        allowed = tolerance * want.double().abs().max().item() + floor if want.numel() else 0.0
+        if want.numel() and not apart.max().item() <= allowed:
+            worst = int(apart.argmax())
+            yield (
+                f"{what} {name}[{worst}]: {got.flatten()[worst].item()!r}, plain PyTorch "
+                f"{want.flatten()[worst].item()!r}; apart {apart.max().item():.3g}, allowed {allowed:.3g}"
+            )
+
+
+def _told(tensor: Tensor | None) -> str:
+    return "None" if tensor is None else f"one of norm {tensor.norm().item():.6g}"
+
+
+def _backward(share: float) -> Callable[..., None]:
+    """``model.backward`` of plain PyTorch: the mean over microbatches is the batch's gradient."""
+
+    def backward(tensors: Tensor | Sequence[Tensor], grad_tensors: Any = None) -> None:
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        given = [grad_tensors] if isinstance(grad_tensors, Tensor) else grad_tensors or [None] * len(roots)
+        ones = (
+            torch.ones_like(root) if each is None else each for root, each in zip(roots, given, strict=True)
+        )
+        torch.autograd.backward(roots, [each * share for each in ones])
+
+    return backward
+
+
+def _cut(batch: tuple[Any, ...], pieces: int) -> list[tuple[Any, ...]]:
+    """Equal pieces along the first axis, also of tensors in dicts; other values go to each."""
+    return [tuple(_piece(value, pieces, index) for value in batch) for index in range(pieces)]
+
+
+def _piece(value: Any, pieces: int, index: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _piece(each, pieces, index) for key, each in value.items()}
+    return value.tensor_split(pieces)[index] if isinstance(value, Tensor) and value.dim() else value
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [each for each in model.parameters() if each.requires_grad]
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
