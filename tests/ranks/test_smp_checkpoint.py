@@ -103,6 +103,11 @@ def load_all(folder: str) -> None:
     model, _ = wrapped(*trained(steps=1))
     assert resume_from_checkpoint(folder, tag="whole", partial=False) == {"epoch": 8}
     assert same(dict(model.state_dict()), dict(expected))
+    for name in ("load_optimizer", "load_optimizer_states"):
+        restart(partitions=dist.get_world_size())
+        _, optimizer = wrapped(*trained(steps=1))
+        resume_from_checkpoint(folder, tag="t1", **{name: False})
+        assert same(optimizer.state_dict(), trained(steps=1)[1].state_dict()), name
 
 
 def test_checkpoints_of_any_partition_count_load_at_any_other_and_in_plain_pytorch(

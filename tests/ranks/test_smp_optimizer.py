@@ -142,6 +142,8 @@ def check_rest() -> None:
     assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.local_named_parameters()]
     assert optimizer.state_dict()["param_groups"][0]["param_names"] == names
 
+    assert list(state.param_index_to_name_tp_group[0].values()) == names
+
     whole = module()
     set_grads(whole, 3)
     set_grads(inner, 3, model.is_local)

@@ -77,7 +77,7 @@ def test_the_mnist_like_script_learns_like_plain_pytorch_alone_and_over_two_repl
             "dp_rank dp_size pp_rank pp_size tp_rank tp_size rdp_rank rdp_size get_mp_group get_dp_group "
             "get_pp_group get_tp_group get_rdp_group get_world_process_group get_mp_process_group "
             "get_dp_process_group get_pp_process_group get_tp_process_group get_rdp_process_group "
-            "state model nn optimizers amp "
+            "state model nn optimizers amp utils "
             "tensor_parallelism set_tensor_parallelism tp_register tp_register_with_module model_creation "
             "delay_param_initialization",
         ),
@@ -87,6 +87,8 @@ def test_the_mnist_like_script_learns_like_plain_pytorch_alone_and_over_two_repl
         ("smdistributed.modelparallel.torch.model", "DistributedModel"),
         ("smdistributed.modelparallel.torch.state_mod", "state"),
         ("smdistributed.modelparallel.torch.amp", "GradScaler"),
+        ("smdistributed.modelparallel.torch.utils", "rmsg get_distribution_axis"),
+        ("smdistributed.modelparallel.test.torch.utils", "verify dump_model"),
         ("smdistributed.modelparallel.torch.patches.checkpoint", "checkpoint checkpoint_sequential"),
         ("smdistributed.modelparallel.torch.optimizers", "FusedLAMB FusedLamb FusedNovoGrad FusedAdam"),
         (

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from opensmd.modelparallel.checkpoint.gather import collect, gather_full
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from opensmd.modelparallel.layouts import name_original_forwards
 from opensmd.modelparallel.optimizer import after_partition
 from opensmd.modelparallel.plan import Plan, ancestors
 from opensmd.modelparallel.ranks import CommGroup
@@ -40,6 +41,7 @@ class ModelState(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        name_original_forwards(module)
         self.module = module
         self.plan: Plan | None = None
         self._pending_local: dict[str, Any] | None = None
@@ -121,6 +123,10 @@ class ModelState(nn.Module):
         return collect(
             whole, self._home_of, group=state.groups[CommGroup.MP_GROUP], only_first=gather_to_rank0
         )
+
+    def orig_state_dict(self) -> dict[str, Any]:
+        """The module's own ``state_dict`` without asking other ranks; what lives elsewhere is left out."""
+        return {name: each for name, each in self.module.state_dict().items() if self.is_local(name)}
 
     def load_state_dict(  # type: ignore[override]  # one keyword more than torch's
         self,

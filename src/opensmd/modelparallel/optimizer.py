@@ -22,7 +22,7 @@ from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.state import state
 
-__all__ = ["DistributedOptimizer", "after_partition", "global_norm"]
+__all__ = ["DistributedOptimizer", "after_partition", "global_norm", "parameter_names"]
 
 
 @dataclass
@@ -32,11 +32,13 @@ class _Layout:
     Attributes:
         numbers: for every group, the numbers of all its parameters.
         names: for every group, the names that the script gave with its parameters, if it did.
+        full_names: the module's name of every parameter, by number.
         local: the number of each parameter of this rank, by identity.
     """
 
     numbers: list[list[int]] = field(default_factory=list)
     names: list[list[str] | None] = field(default_factory=list)
+    full_names: list[str] = field(default_factory=list)
     local: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -114,6 +116,15 @@ class _Methods:
             grad.mul_(scale.to(grad.device, grad.dtype))
         return float(norm)
 
+    def _smp_names(self) -> list[str]:
+        """The module's name of every parameter, in the whole optimizer's order."""
+        if self._smp_layout is not None:
+            return self._smp_layout.full_names
+        if state.model is None:
+            raise SMPError("parameters have names once smp.DistributedModel has wrapped their model")
+        names = {id(each): name for name, each in state.model.module.named_parameters()}
+        return [names[id(each)] for group in self.param_groups for each in group["params"]]
+
     def _smp_after_partition(self) -> None:
         if self._smp_layout is None:
             self._smp_layout = _Layout()
@@ -139,6 +150,7 @@ class _Methods:
                     "no parameter of the DistributedModel's module; give the optimizer only parameters of "
                     "this model"
                 )
+            layout.full_names.append(name)
             if state.model.is_local(name):
                 kept.append(position)
                 layout.local[id(parameter)] = first + position
@@ -242,6 +254,17 @@ def after_partition(optimizer: torch.optim.Optimizer) -> None:
     """Cut a distributed optimizer to the parameters of this rank."""
     assert isinstance(optimizer, _Methods)
     optimizer._smp_after_partition()
+
+
+def parameter_names(optimizer: torch.optim.Optimizer | None) -> list[str]:
+    """The module's names of the whole optimizer's parameters, in its order.
+
+    Raises:
+        SMPError: there is no distributed optimizer, or no model that its parameters could belong to.
+    """
+    if not isinstance(optimizer, _Methods):
+        raise SMPError("parameters have numbers once smp.DistributedOptimizer has been given their optimizer")
+    return optimizer._smp_names()
 
 
 def global_norm(grads: list[Tensor], *, group: dist.ProcessGroup | None) -> Tensor:

@@ -102,6 +102,18 @@ class State:
         assert self._groups is not None
         return self._groups
 
+    @property
+    def param_index_to_name_tp_group(self) -> list[dict[int, str]]:
+        """For every rank of the tensor-parallel group, here one: parameters' names by optimizer number."""
+        from opensmd.modelparallel.optimizer import parameter_names  # which imports this module
+
+        return [dict(enumerate(parameter_names(self.optimizer)))]
+
+    @property
+    def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
+        """For every rank of the tensor-parallel group, here one: optimizer numbers by parameters' names."""
+        return [{name: number for number, name in each.items()} for each in self.param_index_to_name_tp_group]
+
     def __repr__(self) -> str:
         if not self.initialized:
             return "<model parallelism, not initialised>"

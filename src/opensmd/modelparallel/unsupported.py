@@ -25,16 +25,22 @@ __all__ = [
     "DistributedTransformerOutputLayer",
     "FlashAttentionLayer",
     "delay_param_initialization",
+    "dump_model",
     "model_creation",
     "set_tensor_parallelism",
     "tensor_parallelism",
     "tp_register",
     "tp_register_with_module",
+    "verify",
 ]
 
 TENSOR_PARALLELISM = (
     "tensor parallelism does not exist here; split the model over more partitions (pipeline_parallel_degree) "
     "or use torch.distributed.tensor.parallel without smp"
+)
+TEST_HELPER = (
+    "this helper of the original library's own tests was never documented and does not exist here; compare "
+    "model.state_dict() and optimizer.state_dict(), which are whole on every rank"
 )
 FLASH_ATTENTION = (
     "it does not exist here; torch.nn.functional.scaled_dot_product_attention chooses a fused kernel itself"
@@ -83,6 +89,16 @@ def tp_register(*args: Any, **kwargs: Any) -> NoReturn:
 def tp_register_with_module(*args: Any, **kwargs: Any) -> NoReturn:
     """Raises SMPUnsupportedError."""
     raise SMPUnsupportedError(f"smp.tp_register_with_module: {TENSOR_PARALLELISM}")
+
+
+def verify(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises SMPUnsupportedError."""
+    raise SMPUnsupportedError(f"smdistributed.modelparallel.test.torch.utils.verify: {TEST_HELPER}")
+
+
+def dump_model(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raises SMPUnsupportedError."""
+    raise SMPUnsupportedError(f"smdistributed.modelparallel.test.torch.utils.dump_model: {TEST_HELPER}")
 
 
 @contextlib.contextmanager

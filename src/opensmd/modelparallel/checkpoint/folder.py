@@ -76,6 +76,7 @@ def resume_from_checkpoint(
     load_optimizer: bool = True,
     load_sharded_optimizer_state: bool = True,
     translate_function: Callable[[Any], Any] | None = None,
+    load_optimizer_states: bool | None = None,
 ) -> Any:
     """Load what :func:`save_checkpoint` saved into the model and optimizer; called on all ranks.
 
@@ -89,6 +90,7 @@ def resume_from_checkpoint(
         load_optimizer: load the optimizer too, if it was saved (partial only).
         load_sharded_optimizer_state: accepted; optimizer state is never sharded here.
         translate_function: applied to the full state dict before loading.
+        load_optimizer_states: the name of ``load_optimizer`` in the first version that had this function.
 
     Returns:
         The saved ``user_content``, or None.
@@ -99,6 +101,8 @@ def resume_from_checkpoint(
     """
     state.require("smp.resume_from_checkpoint")
     folder = Path(path)
+    if load_optimizer_states is not None:
+        load_optimizer = load_optimizer_states
     if tag is None:
         tag, partial = _newest(folder)
     source = folder / f"{tag}_partial"

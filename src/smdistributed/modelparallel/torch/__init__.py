@@ -60,7 +60,7 @@ from opensmd.modelparallel.world import (  # noqa: E402
     tp_rank,
     tp_size,
 )
-from smdistributed.modelparallel.torch import amp, model, nn, optimizers  # noqa: E402
+from smdistributed.modelparallel.torch import amp, model, nn, optimizers, utils  # noqa: E402
 from smdistributed.modelparallel.torch.model import DistributedModel  # noqa: E402
 
 WORLD = CommGroup.WORLD
@@ -97,6 +97,7 @@ __all__ = [
     "model",
     "nn",
     "optimizers",
+    "utils",
     "broadcast",
     "send",
     "recv_from",

@@ -12,6 +12,7 @@ from opensmd.modelparallel.unsupported import (
     FlashAttentionLayer,
 )
 from opensmd.nn import FusedLayerNorm
+from smdistributed.modelparallel.torch.nn import huggingface
 
 __all__ = [
     "FusedLayerNorm",
@@ -24,4 +25,5 @@ __all__ = [
     "DistributedTransformerLMHead",
     "DistributedTransformerOutputLayer",
     "FlashAttentionLayer",
+    "huggingface",
 ]

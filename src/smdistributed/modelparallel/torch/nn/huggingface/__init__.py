@@ -1,0 +1,5 @@
+"""State dicts between Hugging Face's models and distributed ones, which are the same here."""
+
+from smdistributed.modelparallel.torch.nn.huggingface import bert, gpt2, gptj, gptneo, roberta
+
+__all__ = ["bert", "gpt2", "gptj", "gptneo", "roberta"]
