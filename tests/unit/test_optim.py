@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from opensmd.nn import FusedLayerNorm
 from opensmd.optim import FusedAdam, FusedLAMB, FusedNovoGrad
+from opensmd.optim.norm import global_norm
 
 SHAPES = [(3, 4), (4,), (2, 2, 2)]
 
@@ -191,6 +192,16 @@ def test_settings_that_have_no_rule_are_refused(kind: Any) -> None:
     sparse(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="does not take sparse gradients"):
         kind(sparse.parameters()).step()
+
+
+def test_the_global_norm_is_that_of_all_gradients_as_one_vector() -> None:
+    grads = [torch.full((1000,), 300.0, dtype=torch.bfloat16), torch.full((3,), 1e-3), *gradients(0)]
+    wanted = torch.cat([each.double().flatten() for each in grads]).norm()
+    found = global_norm(grads)
+    assert found.dtype == torch.float64 and found.shape == ()
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-7)
+    assert global_norm([torch.full((4,), 3e4, dtype=torch.float16)]).item() == pytest.approx(6e4, rel=1e-3)
+    assert global_norm([]).item() == 0.0
 
 
 def test_fused_layer_norm_equals_torchs() -> None:

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_optimizers
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.state import state
+from opensmd.optim.norm import global_norm
 
-__all__ = ["DistributedOptimizer", "after_partition", "global_norm", "parameter_names"]
+__all__ = ["DistributedOptimizer", "after_partition", "parameter_names"]
 
 
 @dataclass
@@ -265,19 +265,6 @@ def parameter_names(optimizer: torch.optim.Optimizer | None) -> list[str]:
     if not isinstance(optimizer, _Methods):
         raise SMPError("parameters have numbers once smp.DistributedOptimizer has been given their optimizer")
     return optimizer._smp_names()
-
-
-def global_norm(grads: list[Tensor], *, group: dist.ProcessGroup | None) -> Tensor:
-    """The 2-norm of all gradients, those of the other ranks of ``group`` included; 0-dimensional, float32."""
-    device = grads[0].device if grads else torch.device("cpu")
-    if grads:
-        norms = [each.to(device) for each in torch._foreach_norm(grads)]
-        square = torch.stack(norms).float().square().sum()
-    else:
-        square = torch.zeros((), device=device)
-    if group is not None and dist.get_world_size(group) > 1:
-        dist.all_reduce(square, group=group)
-    return square.sqrt()
 
 
 def _gathered(own: Mapping[Any, Any]) -> dict[Any, Any]:

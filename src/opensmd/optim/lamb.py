@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from opensmd.optim.fused import Batch, FusedOptimizer, check_betas, refuse_amsgrad
+from opensmd.optim.norm import global_norm
 
 __all__ = ["FusedLAMB"]
 
@@ -69,13 +70,7 @@ class FusedLAMB(FusedOptimizer):
         limit = self.defaults["max_grad_norm"]
         parameters = [each for group in self.param_groups for each in group["params"]]
         grads = [each.grad for each in parameters if each.grad is not None]
-        square = torch.zeros((), dtype=torch.float64, device=grads[0].device if grads else None)
-        for grad in grads:
-            wide = grad if grad.dtype == torch.float64 else grad.float()
-            square += torch.linalg.vector_norm(wide).square().to(square.device)
-        if self.norm_group is not None and dist.get_world_size(self.norm_group) > 1:
-            dist.all_reduce(square, group=self.norm_group)
-        norm = square.sqrt()
+        norm = global_norm(grads, group=self.norm_group)
         self._shrink = torch.where(norm > limit, limit / norm, 1.0) if limit > 0 else torch.ones_like(norm)
 
     def update(self, group: dict[str, Any], batch: Batch) -> None:

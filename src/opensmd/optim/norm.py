@@ -1,0 +1,39 @@
+"""The norm of all gradients together, also where each rank has only some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["global_norm"]
+
+
+def global_norm(grads: Sequence[Tensor], *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The 2-norm of ``grads`` and of what the other ranks of ``group`` give; 0-dimensional, float64.
+
+    Half-precision gradients are widened first, and squares are added in float64, so that the result hardly
+    depends on how parameters are spread over ranks.
+
+    Args:
+        grads: of any shapes; may be empty on some ranks.
+        group: called on all of its ranks; None for the given gradients alone.
+    """
+    square = torch.zeros((), dtype=torch.float64, device=_device(grads, group))
+    if grads:
+        wide = [each if each.dtype in (torch.float32, torch.float64) else each.float() for each in grads]
+        norms = torch._foreach_norm(wide)
+        square = torch.stack([each.to(square) for each in norms]).square().sum()
+    if group is not None and dist.get_world_size(group) > 1:
+        dist.all_reduce(square, group=group)
+    return square.sqrt()
+
+
+def _device(grads: Sequence[Tensor], group: dist.ProcessGroup | None) -> torch.device:
+    """Where the gradients are; for a rank without any, where the group takes tensors from."""
+    if grads:
+        return grads[0].device
+    only_cuda = group is not None and dist.get_backend(group) == "nccl"
+    return torch.device("cuda" if only_cuda else "cpu")
