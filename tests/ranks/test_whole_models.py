@@ -10,24 +10,9 @@ import pytest
 
 from tests.ranks.models.case import Case
 from tests.support.equality import Pools, Setup, cases, compare, differences, find, reference
+from tests.support.matrix import FAMILIES
 
-FAMILIES = (
-    "wiring",
-    "branches",
-    "containers",
-    "inplace",
-    "buffers",
-    "recurrent",
-    "attention",
-    "precision",
-    "checkpointing",
-    "hooks",
-    "functions",
-    "parameters",
-    "calls",
-    "huggingface",
-)
-CASES = [(family, case) for family in FAMILIES for case in cases(family)]
+CASES = [(family, case) for family in (*FAMILIES, "huggingface") for case in cases(family)]
 EACH = pytest.mark.parametrize(("family", "case"), CASES, ids=[f"{f}: {c.name}" for f, c in CASES])
 
 

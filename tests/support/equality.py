@@ -41,6 +41,7 @@ class Setup:
         placement: a label of :meth:`Case.placements`.
         replicas: of the whole pipeline; each gets its share of the batch.
         config: more settings for ``smp.init``.
+        backend: of torch.distributed.
     """
 
     stages: int = 1
@@ -50,6 +51,7 @@ class Setup:
     replicas: int = 1
     steps: int = 2
     config: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = "smddp"
 
     def __str__(self) -> str:
         more = "".join(f", {key}={value}" for key, value in self.config.items())
@@ -78,12 +80,16 @@ class Result:
 
 def cases(family: str) -> tuple[Case, ...]:
     """The cases of one module of ``tests.ranks.models``."""
-    found: tuple[Case, ...] = importlib.import_module(f"tests.ranks.models.{family}").CASES
+    found: tuple[Case, ...] = _module(family).CASES
     return found
 
 
 def find(family: str, name: str) -> Case:
-    """One case of a family."""
+    """One case of a family; families without end make it from the name."""
+    module = _module(family)
+    if hasattr(module, "make"):
+        made: Case = module.make(name)
+        return made
     return next(case for case in cases(family) if case.name == name)
 
 
@@ -124,35 +130,52 @@ def run_smp(family: str, name: str, setup: Setup) -> Result:
         smp.shutdown()
 
 
-def compare(pools: Pools, family: str, case: Case, setup: Setup) -> list[str]:
-    """Run a case on ranks; what differs from plain PyTorch, a line each, or what went wrong."""
+def compare(pools: Pools, family: str, case: Case, setup: Setup, *, exact: bool = False) -> list[str]:
+    """Run a case on ranks; what differs from plain PyTorch, a line each, or what went wrong.
+
+    ``exact`` asks for equal bits.
+    """
     pool = pools(setup.stages * setup.replicas)
     try:
         results = pool.run(
-            run_smp, family, case.name, setup, timeout=2.5 * GROUP_TIMEOUT, group_timeout=GROUP_TIMEOUT
+            run_smp,
+            family,
+            case.name,
+            setup,
+            backend=setup.backend,
+            timeout=2 * GROUP_TIMEOUT,
+            group_timeout=GROUP_TIMEOUT,
         )
     except RankFailed as failed:
         return [f"{case.name} ({setup}): {failed}"]
     wanted = reference(family, case.name, setup.microbatches, steps=setup.steps, replicas=setup.replicas)
     found = _united(results, setup)
-    lines = differences(found, wanted, tolerance=case.tolerance, buffers=setup.replicas == 1)
+    tolerance = 0.0 if exact else case.tolerance
+    lines = differences(found, wanted, tolerance=tolerance, exact=exact, buffers=setup.replicas == 1)
     return [f"{case.name} ({setup}): {line}" for line in lines]
 
 
-def differences(found: Result, wanted: Result, *, tolerance: float, buffers: bool = True) -> Iterator[str]:
-    """What is not equal, within ``tolerance`` relative to the largest entry of each tensor."""
+def differences(
+    found: Result, wanted: Result, *, tolerance: float, exact: bool = False, buffers: bool = True
+) -> Iterator[str]:
+    """What is not equal, within ``tolerance`` relative to the largest entry of each tensor, and rounding."""
+    rounding = 0.0 if exact else ROUNDING
     for step, (got, want) in enumerate(zip(found.losses, wanted.losses, strict=True)):
-        if not abs(got - want) <= tolerance * abs(want) + ROUNDING:
+        if not abs(got - want) <= tolerance * abs(want) + rounding:
             yield f"loss of step {step}: {got!r}, plain PyTorch {want!r}"
     for name in found.twice:
         yield f"parameter {name} lives on several stages"
-    floor = ROUNDING * max(
+    floor = rounding * max(
         (float(g.abs().max()) for g in wanted.gradients.values() if g is not None), default=1
     )
     yield from _differ("gradient", found.gradients, wanted.gradients, tolerance, floor)
     yield from _differ("parameter", found.parameters, wanted.parameters, tolerance, LEARNING_RATE * floor)
     if buffers:
-        yield from _differ("buffer", found.buffers, wanted.buffers, tolerance, ROUNDING)
+        yield from _differ("buffer", found.buffers, wanted.buffers, tolerance, rounding)
+
+
+def _module(family: str) -> Any:
+    return importlib.import_module(f"tests.ranks.models.{family}")
 
 
 @contextlib.contextmanager

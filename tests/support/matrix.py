@@ -1,0 +1,81 @@
+"""Which ways to run a case: a few for every test run, all of them on request.
+
+``python -m tests.support.matrix [family ...]`` runs every case with 1 to 4 stages, 1 to 8 microbatches, both
+schedules, every placement, and replicas, and prints what differs from plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+
+from tests.ranks.models.case import Case
+from tests.support.equality import Setup, cases, compare
+from tests.support.ranks import RankPool
+
+__all__ = ["FAMILIES", "every_setup", "some_setups"]
+
+FAMILIES = (
+    "wiring",
+    "branches",
+    "containers",
+    "inplace",
+    "buffers",
+    "recurrent",
+    "attention",
+    "precision",
+    "checkpointing",
+    "hooks",
+    "functions",
+    "parameters",
+    "calls",
+)
+SCHEDULES = ("simple", "interleaved")
+MICROBATCHES = (1, 2, 4, 8)
+
+
+def some_setups(case: Case, number: int) -> Iterator[Setup]:
+    """Every placement on two stages and one on four; microbatches and schedules vary with ``number``."""
+    ways = itertools.cycle(itertools.product((4, 1, 8, 2), ("interleaved", "simple")))
+    for _ in range(number % 8):
+        next(ways)
+    for placement, (microbatches, schedule) in zip(case.placements(2), ways, strict=False):
+        yield Setup(2, microbatches, placement, schedule)
+    deep = list(case.placements(4))
+    if deep:
+        microbatches, schedule = next(ways)
+        yield Setup(4, microbatches, deep[number % len(deep)], schedule)
+
+
+def every_setup(case: Case) -> Iterator[Setup]:
+    """All placements, numbers of microbatches and schedules; replicas with two stages."""
+    for stages, schedule, microbatches in itertools.product((2, 4), SCHEDULES, MICROBATCHES):
+        for placement in case.placements(stages):
+            yield Setup(stages, microbatches, placement, schedule)
+    for placement, microbatches in itertools.product(case.placements(2), (1, 4)):
+        yield Setup(2, microbatches, placement, replicas=2)
+
+
+def main(families: list[str]) -> int:
+    """Run everything; the number of setups that differ."""
+    pools: dict[int, RankPool] = {}
+    failed = ran = 0
+    for family in families:
+        started = time.monotonic()
+        for case in cases(family):
+            for setup in every_setup(case):
+                ran += 1
+                lines = compare(lambda n: pools.setdefault(n, RankPool(n)), family, case, setup)
+                failed += bool(lines)
+                print("\n".join(f"{family}: {line}" for line in lines), end="\n" if lines else "", flush=True)
+        print(f"{family}: {time.monotonic() - started:.0f} s", flush=True)
+    for pool in pools.values():
+        pool.close()
+    print(f"{ran} setups, {failed} differ from plain PyTorch")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(sys.argv[1:] or [*FAMILIES, "huggingface"])))
