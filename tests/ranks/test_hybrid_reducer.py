@@ -248,6 +248,63 @@ def comm_hooks_replace_the_reduction() -> None:
         raise AssertionError("a hook without buckets was taken")
 
 
+class Stop(Exception):
+    """What a failing step raises."""
+
+
+def stop(grad: Tensor) -> None:
+    raise Stop
+
+
+def stop_in_backward(module: nn.Module, inputs: Any, out: Tensor) -> None:
+    """A forward hook that lets the backward stop when it comes to ``module``."""
+    out.register_hook(stop)  # type: ignore[no-untyped-call]
+
+
+def failing_step(model: Stage, replicas: Replicas, where: str) -> None:
+    """A step that ends with an exception at some point, the same on all replicas."""
+    replicas.before_step()
+    for microbatch, x in enumerate(data(0, dist.get_rank())):
+        last = microbatch == MICROBATCHES - 1
+        hook = model.mine.register_forward_hook(stop_in_backward) if last and where == "backward" else None
+        loss = model(x, extra=True).square().mean() / MICROBATCHES
+        if hook is not None:
+            hook.remove()
+        if where == "forward":
+            raise Stop
+        if last:
+            replicas.before_last_backward([loss])
+            if where == "armed":
+                raise Stop
+        loss.backward()
+    replicas.after_last_backward()
+    raise Stop
+
+
+def a_step_that_failed_leaves_nothing_behind() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    world = dist.get_world_size()
+    for options in (
+        {},
+        {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0001},
+        {"find_unused_parameters": True},
+    ):
+        for where in ("forward", "armed", "backward", "afterwards"):
+            model = build(0)
+            replicas = Replicas(model, is_local=is_local, group=group, **options)
+            replicas.register_comm_hook(group, default_hooks.allreduce_hook)
+            for step in range(4):
+                if step % 2 == 1:
+                    with contextlib.suppress(Stop):
+                        failing_step(model, replicas, where)
+                    replicas.abandon_step()
+                    model.zero_grad()
+                run_step(model, replicas, Case(), step)
+                check_gradients(model, expected(Case(), world, [step]), f"{options} {where} {step}")
+                model.zero_grad()
+
+
 FUNCTIONS = [
     all_cases,
     microbatches_may_run_in_threads,
@@ -256,6 +313,7 @@ FUNCTIONS = [
     a_stage_without_parameters_has_nothing_to_do,
     uneven_numbers_of_steps,
     comm_hooks_replace_the_reduction,
+    a_step_that_failed_leaves_nothing_behind,
 ]
 
 

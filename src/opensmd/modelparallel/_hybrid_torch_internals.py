@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["arm", "begin", "flatten", "ignoring", "unflatten"]
+__all__ = ["arm", "begin", "dismantle", "flatten", "ignoring", "unflatten"]
 
 
 def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
@@ -25,6 +25,14 @@ def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
 def arm(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
     """What DDP does after a forward that returned ``roots``: from now on every gradient counts."""
     ddp._post_forward(list(roots))  # type: ignore[no-untyped-call]
+
+
+def dismantle(ddp: DistributedDataParallel) -> None:
+    """Take the reducer's hooks off the parameters: nothing counts any more.
+
+    The hooks go with the reducer itself, which DDP and its logger alone hold.
+    """
+    del ddp.reducer, ddp.logger
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ reduction overlaps with that backward::
     microbatch m-1     buckets leave as they fill; the end of this backward waits for them
     after_step         gradients are the replicas' mean (or, without overlap, become it here)
 
+An exception anywhere in between leads to ``abandon_step`` instead of ``after_step``.
+
 The arguments are those of seed 002's ``smp.DistributedModel``; tests/ranks/test_hybrid.py holds the promises.
 """
 
@@ -26,7 +28,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from opensmd.modelparallel._hybrid_torch_internals import arm, begin, flatten, ignoring, unflatten
+from opensmd.modelparallel._hybrid_torch_internals import (
+    arm,
+    begin,
+    dismantle,
+    flatten,
+    ignoring,
+    unflatten,
+)
 
 __all__ = ["CommHook", "Replicas"]
 
@@ -81,6 +90,15 @@ class Replicas:
         self._broadcast_buffers = broadcast_buffers
         self._passes = 0
         self._inside = False
+        self._armed = False
+        self._comm_hooks: list[tuple[Any, CommHook]] = []
+        self._ddp_options: dict[str, Any] = {
+            "process_group": group,
+            "bucket_cap_mb": bucket_cap_mb,
+            "broadcast_buffers": broadcast_buffers,
+            "gradient_as_bucket_view": gradient_as_bucket_view and overlapping_allreduce,
+            "find_unused_parameters": find_unused_parameters,
+        }
         self._parameters = [
             parameter
             for name, parameter in module.named_parameters()
@@ -88,15 +106,7 @@ class Replicas:
         ]
         self._ddp: DistributedDataParallel | None = None
         if self._parameters:
-            with ignoring(module, [name for name in _names(module) if not is_local(name)]):
-                self._ddp = DistributedDataParallel(
-                    module,
-                    process_group=group,
-                    bucket_cap_mb=bucket_cap_mb,
-                    broadcast_buffers=broadcast_buffers,
-                    gradient_as_bucket_view=gradient_as_bucket_view and overlapping_allreduce,
-                    find_unused_parameters=find_unused_parameters,
-                )
+            self._ddp = self._make_ddp(first=True)
         else:
             self._send_from_first([*module.parameters(), *module.buffers()])
         for state, hook in comm_hooks:
@@ -120,11 +130,32 @@ class Replicas:
             roots: everything the last backward on this rank begins from, tokens of sent tensors included.
         """
         if self._ddp is not None and self.overlapping:
+            self._armed = True
             arm(self._ddp, roots)
+
+    def after_last_backward(self) -> None:
+        """The backward that :meth:`before_last_backward` announced has returned."""
+        self._armed = False
+
+    def abandon_step(self) -> None:
+        """End a step that an exception has ended; it does not count as one of ``backward_passes_per_step``.
+
+        Sends nothing, so it may be called on one replica alone. If the exception came in the last backward,
+        torch's reducer still waits for that backward's gradients, and is replaced by a new one. Replicas
+        train on together only if the same exception has ended the step on all of them; otherwise the others
+        wait for this one's gradients until the group's timeout. Not within :meth:`join`.
+        """
+        self._inside = False
+        if self._armed and self._ddp is not None:
+            self._armed = False
+            dismantle(self._ddp)
+            self._ddp = self._make_ddp(first=False)
+            for state, hook in self._comm_hooks:
+                self._ddp.register_comm_hook(state, hook)
 
     def after_step(self, *, backward_ran: bool) -> None:
         """End a step; without overlap, reduce the gradients now."""
-        self._inside = False
+        self._inside = self._armed = False
         if not backward_ran:
             return
         if self._ddp is not None and not self.overlapping and self._is_reducing:
@@ -163,10 +194,16 @@ class Replicas:
             raise ValueError("a comm hook needs overlapping_allreduce=True: without it no bucket is sent")
         if self._ddp is not None:
             self._ddp.register_comm_hook(state, hook)
+            self._comm_hooks.append((state, hook))
 
     @property
     def _is_reducing(self) -> bool:
         return (self._passes + 1) % self.backward_passes_per_step == 0
+
+    def _make_ddp(self, *, first: bool) -> DistributedDataParallel:
+        """torch's reducer for what lives here; the ``first`` one makes all replicas equal."""
+        with ignoring(self._module, [name for name in _names(self._module) if not self._is_local(name)]):
+            return DistributedDataParallel(self._module, init_sync=first, **self._ddp_options)
 
     def _send_from_first(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast what this stage has but no reducer looks after."""
