@@ -1,30 +1,37 @@
 """``smp.DistributedModel``: the wrapper that runs a model inside steps.
 
-So far it runs models on one partition, with microbatches and with data parallelism over replicas; several
-partitions are refused when the model is wrapped. The first step places the model (everything stays here),
-broadcasts it to the replicas, loads what waited, and runs the hooks.
+The first step partitions the model: one dry run on the first rank, a plan, and every rank keeps its part.
+Then what waited is loaded, the replicas are made equal, and the hooks run. With one partition nothing is
+intercepted: the microbatches run one after the other.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from opensmd.modelparallel.capture import describe
-from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.capture import is_tracing
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.first_plan import agree_on_plan
 from opensmd.modelparallel.hybrid import CommHook, Replicas
 from opensmd.modelparallel.model_state import ModelState
-from opensmd.modelparallel.partition import manual_partition
+from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.report.table import print_plan
-from opensmd.modelparallel.state import state
+from opensmd.modelparallel.roots import root_gradient
+from opensmd.modelparallel.runtime.engine import Engine
+from opensmd.modelparallel.state import state as smp_state
 
 __all__ = ["DistributedModel"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Split = Callable[[tuple[Any, ...], dict[str, Any]], list[Arguments]]
 
 
 class DistributedModel(ModelState):
@@ -32,20 +39,20 @@ class DistributedModel(ModelState):
 
     Args:
         module: the model; not a ScriptModule and not wrapped in DistributedDataParallel.
-        trace_device: ``"gpu"`` or ``"cpu"``; there is nothing to trace with one partition.
-        trace_execution_times: likewise; must be False with ``trace_device="cpu"``.
+        trace_device: ``"gpu"`` or ``"cpu"``: where a timed dry run takes place.
+        trace_execution_times: measure times for the partitioner in real runs; must be False with
+            ``trace_device="cpu"``.
         overlapping_allreduce: send gradients to the replicas during the last microbatch's backward.
         backward_passes_per_step: steps whose gradients add up before the replicas reduce them.
         average_grads_across_microbatches: divide gradients by the number of microbatches.
         bucket_cap_mb: size of gradient buckets in MiB.
-        trace_memory_usage: as ``trace_execution_times``.
+        trace_memory_usage: measure what is kept for backward in a real run instead of a fake one.
         broadcast_buffers: send the first replica's buffers to the others in each step.
         gradient_as_bucket_view: let gradients be views of the buckets.
         find_unused_parameters: look for parameters that the last backward does not reach.
 
     Raises:
         SMPNotInitializedError: before ``smp.init``.
-        SMPUnsupportedError: the settings ask for more than one partition.
         SMPError: the script has wrapped a model already.
         TypeError, ValueError: a bad argument.
     """
@@ -64,17 +71,14 @@ class DistributedModel(ModelState):
         gradient_as_bucket_view: bool = False,
         find_unused_parameters: bool = False,
     ) -> None:
-        cfg = state.require("smp.DistributedModel").cfg
+        smp_state.require("smp.DistributedModel")
         _check(module, trace_device, trace_execution_times)
-        if cfg.pipeline_parallel_degree > 1:
-            raise SMPUnsupportedError(
-                f"partitions={cfg.pipeline_parallel_degree}: models run on one partition only so far; set "
-                "partitions to 1 (with ddp=True the other ranks become replicas). `smd plan` shows how it "
-                "would be split"
-            )
         super().__init__(module)
+        self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
+        self._trace_device = trace_device
         self._average = average_grads_across_microbatches
         self._comm_hooks: list[tuple[Any, CommHook]] = []
+        self._engine: Engine | None = None
         self._replicas: Replicas | None = None
         self._replica_options: dict[str, Any] = {
             "overlapping_allreduce": overlapping_allreduce,
@@ -85,34 +89,43 @@ class DistributedModel(ModelState):
             "find_unused_parameters": find_unused_parameters,
         }
         self._step: _Step | None = None
-        state.model = self
+        smp_state.model = self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, inside a step."""
-        self._require_step("forward")
+        if not is_tracing():
+            self._require_step("forward")
         return self.module(*args, **kwargs)
 
     def backward(
-        self, tensors: Tensor | Sequence[Tensor], grad_tensors: Tensor | Sequence[Tensor | None] | None = None
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+        retain_graph: bool | None = None,
     ) -> None:
         """What replaces ``loss.backward()`` and ``torch.autograd.backward(tensors, grad_tensors)``.
 
         Args:
             tensors: a loss, or tensors with their incoming gradients.
             grad_tensors: one for each tensor; None for tensors of one element.
+            retain_graph: keep the graph for another backward of the same microbatch.
         """
+        if is_tracing():
+            return
         step = self._require_step("backward")
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         if grad_tensors is None or isinstance(grad_tensors, Tensor):
             given: list[Tensor | None] = [grad_tensors] * len(roots)
         else:
             given = list(grad_tensors)
-        gradients = [_root_gradient(root, gradient) for root, gradient in zip(roots, given, strict=True)]
-        if self._average:
-            gradients = [gradient / step.microbatches for gradient in gradients]
+        share = 1 / step.microbatches if self._average else 1.0
+        if self._engine is not None:
+            self._engine.backward(roots, given, retain_graph, share=share)
+            return
+        gradients = [root_gradient(root, each, share) for root, each in zip(roots, given, strict=True)]
         if self._replicas is not None and step.is_last_backward():
             self._replicas.before_last_backward(roots)
-        torch.autograd.backward(roots, gradients)
+        torch.autograd.backward(roots, gradients, retain_graph=retain_graph)
 
     def join(self, *args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:
         """torch's ``DistributedDataParallel.join`` for replicas with different numbers of steps.
@@ -127,38 +140,97 @@ class DistributedModel(ModelState):
             )
         return self._replicas.join(*args, **kwargs)
 
-    def register_comm_hook(self, hook_state: Any, hook: CommHook) -> None:
+    def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Replace the reduction of gradient buckets, as torch's ``register_comm_hook`` does."""
-        if not state.cfg.ddp:
+        if not smp_state.cfg.ddp:
             raise SMPError("a comm hook needs ddp=True: without it nothing is sent between replicas")
-        self._comm_hooks.append((hook_state, hook))
+        self._comm_hooks.append((state, callable))
         if self._replicas is not None:
-            self._replicas.register_comm_hook(hook_state, hook)
+            self._replicas.register_comm_hook(state, callable)
 
-    @contextlib.contextmanager
-    def running(self, microbatches: int) -> Iterator[_Step]:
-        """The span of one step; used by ``smp.step``."""
+    def run_step(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        split: Split,
+        *,
+        detach: bool,
+    ) -> list[Any]:
+        """Run one step; used by ``smp.step``.
+
+        Args:
+            function: the user's step function.
+            args, kwargs: what it was called with.
+            split: cuts these into the arguments of each microbatch.
+            detach: detach what is returned from its graph.
+
+        Returns:
+            What ``function`` returned for each microbatch; tensors are real on every rank.
+        """
         if self._step is not None:
             raise SMPError("a smp.step function was called inside another one; call them one after the other")
+        pipeline = smp_state.groups[CommGroup.PP_GROUP]
+        if pipeline.size() > 1:
+            self._engine = self._engine or Engine(pipeline, smp_state.cfg)
+            args, kwargs = self._engine.agreed_inputs(args, kwargs)
+        calls = split(args, kwargs)
         if not self.partitioned:
-            self._place()
+            self._place(lambda: function(*calls[0][0], **calls[0][1]))
         if self._replicas is not None:
             self._replicas.before_step()
-        self._step = step = _Step(microbatches)
+        self._step = step = _Step(len(calls))
         try:
-            yield step
+            results = self._run(function, calls, step, detach)
+        except BaseException:
+            if self._replicas is not None:
+                self._replicas.abandon_step()
+            raise
         finally:
             self._step = None
         if self._replicas is not None:
             self._replicas.after_step(backward_ran=step.backwards > 0)
         self.finish_step()
+        return results
 
-    def _place(self) -> None:
-        self.finish_partition(manual_partition(describe(self.module), 1, fixed={}, default=0))
-        if state.rank == 0 and self.plan is not None:
-            print_plan(self.plan)
-        group = state.groups[CommGroup.DP_GROUP]
-        if state.cfg.ddp and group.size() > 1:
+    def _run(
+        self, function: Callable[..., Any], calls: list[Arguments], step: _Step, detach: bool
+    ) -> list[Any]:
+        if self._engine is not None:
+            results = self._engine.run(function, calls, detach=detach)
+            step.backwards = self._engine.backwards
+            return results
+        results = []
+        for microbatch, (args, kwargs) in enumerate(calls):
+            step.begin(microbatch)
+            result = function(*args, **kwargs)
+            results.append(detached(result) if detach else result)
+        return results
+
+    def _place(self, call: Callable[[], Any]) -> None:
+        plan = agree_on_plan(
+            self.module,
+            call,
+            cfg=smp_state.cfg,
+            optimizer=smp_state.optimizer,
+            device=torch.device("cpu") if self._trace_device == "cpu" else None,
+            group=smp_state.groups.messages,
+            **self._trace,
+        )
+        if self._engine is not None:
+            self._engine.place(self.module, plan)
+            smp_state.engine = self._engine
+        elif any(self._trace.values()):
+            warnings.warn(
+                "trace_execution_times and trace_memory_usage are ignored: there is one partition, so there "
+                "is nothing to trace",
+                stacklevel=5,
+            )
+        self.finish_partition(plan)
+        if smp_state.rank == 0:
+            print_plan(plan)
+        group = smp_state.groups[CommGroup.DP_GROUP]
+        if smp_state.cfg.ddp and group.size() > 1:
             self._replicas = Replicas(
                 self.module,
                 is_local=self.is_local,
@@ -166,6 +238,8 @@ class DistributedModel(ModelState):
                 comm_hooks=self._comm_hooks,
                 **self._replica_options,
             )
+            if self._engine is not None:
+                self._engine.before_last_backward = self._replicas.before_last_backward
 
     def _require_step(self, what: str) -> _Step:
         if self._step is None:
@@ -206,16 +280,5 @@ def _check(module: nn.Module, trace_device: str, trace_execution_times: bool) ->
         raise ValueError(f"trace_device must be 'cpu' or 'gpu', got {trace_device!r}")
     if trace_execution_times and trace_device == "cpu":
         raise ValueError("trace_execution_times must be False with trace_device='cpu'")
-    if state.model is not None:
+    if smp_state.model is not None:
         raise SMPError("smp.DistributedModel: only one model of a script can be wrapped, and one is already")
-
-
-def _root_gradient(root: Tensor, gradient: Tensor | None) -> Tensor:
-    if gradient is not None:
-        return gradient
-    if root.numel() != 1:
-        raise ValueError(
-            f"model.backward: a tensor of shape {tuple(root.shape)} needs an incoming gradient; pass "
-            "grad_tensors, or reduce the loss to one element"
-        )
-    return torch.ones_like(root)

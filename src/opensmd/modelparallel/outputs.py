@@ -104,3 +104,14 @@ def rebuild_sequence(like: Any, items: list[Any]) -> Any:
     if type(like) is list:
         return items
     return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+
+
+def detached(result: Any) -> Any:
+    """A microbatch's result without its graphs."""
+    if isinstance(result, Tensor):
+        return result.detach()
+    if isinstance(result, Mapping):
+        return rebuild_mapping(result, {key: detached(each) for key, each in result.items()})
+    if isinstance(result, (list, tuple)):
+        return rebuild_sequence(result, [detached(each) for each in result])
+    return result

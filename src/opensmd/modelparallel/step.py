@@ -6,12 +6,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from torch import Tensor
-
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.microbatch import split_arguments
 from opensmd.modelparallel.model import DistributedModel
-from opensmd.modelparallel.outputs import merge_results, rebuild_mapping, rebuild_sequence
+from opensmd.modelparallel.outputs import merge_results
 from opensmd.modelparallel.state import state
 
 __all__ = ["step"]
@@ -66,30 +64,18 @@ def step(
         model = state.require("smp.step").model
         if not isinstance(model, DistributedModel):
             raise SMPError("a smp.step function was called before smp.DistributedModel wrapped a model")
-        calls = split_arguments(
-            wanted,
-            args,
-            kwargs,
-            microbatches=state.cfg.microbatches,
-            non_split_inputs=non_split_inputs,
-            input_split_axes=input_split_axes,
-        )
-        results = []
-        with model.running(len(calls)) as running:
-            for microbatch, (own_args, own_kwargs) in enumerate(calls):
-                running.begin(microbatch)
-                result = wanted(*own_args, **own_kwargs)
-                results.append(_detached(result) if detach_outputs else result)
+
+        def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+            return split_arguments(
+                wanted,
+                args,
+                kwargs,
+                microbatches=state.cfg.microbatches,
+                non_split_inputs=non_split_inputs,
+                input_split_axes=input_split_axes,
+            )
+
+        results = model.run_step(wanted, args, kwargs, split, detach=detach_outputs)
         return merge_results(results)
 
     return run
-
-
-def _detached(result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return result.detach()
-    if isinstance(result, Mapping):
-        return rebuild_mapping(result, {key: _detached(each) for key, each in result.items()})
-    if isinstance(result, (list, tuple)):
-        return rebuild_sequence(result, [_detached(each) for each in result])
-    return result

@@ -1,0 +1,123 @@
+"""What the engine does to torch that torch has no public way for; all of it is undone at a step's end.
+
+- Functions of autograd and activation checkpointing do not pass through function modes. Both are replaced
+  while a step runs, by versions that ask the microbatch of the calling thread, if it has one.
+- A module's call is redirected by an attribute on the instance, again for the time of the step.
+- The function mode of a thread is set aside while a module runs as a whole or a backward runs.
+
+tests/unit/test_modelparallel_torch_internals.py fails when torch changes one of these places.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
+
+__all__ = ["is_reentrant_checkpoint", "replaced_calls", "replaced_functions", "without_mode"]
+
+Function = Callable[..., Any]
+
+
+def is_reentrant_checkpoint(function: type) -> bool:
+    """Whether this autograd function is ``torch.utils.checkpoint`` with ``use_reentrant=True``."""
+    return function is torch_checkpoint.CheckpointFunction
+
+
+@contextlib.contextmanager
+def replaced_functions(
+    *,
+    apply: Callable[[Function, type, tuple[Any, ...], dict[str, Any]], Any],
+    checkpoint: Callable[[Function, tuple[Any, ...], dict[str, Any]], Any],
+    backward: Callable[[Function, tuple[Any, ...], dict[str, Any]], Any],
+) -> Iterator[None]:
+    """Send three functions of torch through the given ones.
+
+    Args:
+        apply: for ``autograd.Function.apply``: (the original, the function class, args, kwargs).
+        checkpoint: for the generator behind non-reentrant checkpoints: (the original, args, kwargs).
+        backward: for ``torch.autograd.backward``: (the original, args, kwargs).
+    """
+    plain_apply = torch.autograd.Function.__dict__["apply"]
+    plain_checkpoint = torch_checkpoint._checkpoint_without_reentrant_generator
+    plain_backward = torch.autograd.backward
+
+    def any_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        def original(*args: Any, **kwargs: Any) -> Any:
+            return plain_apply.__func__(cls, *args, **kwargs)
+
+        return apply(original, cls, args, kwargs)
+
+    def any_checkpoint(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(plain_checkpoint, args, kwargs)
+
+    def any_backward(*args: Any, **kwargs: Any) -> Any:
+        return backward(plain_backward, args, kwargs)
+
+    torch.autograd.Function.apply = classmethod(any_apply)  # type: ignore[assignment]
+    torch_checkpoint._checkpoint_without_reentrant_generator = any_checkpoint
+    torch.autograd.backward = any_backward
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = plain_apply  # type: ignore[method-assign]
+        torch_checkpoint._checkpoint_without_reentrant_generator = plain_checkpoint
+        torch.autograd.backward = plain_backward
+
+
+@contextlib.contextmanager
+def replaced_calls(forwards: dict[nn.Module, Function], calls: dict[nn.Module, Function]) -> Iterator[None]:
+    """Put other functions in the place of modules' ``forward``, and of their whole call with hooks.
+
+    Args:
+        forwards: what runs inside the modules' forward hooks.
+        calls: what runs instead of the modules' ``__call__``.
+    """
+    kept = [(module, "forward", module.__dict__.get("forward")) for module in forwards]
+    kept += [(module, "_compiled_call_impl", module.__dict__.get("_compiled_call_impl")) for module in calls]
+    for module, forward in forwards.items():
+        module.__dict__["forward"] = forward
+    for module, call in calls.items():
+        module.__dict__["_compiled_call_impl"] = call
+    try:
+        yield
+    finally:
+        for module, name, value in kept:
+            if value is None:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = value
+
+
+def whole_call(module: nn.Module) -> Function:
+    """What calling ``module`` runs: its hooks and forward, or what ``module.compile()`` made of them."""
+    compiled: Function | None = module.__dict__.get("_compiled_call_impl")
+    return module._call_impl if compiled is None else compiled
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether the module has full backward hooks, which wrap its arguments and results."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+@contextlib.contextmanager
+def without_mode(mode: torch.overrides.TorchFunctionMode) -> Iterator[None]:
+    """Take ``mode`` off this thread's stack if it is on top."""
+    height = torch._C._len_torch_function_stack()
+    if height == 0 or torch._C._get_function_stack_at(height - 1) is not mode:
+        yield
+        return
+    torch._C._pop_torch_function_stack()
+    try:
+        yield
+    finally:
+        torch._C._push_on_torch_function_stack(mode)
+
+
+def function_modes() -> list[torch.overrides.TorchFunctionMode]:
+    """The function modes of this thread, from the outermost."""
+    return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]

@@ -1,0 +1,98 @@
+"""The plan of a run: made on the first rank in the first step, and told to all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from opensmd.modelparallel.capture import capture, describe
+from opensmd.modelparallel.config import Config
+from opensmd.modelparallel.cost import optimizer_state_ratio
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.partition import manual_partition, partition
+from opensmd.modelparallel.placement import fixed_places
+from opensmd.modelparallel.plan import Plan
+
+__all__ = ["agree_on_plan"]
+
+
+def agree_on_plan(
+    module: nn.Module,
+    call: Callable[[], Any],
+    *,
+    cfg: Config,
+    optimizer: torch.optim.Optimizer | None,
+    times: bool,
+    memory: bool,
+    device: torch.device | None,
+    group: dist.ProcessGroup,
+) -> Plan:
+    """Collective over ``group``: its first rank plans, the others learn.
+
+    Args:
+        module: the user's model, whole on every rank.
+        call: the step function on the first microbatch's arguments.
+        cfg: the settings.
+        optimizer: whose state counts as memory; Adam's is assumed without one.
+        times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``).
+        device: where a timed run takes place.
+
+    Raises:
+        SMPError: planning failed on the first rank; it raises the cause itself.
+    """
+    told: list[Any] = [None]
+    failure: BaseException | None = None
+    if dist.get_rank(group) == 0:
+        try:
+            told = [_plan(module, call, cfg, optimizer, times, memory, device).to_json()]
+        except Exception as error:
+            failure = error
+            told = [error_text(error)]
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    if failure is not None:
+        raise failure
+    if isinstance(told[0], tuple):
+        raise SMPError(f"rank 0 could not partition the model: {told[0][0]}")
+    return Plan.from_json(told[0])
+
+
+def error_text(error: BaseException) -> tuple[str]:
+    """An error for other ranks; a tuple, because plans are text."""
+    return (f"{type(error).__name__}: {error}",)
+
+
+def _plan(
+    module: nn.Module,
+    call: Callable[[], Any],
+    cfg: Config,
+    optimizer: torch.optim.Optimizer | None,
+    times: bool,
+    memory: bool,
+    device: torch.device | None,
+) -> Plan:
+    stages = cfg.pipeline_parallel_degree
+    fixed = fixed_places(module)
+    ratio = optimizer_state_ratio(optimizer)
+    if not cfg.auto_partition or stages == 1:
+        return manual_partition(
+            describe(module),
+            stages,
+            fixed=fixed,
+            default=cfg.default_partition,
+            microbatches=cfg.microbatches,
+            active_microbatches=cfg.active_microbatches,
+            optimizer_bytes=ratio,
+        )
+    return partition(
+        capture(module, call, device=device, times=times, memory=memory),
+        stages,
+        memory_weight=cfg.memory_weight,
+        fixed=fixed,
+        microbatches=cfg.microbatches,
+        active_microbatches=cfg.active_microbatches,
+        optimizer_bytes=ratio,
+    )

@@ -1,0 +1,228 @@
+"""One microbatch of a rank runs at a time; the baton says which.
+
+A microbatch keeps the thread in which it began, because its graph must be built and run in one thread. The
+first begins in the thread that called the step. A thread whose microbatch has ended begins the next one, so
+that a rank which never waits in mid-course never changes threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import partial
+
+from opensmd.modelparallel.runtime.record import Record
+from opensmd.modelparallel.runtime.thread_state import ThreadState
+from opensmd.modelparallel.runtime.threads import Threads
+from opensmd.modelparallel.runtime.transport import Message, Transport
+from opensmd.modelparallel.schedule import Policy, Progress
+
+__all__ = ["Baton", "StepAborted"]
+
+
+class StepAborted(BaseException):
+    """Ends a microbatch that waits when another one of the step has failed."""
+
+
+class _Worker:
+    """A thread that can begin microbatches, and its way to be woken."""
+
+    def __init__(self) -> None:
+        self.wake = threading.Lock()
+        self.wake.acquire()
+        self.task: int | None = None
+
+
+class Baton:
+    """Runs the microbatches of one step.
+
+    Args:
+        count: of microbatches.
+        policy: which goes on.
+        transport: says what has come.
+        begin: runs one microbatch from beginning to end.
+        held: whether a microbatch must wait before its backward for others of this rank.
+        record: told of what ran when.
+        threads: where further microbatches run.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        policy: Policy,
+        transport: Transport,
+        begin: Callable[[int], None],
+        held: Callable[[int, Sequence[Progress]], bool],
+        record: Record,
+        threads: Threads,
+    ) -> None:
+        self.progress = [Progress.NEW] * count
+        self.error: BaseException | None = None
+        self._policy = policy
+        self._transport = transport
+        self._begin = begin
+        self._held = held
+        self._record = record
+        self._messages: list[list[Message]] = [[] for _ in range(count)]
+        self._until: list[Callable[[], bool] | None] = [None] * count
+        self._threads_of_rank = threads
+        self._workers: list[_Worker | None] = [None] * count
+        self._idle: list[_Worker] = []
+        self._main = _Worker()
+        self._state = ThreadState.of_this_thread()
+        self._context = copy_context()
+
+    def run(self) -> None:
+        """Run all microbatches; the first error of any ends them all and is raised."""
+        self._idle.append(self._main)
+        first = self._next()
+        if first is not None:
+            self._idle.remove(self._main)
+            self._work(self._main, first)
+        for worker in self._idle:
+            if worker is not self._main:
+                worker.task = None
+                worker.wake.release()
+        if self.error is not None:
+            raise self.error
+
+    def wait(self, microbatch: int, messages: list[Message], until: Callable[[], bool] | None) -> None:
+        """Let others go on until one of ``messages`` has come, or ``until`` holds."""
+        if self._policy.waits_in_place:
+            self._transport.wait_any(messages)
+            return
+        backward = self._record.kind == "backward"
+        self._suspend(microbatch, Progress.BACKWARD if backward else Progress.FORWARD, messages, until)
+
+    def at_backward(self, microbatch: int, messages: list[Message]) -> None:
+        """Let others go on before a backward; ``messages`` are those that it would wait for at once."""
+        self._suspend(microbatch, Progress.AT_BACKWARD, messages, None)
+
+    def _suspend(
+        self,
+        microbatch: int,
+        progress: Progress,
+        messages: list[Message],
+        until: Callable[[], bool] | None,
+    ) -> None:
+        kind = self._record.kind
+        self._record.end()
+        self.progress[microbatch] = progress
+        self._messages[microbatch], self._until[microbatch] = messages, until
+        chosen = self._next()
+        if chosen != microbatch:
+            worker = self._workers[microbatch]
+            assert worker is not None
+            self._hand_over(chosen)
+            worker.wake.acquire()
+        if self.error is not None:
+            raise StepAborted
+        self.progress[microbatch] = Progress.RUNNING
+        self._record.begin(microbatch, kind)
+
+    def _hand_over(self, chosen: int | None) -> None:
+        """Wake the thread of the chosen microbatch, or give it one; None wakes the main thread at the end."""
+        if chosen is None:
+            self._main.task = None
+            self._main.wake.release()
+            return
+        worker = self._workers[chosen]
+        if worker is not None:
+            worker.wake.release()
+            return
+        if not self._idle:
+            self._idle.append(self._start())
+        worker = self._idle.pop()
+        worker.task = chosen
+        worker.wake.release()
+
+    def _start(self) -> _Worker:
+        worker = _Worker()
+
+        def live() -> None:
+            worker.wake.acquire()
+            while worker.task is not None:
+                self._work(worker, worker.task)
+                worker.wake.acquire()
+
+        def with_state() -> None:
+            with self._state.restored():
+                live()
+
+        self._threads_of_rank.start(partial(self._context.copy().run, with_state))
+        return worker
+
+    def _work(self, worker: _Worker, microbatch: int | None) -> None:
+        """Run microbatches in this thread as long as new ones are chosen; then hand the baton over."""
+        while microbatch is not None:
+            self._workers[microbatch] = worker
+            self.progress[microbatch] = Progress.RUNNING
+            self._record.begin(microbatch, "forward")
+            try:
+                self._begin(microbatch)
+            except StepAborted:
+                self._record.end()
+            except BaseException as error:
+                self._record.end()
+                self.error = self.error or error
+            else:
+                self._record.end()
+            self.progress[microbatch] = Progress.DONE
+            chosen = self._next()
+            if chosen is not None and self._workers[chosen] is None:
+                microbatch = chosen
+                continue
+            if worker is not self._main:
+                self._idle.append(worker)
+                self._hand_over(chosen)
+                return
+            if chosen is None:
+                return
+            self._idle.append(worker)
+            self._hand_over(chosen)
+            worker.wake.acquire()
+            microbatch = worker.task
+
+    def _next(self) -> int | None:
+        """The microbatch that goes on; None at the end of the step."""
+        while True:
+            if self.error is not None:
+                return self._next_to_abort()
+            if all(each is Progress.DONE for each in self.progress):
+                return None
+            chosen = self._policy.pick(self.progress, self._can_go_on)
+            if chosen is not None:
+                return chosen
+            self._wait_for_any()
+
+    def _next_to_abort(self) -> int | None:
+        for microbatch, progress in enumerate(self.progress):
+            if progress not in (Progress.DONE, Progress.NEW, Progress.RUNNING):
+                return microbatch
+        return None
+
+    def _can_go_on(self, microbatch: int) -> bool:
+        if self.progress[microbatch] is Progress.AT_BACKWARD and self._held(microbatch, self.progress):
+            return False
+        until = self._until[microbatch]
+        if until is not None and until():
+            return True
+        messages = self._messages[microbatch]
+        return not messages or any(map(self._transport.ready, messages))
+
+    def _wait_for_any(self) -> None:
+        messages = [
+            message
+            for microbatch, progress in enumerate(self.progress)
+            if progress is not Progress.AT_BACKWARD or not self._held(microbatch, self.progress)
+            for message in self._messages[microbatch]
+        ]
+        assert messages, self.progress
+        self._record.begin(-1, "wait")
+        try:
+            self._transport.wait_any(messages)
+        except BaseException as error:
+            self.error = error
+        self._record.end()

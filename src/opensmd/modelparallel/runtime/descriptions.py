@@ -1,0 +1,307 @@
+"""What an operation or module returns, told by the rank that runs it to those that only hold placeholders.
+
+A description is made once for each key (what was called, with which arguments, in which modes) and kept on
+every rank. Keys use only what all ranks agree on, and a message with a description is found by a hash of its
+key, so it does not matter which microbatch needed it first. Where a result depends on data in more than its
+numbers, its description travels every time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.runtime import structure
+from opensmd.modelparallel.runtime.placeholder import Placeholder
+from opensmd.modelparallel.runtime.tags import tag_of
+
+__all__ = [
+    "Description",
+    "Hidden",
+    "Left",
+    "TensorDescription",
+    "WatchForData",
+    "argument_key",
+    "describe",
+    "modes_key",
+    "stable_hash",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescription:
+    """One tensor of a result.
+
+    Attributes:
+        argument: it is this argument itself.
+        shares: it shares memory with this argument.
+        is_view: and autograd knows it as a view of it.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    requires_grad: bool
+    argument: int | None = None
+    shares: int | None = None
+    is_view: bool = False
+
+    def placeholder(self) -> Placeholder:
+        """A tensor like it without data."""
+        return Placeholder(self.shape, self.stride, self.dtype, local_device(self.device))
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a call left outside its result, for the ranks on which it did not run (see ``effects.py``).
+
+    Attributes:
+        pickled: (states of objects by number, attributes by submodule and name), referring to tensors by
+            number: the call's arguments, then what the objects held before, then ``tensors``.
+        tensors: those that the call made.
+    """
+
+    pickled: bytes
+    tensors: tuple[TensorDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A result without its data.
+
+    Attributes:
+        form: "tensor", "tuple", "list", "none", or "pickle" for anything else, which is then in ``pickled``.
+        tensors: the tensors in it; with "pickle" they come after the operation's arguments.
+        changed: arguments that were changed in place, and whether they require gradients now.
+        depends_on_data: it must be told anew each time.
+        left: what the call left outside its result, if anything.
+    """
+
+    form: str
+    tensors: tuple[TensorDescription, ...]
+    changed: tuple[tuple[int, bool], ...] = ()
+    depends_on_data: bool = False
+    pickled: bytes = b""
+    left: Left | None = None
+
+    def build(self, tensors: Sequence[Any]) -> Any:
+        """The result with ``tensors`` in it."""
+        if self.form == "tensor":
+            return tensors[0]
+        if self.form == "tuple":
+            return tuple(tensors)
+        if self.form == "list":
+            return list(tensors)
+        if self.form == "none":
+            return None
+        return structure.load(self.pickled, tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A result taken apart: its tensors, and its form."""
+
+    form: str
+    tensors: list[Tensor]
+    pickled: bytes = b""
+    has_values: bool = False
+
+    @classmethod
+    def of(cls, result: Any, what: str) -> Hidden:
+        """Take a result apart.
+
+        Raises:
+            SMPUnsupportedError: it has parts that cannot be sent to another rank.
+        """
+        if isinstance(result, Tensor):
+            return cls("tensor", [result])
+        if result is None:
+            return cls("none", [])
+        if type(result) in (tuple, list) and all(isinstance(each, Tensor) for each in result):
+            return cls(type(result).__name__, list(result))
+        tensors: list[Tensor] = []
+        try:
+            pickled = structure.dump(result, tensors)
+        except Exception as error:
+            raise SMPUnsupportedError(
+                f"what {what} returned cannot be described to the other pipeline ranks: {error}. Return "
+                "tensors, or lists, tuples, dicts and dataclasses of them that are defined at the top of a "
+                "module"
+            ) from error
+        return cls("pickle", tensors, pickled, _has_values(result))
+
+
+def _has_values(result: Any) -> bool:
+    """Whether anything but tensors, None and containers is in it, which may differ from call to call."""
+    if result is None or isinstance(result, Tensor):
+        return False
+    if isinstance(result, (tuple, list)):
+        return any(map(_has_values, result))
+    if isinstance(result, Mapping):
+        return any(map(_has_values, result.values()))
+    if hasattr(type(result), "__dataclass_fields__"):
+        return any(_has_values(getattr(result, field.name, None)) for field in dataclasses.fields(result))
+    return True
+
+
+def describe(
+    parts: Hidden,
+    arguments: Sequence[Tensor],
+    *,
+    versions: Sequence[int],
+    foreign: Sequence[bool],
+    depends_on_data: bool,
+    left: tuple[bytes, Sequence[Tensor]] | None = None,
+) -> Description:
+    """What the home tells of a result.
+
+    Args:
+        parts: the result.
+        arguments: the real tensors that went in.
+        versions: their versions before the call.
+        foreign: arguments that had come from another home, or are copies.
+        depends_on_data: the shapes or values may differ from call to call.
+        left: pickled state left outside the result, and the tensors that are new in it.
+    """
+    by_memory: dict[int, int] = {}
+    for number, argument in enumerate(arguments):
+        if _has_memory(argument):
+            by_memory.setdefault(argument.untyped_storage()._cdata, number)
+    return Description(
+        form=parts.form,
+        tensors=tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in parts.tensors),
+        changed=tuple(
+            (number, argument.requires_grad)
+            for number, argument in enumerate(arguments)
+            if argument._version != versions[number]
+        ),
+        depends_on_data=depends_on_data or parts.has_values,
+        pickled=parts.pickled,
+        left=None
+        if left is None
+        else Left(left[0], tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in left[1])),
+    )
+
+
+def _describe_tensor(
+    tensor: Tensor, arguments: Sequence[Tensor], by_memory: Mapping[int, int], foreign: Sequence[bool]
+) -> TensorDescription:
+    same = next((n for n, each in enumerate(arguments) if each is tensor and not foreign[n]), None)
+    shares = by_memory.get(tensor.untyped_storage()._cdata) if _has_memory(tensor) else None
+    is_view = False
+    if shares is not None and tensor._is_view():
+        base = arguments[shares]
+        is_view = tensor._base is base or (base._is_view() and tensor._base is base._base)
+    return TensorDescription(
+        shape=tuple(tensor.shape),
+        stride=tensor.stride(),
+        dtype=tensor.dtype,
+        device=tensor.device.type,
+        requires_grad=tensor.requires_grad,
+        argument=same,
+        shares=shares,
+        is_view=is_view,
+    )
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return type(tensor) is not Placeholder and tensor.layout is torch.strided
+
+
+def local_device(kind: str) -> torch.device:
+    """This rank's device of a kind."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device(kind, torch.accelerator.current_device_index())
+
+
+def check_result(description: Description, parts: Hidden, what: str) -> None:
+    """Raise where a result is not what the other ranks were told to expect.
+
+    Raises:
+        SMPError: the shapes, dtypes or number of tensors differ.
+    """
+    if len(parts.tensors) == len(description.tensors) and all(
+        told.shape == tensor.shape
+        and told.dtype == tensor.dtype
+        and told.requires_grad == tensor.requires_grad
+        for told, tensor in zip(description.tensors, parts.tensors, strict=True)
+    ):
+        return
+    told = [(each.shape, each.dtype, each.requires_grad) for each in description.tensors]
+    found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in parts.tensors]
+    raise SMPError(
+        f"{what} returned {found} for arguments for which it returned {told} before (shape, dtype, "
+        "requires_grad). The other pipeline ranks cannot know which: its result must depend on the "
+        "structure, shapes and dtypes of its arguments and on train/eval mode only. Place it and what uses "
+        "its result on one partition with smp.set_partition"
+    )
+
+
+def argument_key(value: Any) -> Any:
+    """What all ranks know alike of an argument; hashable."""
+    if isinstance(value, Tensor):
+        tag = tag_of(value)
+        if tag is None:
+            return (value.shape, value.stride(), value.dtype, value.requires_grad)
+        return (value.shape, value.stride(), value.dtype, tag.requires_grad, tag.home)
+    if value is None or isinstance(value, (int, float, str, bool, torch.dtype, torch.device)):
+        return (type(value), value)
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(argument_key, value))
+    if isinstance(value, Mapping):
+        return (type(value), *((key, argument_key(each)) for key, each in value.items()))
+    if isinstance(value, slice):
+        return ("slice", argument_key((value.start, value.stop, value.step)))
+    if hasattr(type(value), "__dataclass_fields__"):
+        fields = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+        return (type(value), *((name, argument_key(each)) for name, each in fields))
+    return (type(value),)
+
+
+def modes_key() -> tuple[Any, ...]:
+    """The modes of this thread that results depend on."""
+    autocast = tuple(
+        torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+    )
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype())
+
+
+def stable_hash(key: Any, bits: int) -> int:
+    """A hash of a key that is the same in every process."""
+    digest = hashlib.blake2b(repr(_stable(key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - bits)
+
+
+def _stable(key: Any) -> Any:
+    if type(key) in (tuple, torch.Size):
+        return tuple(map(_stable, key))
+    if isinstance(key, type):
+        return f"{key.__module__}.{key.__qualname__}"
+    if isinstance(key, Callable):  # type: ignore[arg-type]
+        return torch.overrides.resolve_name(key) or getattr(key, "__qualname__", type(key).__qualname__)
+    return key
+
+
+class WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees operations whose result depends on data in its shape, or that turn data into Python values."""
+
+    TAGS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.TAGS.isdisjoint(func.tags):
+            self.seen = True
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,68 @@
+"""Where autograd crosses from one rank to another.
+
+A sent tensor gets a token on the sender and one on the receiver; backward begins at all tokens of this rank's
+part of the graph. torch runs the nodes of a thread in descending order of creation, and both ends create
+theirs at the same program point: so each waits for what the other is about to send, whatever the topology.
+A gradient that does not exist is told as such and never replaced by zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["receive_edge", "send_edge"]
+
+ReceiveGradient = Callable[[Tensor], Tensor | None]
+SendGradient = Callable[[Tensor | None], None]
+
+
+class _Send(torch.autograd.Function):
+    """Forward: the tensor has been sent. Backward: its gradient comes."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, receive: ReceiveGradient) -> Tensor:
+        ctx.receive = receive
+        ctx.like = (tensor.shape, tensor.dtype, tensor.device)
+        return tensor.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        shape, dtype, device = ctx.like
+        return ctx.receive(torch.empty(shape, dtype=dtype, device=device)), None
+
+
+class _Receive(torch.autograd.Function):
+    """Forward: a tensor has come. Backward: its gradient, or that there is none, goes back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, received: list[Tensor], send: SendGradient
+    ) -> tuple[Tensor, Tensor]:
+        ctx.send = send
+        ctx.set_materialize_grads(False)
+        return received[0], received[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Any:
+        ctx.send(gradient)
+        return None, None, None
+
+
+def send_edge(tensor: Tensor, receive: ReceiveGradient) -> Tensor:
+    """The sender's token; in backward ``receive`` fills a tensor with the gradient or returns None."""
+    token: Tensor = _Send.apply(tensor, receive)  # type: ignore[no-untyped-call]
+    return token
+
+
+def receive_edge(received: Tensor, send: SendGradient) -> tuple[Tensor, Tensor]:
+    """The received tensor as part of the graph, and the receiver's token."""
+    anchor = torch.empty(0, requires_grad=True)
+    tensor, token = _Receive.apply(anchor, [received], send)  # type: ignore[no-untyped-call]
+    return tensor, token
+
+
+EDGES = (_Send, _Receive)

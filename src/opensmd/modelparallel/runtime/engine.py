@@ -1,0 +1,304 @@
+"""The engine of one rank: places a model by its plan and runs steps on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from opensmd.modelparallel.config import Config
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.plan import Plan
+from opensmd.modelparallel.roots import root_gradient
+from opensmd.modelparallel.runtime.baton import Baton
+from opensmd.modelparallel.runtime.descriptions import stable_hash
+from opensmd.modelparallel.runtime.glue import Glue
+from opensmd.modelparallel.runtime.inputs import agreed_inputs
+from opensmd.modelparallel.runtime.interception import current_run, intercepted, running
+from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+from opensmd.modelparallel.runtime.placeholder import make_remote
+from opensmd.modelparallel.runtime.random import ReplicatedRandom
+from opensmd.modelparallel.runtime.record import Record, Stretch
+from opensmd.modelparallel.runtime.results import Results
+from opensmd.modelparallel.runtime.shared import Shared
+from opensmd.modelparallel.runtime.tags import Tag, put_tag, tag_of
+from opensmd.modelparallel.runtime.threads import Threads
+from opensmd.modelparallel.runtime.transport import Message, PeerFailed, abort, open_transport
+from opensmd.modelparallel.schedule import FixedOrder, Policy, Progress, ReadyFirst, window
+
+__all__ = ["Engine"]
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Engine:
+    """Runs microbatches over the ranks of a pipeline group.
+
+    Args:
+        group: the pipeline's ranks, in the order of the stages.
+        config: the settings.
+
+    Attributes:
+        plan: where everything lives, once placed.
+        before_last_backward: told the roots of the last backward of a step on this rank, right before it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, config: Config) -> None:
+        self.group = group
+        self.config = config
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.plan: Plan | None = None
+        self.before_last_backward: Callable[[Sequence[Tensor]], None] | None = None
+        self._module: nn.Module | None = None
+        self._whole: dict[str, tuple[nn.Module, int]] = {}
+        self._shared: Shared | None = None
+        self._baton: Baton | None = None
+        self._backwards: list[int] = []
+        self._record = Record()
+        self._threads = Threads()
+        self._failed: str | None = None
+
+    @property
+    def backwards(self) -> int:
+        """How many backwards the latest step had, of all microbatches."""
+        return sum(self._backwards)
+
+    @property
+    def record(self) -> list[Stretch]:
+        """What this rank did in the latest step."""
+        return self._record.stretches
+
+    def place(self, module: nn.Module, plan: Plan) -> None:
+        """Give every part of ``module`` its home, and give back the memory of what lives elsewhere.
+
+        Raises:
+            SMPError: the ranks have different models.
+        """
+        self._require_same_model(module)
+        self.plan = plan
+        self._module = module
+        device = next((each.device for each in module.parameters()), torch.device("cpu"))
+        modules = dict(module.named_modules(remove_duplicate=False))
+        atomic = plan.atomic()
+        seen: set[nn.Module] = set()
+        for name, home in atomic.items():
+            if modules[name] not in seen:
+                seen.add(modules[name])
+                self._whole[name] = (modules[name], home)
+        self._tag_parameters(module, plan)
+        replicated = self._tag_buffers(modules, plan)
+        seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)])
+        dist.broadcast(seed, group=self.group, group_src=0)
+        self._shared = Shared(
+            rank=self.rank,
+            size=self.size,
+            transport=open_transport(self.group, device),
+            random=ReplicatedRandom(int(seed)),
+            wait=self._wait,
+            replicated_memory=replicated,
+        )
+
+    def _require_same_model(self, module: nn.Module) -> None:
+        mine = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
+        hashes = torch.empty(self.size, dtype=torch.int64)
+        dist.all_gather_single(hashes, torch.tensor([stable_hash(tuple(mine), 63)]), group=self.group)
+        if bool((hashes == hashes[0]).all()):
+            return
+        models: list[Any] = [None] * self.size
+        dist.all_gather_object(models, mine, group=self.group)
+        other = next(rank for rank in range(self.size) if models[rank] != models[0])
+        pairs = zip([*models[0], None], [*models[other], None], strict=False)
+        first, second = next((a, b) for a, b in pairs if a != b)
+        raise SMPError(
+            f"the ranks of the pipeline have different models: pipeline rank 0 has {_named(first)} where "
+            f"pipeline rank {other} has {_named(second)}. Build the same model on all ranks"
+        )
+
+    def _tag_parameters(self, module: nn.Module, plan: Plan) -> None:
+        for name, parameter in module.named_parameters():
+            home = plan.parameter_home(name)
+            put_tag(parameter, Tag(home, parameter.requires_grad))
+            if home != self.rank:
+                make_remote(parameter)
+
+    def _tag_buffers(self, modules: dict[str, nn.Module], plan: Plan) -> frozenset[int]:
+        """Buffers of modules that run as a whole live with them; those of split modules are everywhere."""
+        split = plan.split()
+        replicated = set()
+        for name, module in modules.items():
+            for buffer in module._buffers.values():
+                if buffer is None:
+                    continue
+                if name in split:
+                    replicated.add(buffer.untyped_storage()._cdata)
+                else:
+                    put_tag(buffer, Tag(plan.homes[name]))
+        return frozenset(replicated)
+
+    # --- steps -----------------------------------------------------------------------------------------
+
+    def agreed_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A step's arguments, the same on all ranks (the first rank's where they differ)."""
+        if self._failed:
+            raise SMPError(f"an earlier step of this pipeline failed, and it cannot go on: {self._failed}")
+        return agreed_inputs(args, kwargs, self.group)
+
+    def run(self, function: Callable[..., Any], calls: Sequence[Call], *, detach: bool) -> list[Any]:
+        """Run ``function`` once for each of ``calls``; tensors in the results are real on every rank.
+
+        Raises:
+            SMPError: another rank failed, or was lost; the message names it and what this rank waited for.
+            Exception: what ``function`` raised on this rank.
+        """
+        shared = self._begin_step()
+        runs = [MicrobatchRun(shared, index) for index in range(len(calls))]
+        results = Results(shared, len(calls), detach=detach)
+        self._backwards = [0] * len(calls)
+        self._record = Record()
+
+        def begin(index: int) -> None:
+            args, kwargs = calls[index]
+            run = runs[index]
+            with running(run), Glue(run, self.backward) as mode:
+                run.mode = mode
+                try:
+                    results.share(run, function(*args, **kwargs))
+                finally:
+                    run.release()
+
+        self._baton = Baton(
+            len(calls),
+            policy=self._policy(len(calls)),
+            transport=shared.transport,
+            begin=begin,
+            held=self._is_held,
+            record=self._record,
+            threads=self._threads,
+        )
+        try:
+            with intercepted(self._whole, self.backward):
+                self._baton.run()
+            return results.received()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._baton = None
+
+    def _begin_step(self) -> Shared:
+        assert self._shared is not None and self._module is not None
+        trainable = []
+        for parameter in self._module.parameters():
+            tag = tag_of(parameter)
+            assert tag is not None
+            tag.requires_grad = parameter.requires_grad
+            trainable.append(parameter.requires_grad)
+        self._shared.epoch = hash(tuple(trainable))
+        self._shared.random.begin_step()
+        return self._shared
+
+    def _policy(self, microbatches: int) -> Policy:
+        assert self._shared is not None and self.plan is not None
+        chain = all(crossing.source < crossing.target for crossing in self.plan.crossings)
+        in_order = self._shared.transport.ordered or self.config.deterministic_server
+        size = window(
+            partitions=self.size,
+            stage=self.rank,
+            chain=chain and bool(self.plan.crossings) and not in_order,
+            active_microbatches=self.config.active_microbatches or self.size + 2,
+        )
+        if in_order:
+            return FixedOrder(self.config.pipeline, size, microbatches)
+        return ReadyFirst(self.config.pipeline, size)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = f"{type(error).__name__}: {error}"
+        if isinstance(error, PeerFailed):
+            return
+        assert self._shared is not None
+        text = f"pipeline rank {self.rank} failed: {self._failed}"
+        abort(self._shared.transport, self._shared.others, text)
+
+    def _wait(
+        self, run: MicrobatchRun, messages: list[Message], until: Callable[[], bool] | None = None
+    ) -> None:
+        assert self._baton is not None
+        self._baton.wait(run.index, messages, until)
+
+    # --- backward --------------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+        *,
+        share: float = 1.0,
+    ) -> None:
+        """``torch.autograd.backward`` over all ranks, for the microbatch of the calling thread.
+
+        Raises:
+            SMPError: ``create_graph`` or ``inputs`` is given, which reach over ranks.
+        """
+        if create_graph or inputs is not None:
+            raise SMPError("backward inside a smp.step function takes neither create_graph nor inputs")
+        run = current_run()
+        assert run is not None and self._baton is not None
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        given = (
+            [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, Tensor) else list(grad_tensors)
+        )
+        if len(given) == 1:
+            given = given * len(roots)
+        with run.as_a_whole():
+            self._backwards[run.index] += 1
+            tokens = run.tokens(roots, keep=bool(retain_graph))
+            mine = [
+                (run.real(root), gradient)
+                for root, gradient in zip(roots, given, strict=True)
+                if _is_here(root, self.rank)
+            ]
+            mine = [(root, gradient) for root, gradient in mine if root.requires_grad]
+            self._baton.at_backward(run.index, [] if mine else run.first_gradient())
+            starts = [*(root for root, _ in mine), *tokens]
+            gradients = [
+                *(root_gradient(root, each, share) for root, each in mine),
+                *(token.detach() for token in tokens),
+            ]
+            if not starts:
+                return
+            self._record.turn("backward")
+            if self.before_last_backward is not None and self._is_last_backward(run.index):
+                self.before_last_backward(starts)
+            self._plain_backward(starts, gradients, retain_graph)
+            self._record.turn("forward")
+
+    @staticmethod
+    def _plain_backward(starts: list[Tensor], gradients: list[Tensor], retain_graph: bool | None) -> None:
+        torch.autograd.backward(starts, gradients, retain_graph=retain_graph)
+
+    def _is_last_backward(self, index: int) -> bool:
+        """The last one of the last microbatch, if all microbatches have equally many."""
+        last = len(self._backwards) - 1
+        return index == last and (last == 0 or self._backwards[last] == self._backwards[0])
+
+    def _is_held(self, index: int, progress: Sequence[Progress]) -> bool:
+        """With replicas, the last microbatch goes backward after all others: its gradients are the last."""
+        if self.before_last_backward is None or index != len(progress) - 1:
+            return False
+        return any(each is not Progress.DONE for each in progress[:-1])
+
+
+def _is_here(tensor: Tensor, rank: int) -> bool:
+    tag = tag_of(tensor)
+    return tag is None or tag.home == rank
+
+
+def _named(entry: tuple[str, tuple[int, ...], str] | None) -> str:
+    return "no further parameter" if entry is None else f"{entry[0]} {entry[1]} {entry[2]}"

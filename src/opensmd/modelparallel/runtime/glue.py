@@ -1,0 +1,157 @@
+"""Glue: the operations between modules that run as a whole, one interception for each.
+
+On replicated tensors an operation runs on every rank. With tensors that have homes it follows the data to the
+highest of these homes, so that a chain flows one way and the loss is computed on the last stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.runtime import structure
+from opensmd.modelparallel.runtime.microbatch_run import Call
+from opensmd.modelparallel.runtime.operations import (
+    CHANGES_FIRST,
+    DEPENDS_ON_DATA,
+    KNOWN_EVERYWHERE,
+    RANDOM,
+    READS_VALUE,
+    getter,
+    indexes_by_mask,
+)
+from opensmd.modelparallel.runtime.placeholder import Placeholder
+from opensmd.modelparallel.runtime.tags import highest_home, tag_of
+
+if TYPE_CHECKING:
+    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+
+__all__ = ["Glue"]
+
+Function = Callable[..., Any]
+Backward = Callable[..., None]
+
+
+class Glue(TorchFunctionMode):
+    """Intercepts the operations of one microbatch.
+
+    Args:
+        run: the microbatch.
+        backward: what ``loss.backward()`` means inside a step.
+    """
+
+    def __init__(self, run: MicrobatchRun, backward: Backward) -> None:
+        super().__init__()
+        self._run = run
+        self._special: dict[Function, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
+            getter("requires_grad"): self._requires_grad,
+            getter("is_leaf"): self._is_leaf,
+            getter("grad_fn"): self._grad_fn,
+            Tensor.backward: lambda args, kwargs: backward(*args, **kwargs),
+            Tensor.__iter__: self._iterate,
+            Tensor.register_hook: self._hook(Tensor.register_hook),
+            Tensor.retain_grad: self._hook(Tensor.retain_grad),
+            Tensor.register_post_accumulate_grad_hook: self._hook(Tensor.register_post_accumulate_grad_hook),
+            Tensor.__deepcopy__: self._refuse("copy.deepcopy of a tensor"),
+            Tensor.data_ptr: self._refuse("Tensor.data_ptr()"),
+            torch.autograd.grad: self._refuse("torch.autograd.grad"),
+        }
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        run = self._run
+        if run.inside:
+            return func(*args, **kwargs)
+        leaves: list[Tensor] = []
+        structure.collect(args, leaves)
+        if kwargs:
+            structure.collect(kwargs, leaves)
+        if run.adopts:
+            run.adopt(leaves)
+        if all(tag_of(leaf) is None for leaf in leaves):
+            if func in RANDOM:
+                return run.replicated_random(Call("", func, func, args, kwargs, leaves))
+            return func(*args, **kwargs)
+        if func in KNOWN_EVERYWHERE:
+            return func(*args, **kwargs)
+        special = self._special.get(func)
+        if special is not None:
+            return special(args, kwargs)
+        return self._intercept(func, args, kwargs, leaves)
+
+    def _intercept(
+        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
+    ) -> Any:
+        run = self._run
+        call = Call(_name(func), func, func, args, kwargs, leaves)
+        if func in READS_VALUE:
+            return run.value(call)
+        home = highest_home(leaves)
+        if "out" in kwargs or func in CHANGES_FIRST:
+            destination = kwargs.get("out", args[0])
+            if isinstance(destination, Tensor):
+                call.destination = destination
+                tag = tag_of(destination)
+                if tag is not None:
+                    home = tag.home
+                elif destination.untyped_storage()._cdata in run.shared.replicated_memory:
+                    return run.run_everywhere(call)
+        call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, leaves)
+        assert home is not None
+        return run.run_at(home, call)
+
+    def _requires_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        tag = tag_of(args[0])
+        assert tag is not None
+        return tag.requires_grad
+
+    def _is_leaf(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return isinstance(args[0], nn.Parameter) or not self._requires_grad(args, kwargs)
+
+    def _grad_fn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0]
+        if isinstance(tensor, Placeholder):
+            return None
+        return tensor.grad_fn
+
+    def _iterate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return iter(self._intercept(Tensor.unbind, (args[0], 0), {}, [args[0]]))
+
+    def _hook(self, func: Function) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """Hooks on a tensor act at its home only."""
+
+        def register(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            tag = tag_of(args[0])
+            assert tag is not None
+            if tag.home != self._run.rank:
+                return _NoHook()
+            return func(self._run.real(args[0]), *args[1:], **kwargs)
+
+        return register
+
+    def _refuse(self, what: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        def refuse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            raise SMPUnsupportedError(
+                f"{what} inside a smp.step function needs data that is on another pipeline rank. Put the "
+                "code that calls it into an nn.Module, which runs as a whole on one partition"
+            )
+
+        return refuse
+
+
+class _NoHook:
+    """The handle of a hook that is registered on another rank."""
+
+    def remove(self) -> None:
+        """Nothing is registered here."""
+
+
+def _name(func: Function) -> str:
+    return str(resolve_name(func) or getattr(func, "__qualname__", repr(func)))

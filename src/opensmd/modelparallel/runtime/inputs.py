@@ -1,0 +1,126 @@
+"""A step's arguments, made the same on all ranks of a pipeline.
+
+Usually every rank loads the same batch, and comparing fingerprints is all there is to do. Where they differ,
+those of the first rank count, as in the original, where the others may pass empty tensors.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from opensmd.modelparallel.runtime import structure
+from opensmd.modelparallel.runtime.descriptions import stable_hash
+
+__all__ = ["agreed_inputs"]
+
+_SAMPLE = 1 << 14
+
+
+def agreed_inputs(
+    args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that all ranks of ``group`` go on with.
+
+    Objects that are neither tensors nor plain values nor containers of them stay each rank's own.
+
+    Raises:
+        RuntimeError: a rank did not come within the group's timeout.
+    """
+    leaves: list[Tensor] = []
+    structure.collect((args, kwargs), leaves)
+    mine = torch.tensor([_form(args, kwargs), _data(leaves)])
+    everyone = torch.empty((dist.get_world_size(group), 2), dtype=torch.int64)
+    dist.all_gather_single(everyone, mine, group=group)
+    if bool((everyone == everyone[0]).all()):
+        return args, kwargs
+    if bool((everyone[:, 0] == everyone[0, 0]).all()):
+        warnings.warn(
+            "the ranks of a pipeline called the step with different data of the same shapes; the data of the "
+            "first rank is used. Give all ranks of smp.get_mp_group() the same batches (a sampler over "
+            "smp.dp_rank(), not smp.rank())",
+            stacklevel=4,
+        )
+    return _first_rank_arguments(args, kwargs, group)
+
+
+def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return stable_hash((tuple(map(_shape, args)), tuple((k, _shape(v)) for k, v in kwargs.items())), 63)
+
+
+def _shape(value: Any) -> Any:
+    """The argument without data."""
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype, value.device.type)
+    if isinstance(value, (str, int, float, bool, type(None), torch.dtype)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_shape, value))
+    if isinstance(value, dict):
+        return tuple((repr(key), _shape(each)) for key, each in value.items())
+    return type(value).__qualname__
+
+
+def _data(leaves: list[Tensor]) -> int:
+    """A fingerprint of the numbers: the sum of all, and a checksum of some, so that order counts."""
+    found = 0
+    for leaf in leaves:
+        flat = leaf.detach().reshape(-1)
+        if not flat.numel():
+            continue
+        if flat.is_complex():
+            flat = torch.view_as_real(flat).reshape(-1)
+        total = flat.sum(dtype=torch.float64 if flat.is_floating_point() else torch.int64)
+        some = flat[:: max(1, flat.numel() // _SAMPLE)].contiguous().cpu()
+        checksum = zlib.crc32(some.view(torch.uint8).numpy().tobytes())
+        found = zlib.crc32(repr((total.item(), checksum)).encode(), found)
+    return found
+
+
+def _first_rank_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    tensors: list[Tensor] = []
+    told: list[Any] = [None]
+    first = dist.get_rank(group) == 0
+    if first:
+        positional = [_dumped(each, tensors) for each in args]
+        named = {name: _dumped(each, tensors) for name, each in kwargs.items()}
+        shapes = [(tuple(each.shape), each.dtype, each.device.type) for each in tensors]
+        told = [(positional, named, shapes)]
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    positional, named, shapes = told[0]
+    if not first:
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in shapes]
+    for tensor in tensors:
+        data = tensor.detach().contiguous()
+        dist.broadcast(data, group=group, group_src=0)
+        if not first and data is not tensor:
+            tensor.copy_(data)
+    if first:
+        return args, kwargs
+    if len(positional) > len(args) and any(each is None for each in positional[len(args) :]):
+        raise ValueError("the first rank of the pipeline called the step with more arguments than this one")
+    return (
+        tuple(
+            args[i] if each is None else structure.load(each, tensors) for i, each in enumerate(positional)
+        ),
+        {
+            name: kwargs[name] if each is None else structure.load(each, tensors)
+            for name, each in named.items()
+        },
+    )
+
+
+def _dumped(argument: Any, tensors: list[Tensor]) -> bytes | None:
+    """None for what stays each rank's own."""
+    opaque: list[Any] = []
+    structure.opaque_objects(argument, opaque)
+    if opaque or isinstance(argument, nn.Module) or (callable(argument) and not isinstance(argument, Tensor)):
+        return None
+    return structure.dump(argument, tensors)

@@ -1,0 +1,126 @@
+"""Modules that run as a whole on one rank, and functions of torch that function modes do not see."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from opensmd.modelparallel import _torch_internals as internals
+from opensmd.modelparallel.runtime import structure
+from opensmd.modelparallel.runtime.edges import EDGES
+from opensmd.modelparallel.runtime.microbatch_run import Call
+from opensmd.modelparallel.runtime.tags import highest_home
+
+if TYPE_CHECKING:
+    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+
+__all__ = ["current_run", "intercepted", "running"]
+
+Function = Callable[..., Any]
+_thread = threading.local()
+
+
+def current_run() -> MicrobatchRun | None:
+    """The microbatch that the calling thread runs; None outside steps and inside modules that run whole."""
+    run: MicrobatchRun | None = getattr(_thread, "run", None)
+    return None if run is None or run.inside else run
+
+
+@contextlib.contextmanager
+def running(run: MicrobatchRun) -> Iterator[None]:
+    """This thread runs a microbatch."""
+    _thread.run = run
+    try:
+        yield
+    finally:
+        _thread.run = None
+
+
+@contextlib.contextmanager
+def intercepted(modules: Mapping[str, tuple[nn.Module, int]], backward: Function) -> Iterator[None]:
+    """Redirect the calls of modules that run as a whole, for the time of a step.
+
+    Args:
+        modules: by name, with the rank that runs each.
+        backward: what ``torch.autograd.backward`` means inside a step.
+    """
+    forwards: dict[nn.Module, Function] = {}
+    calls: dict[nn.Module, Function] = {}
+    for name, (module, home) in modules.items():
+        forwards[module] = _redirected(name, module, home, module.forward)
+        if "_compiled_call_impl" in module.__dict__ or internals.has_backward_hooks(module):
+            calls[module] = _redirected(name, module, home, internals.whole_call(module))
+
+    def any_backward(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = current_run()
+        return original(*args, **kwargs) if run is None else backward(*args, **kwargs)
+
+    with (
+        internals.replaced_calls(forwards, calls),
+        internals.replaced_functions(apply=_apply, checkpoint=_checkpoint, backward=any_backward),
+    ):
+        yield
+
+
+def _redirected(name: str, module: nn.Module, home: int, function: Function) -> Function:
+    shown = f"module {name!r}" if name else "the model"
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        run = current_run()
+        if run is None:
+            return function(*args, **kwargs)
+        with internals.without_mode(run.mode):
+            leaves: list[Any] = []
+            structure.collect(args, leaves)
+            structure.collect(kwargs, leaves)
+            if run.adopts:
+                run.adopt(leaves)
+            key = ("module", name, module.training)
+            return run.run_at(
+                home, Call(shown, key, function, args, kwargs, leaves, whole=True, owner=module)
+            )
+
+    return call
+
+
+def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``autograd.Function.apply`` in glue."""
+    run = current_run()
+    if run is None or function in EDGES:
+        return original(*args, **kwargs)
+    if internals.is_reentrant_checkpoint(function):
+        with _checkpointing(run):
+            return args[0](*args[2:])
+    leaves: list[Any] = []
+    structure.collect(args, leaves)
+    if run.adopts:
+        run.adopt(leaves)
+    home = highest_home(leaves)
+    if home is None:
+        return original(*args, **kwargs)
+    with internals.without_mode(run.mode):
+        name = f"autograd function {function.__qualname__}"
+        return run.run_at(home, Call(name, function, original, args, kwargs, leaves, whole=True))
+
+
+def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A checkpoint in glue: every module called inside is checkpointed by itself."""
+    run = current_run()
+    if run is None:
+        yield from original(*args, **kwargs)
+        return
+    with _checkpointing(run):
+        yield
+
+
+@contextlib.contextmanager
+def _checkpointing(run: MicrobatchRun) -> Iterator[None]:
+    run.checkpointing += 1
+    try:
+        yield
+    finally:
+        run.checkpointing -= 1

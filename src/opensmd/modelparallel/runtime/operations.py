@@ -1,0 +1,113 @@
+"""What the engine knows of torch's functions by name: which read values, change arguments or draw numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "CHANGES_FIRST",
+    "DEPENDS_ON_DATA",
+    "KNOWN_EVERYWHERE",
+    "RANDOM",
+    "READS_VALUE",
+    "getter",
+    "indexes_by_mask",
+]
+
+Function = Callable[..., Any]
+
+
+def _of(owner: Any, names: str) -> set[Function]:
+    return {getattr(owner, name) for name in names.split() if hasattr(owner, name)}
+
+
+def getter(name: str) -> Function:
+    """The function behind reading the attribute ``name`` of a tensor."""
+    found: Function = getattr(Tensor, name).__get__
+    return found
+
+
+def _getters(names: str) -> set[Function]:
+    return {getter(name) for name in names.split() if hasattr(Tensor, name)}
+
+
+# Answers that a placeholder has itself.
+KNOWN_EVERYWHERE: frozenset[Function] = frozenset(
+    _getters(
+        "shape dtype device layout ndim is_cuda is_cpu is_mps is_xpu is_meta is_sparse is_sparse_csr "
+        "is_mkldnn is_quantized is_nested names itemsize nbytes"
+    )
+    | _of(
+        Tensor,
+        "size dim stride numel nelement element_size ndimension is_floating_point is_complex is_contiguous "
+        "get_device __len__ is_signed is_same_size storage_offset is_inference is_conj is_neg __hash__ "
+        "is_pinned is_shared",
+    )
+    | _of(torch, "is_floating_point is_complex numel is_tensor is_conj is_inference is_storage")
+)
+
+# Answers that need the data and become Python values, so every rank must be told.
+READS_VALUE: frozenset[Function] = frozenset(
+    _of(
+        Tensor,
+        "item tolist __bool__ __int__ __float__ __index__ __complex__ __repr__ __format__ numpy __array__ "
+        "__contains__ is_nonzero equal allclose",
+    )
+    | _of(torch, "equal allclose is_nonzero")
+)
+
+
+def _in_place_names(names: Iterable[str]) -> Iterable[str]:
+    not_operators = {"__init__", "__init_subclass__", "__int__", "__index__", "__iter__", "__invert__"}
+    for name in names:
+        if name.endswith("__"):
+            if name == "__setitem__" or (name.startswith("__i") and name not in not_operators):
+                yield name
+        elif name.endswith("_") and not name.startswith("__"):
+            yield name
+
+
+# Operations that write into their first argument and so run at its home.
+CHANGES_FIRST: frozenset[Function] = frozenset(
+    _of(Tensor, " ".join(_in_place_names(dir(Tensor))))
+    | _of(torch, " ".join(name for name in _in_place_names(dir(torch)) if callable(getattr(torch, name))))
+    | _of(torch.nn.functional, "relu_ elu_ celu_ selu_ leaky_relu_ rrelu_ hardtanh_ threshold_")
+    | {getattr(Tensor, name).__set__ for name in ("data", "grad")}
+)
+
+# Operations that draw random numbers; on replicated tensors all ranks must draw the same.
+RANDOM: frozenset[Function] = frozenset(
+    _of(
+        torch,
+        "rand randn randint rand_like randn_like randint_like bernoulli multinomial normal poisson randperm "
+        "dropout dropout_ alpha_dropout feature_dropout feature_alpha_dropout rrelu binomial",
+    )
+    | _of(
+        torch.nn.functional,
+        "dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d gumbel_softmax rrelu "
+        "scaled_dot_product_attention fractional_max_pool2d fractional_max_pool3d",
+    )
+    | _of(
+        Tensor,
+        "bernoulli bernoulli_ normal_ uniform_ random_ exponential_ cauchy_ log_normal_ geometric_ "
+        "multinomial",
+    )
+)
+
+# Operations whose result's shape depends on data.
+DEPENDS_ON_DATA: frozenset[Function] = frozenset(
+    _of(torch, "nonzero masked_select unique argwhere unique_consecutive bincount")
+    | _of(Tensor, "nonzero masked_select unique argwhere unique_consecutive bincount")
+    | {getter("grad")}
+)
+
+
+def indexes_by_mask(function: Function, tensors: list[Tensor]) -> bool:
+    """Whether this is ``tensor[mask]``, as long as the mask has ones."""
+    return function is Tensor.__getitem__ and any(
+        each.dtype in (torch.bool, torch.uint8) for each in tensors[1:]
+    )

@@ -1,0 +1,48 @@
+"""What a rank did in a step, and when: for the pipeline chart and the Chrome trace."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+__all__ = ["Record", "Stretch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One stretch of work or waiting; times are ``time.perf_counter_ns()``.
+
+    Attributes:
+        microbatch: -1 for waiting.
+        kind: "forward", "backward" or "wait".
+    """
+
+    microbatch: int
+    kind: str
+    start_ns: int
+    end_ns: int
+
+
+class Record:
+    """The stretches of one step."""
+
+    def __init__(self) -> None:
+        self.stretches: list[Stretch] = []
+        self.kind = "forward"
+        self._microbatch = -1
+        self._start = 0
+
+    def begin(self, microbatch: int, kind: str) -> None:
+        """Something goes on from now."""
+        self._microbatch, self.kind, self._start = microbatch, kind, time.perf_counter_ns()
+
+    def end(self) -> None:
+        """It stops."""
+        now = time.perf_counter_ns()
+        self.stretches.append(Stretch(self._microbatch, self.kind, self._start, now))
+
+    def turn(self, kind: str) -> None:
+        """The microbatch goes over from forward to backward or back."""
+        microbatch = self._microbatch
+        self.end()
+        self.begin(microbatch, kind)

@@ -1,0 +1,56 @@
+"""What the microbatches of a pipeline have in common on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from opensmd.modelparallel.runtime.random import ReplicatedRandom
+
+if TYPE_CHECKING:
+    from opensmd.modelparallel.runtime.descriptions import Description
+    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+    from opensmd.modelparallel.runtime.transport import Message, Transport
+
+__all__ = ["Shared", "Wait"]
+
+
+class Wait(Protocol):
+    """Lets others go on until a message has come."""
+
+    def __call__(
+        self, run: MicrobatchRun, messages: list[Message], until: Callable[[], bool] | None = None
+    ) -> None:
+        """Return when one of ``messages`` has come, or when ``until`` holds."""
+
+
+@dataclass
+class Shared:
+    """One rank's side of a pipeline.
+
+    Attributes:
+        rank, size: this rank of the pipeline, and how many there are.
+        transport: to the other ranks.
+        random: for replicated tensors.
+        descriptions: what is known of results, by key.
+        epoch: changes when a parameter's ``requires_grad`` does; part of every key.
+        replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
+        sent_since_flush: something may still have to leave before it may be changed.
+        wait: gives the rank to another microbatch meanwhile.
+    """
+
+    rank: int
+    size: int
+    transport: Transport
+    random: ReplicatedRandom
+    wait: Wait
+    descriptions: dict[Any, Description] = field(default_factory=dict)
+    epoch: int = 0
+    replicated_memory: frozenset[int] = frozenset()
+    sent_since_flush: bool = False
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks of the pipeline."""
+        return [rank for rank in range(self.size) if rank != self.rank]

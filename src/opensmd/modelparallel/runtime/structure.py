@@ -1,0 +1,130 @@
+"""Tensors in Python structures: find them, put others in their place, and send a structure without them.
+
+Walked are lists, tuples and named tuples, mappings, slices and dataclasses. Anything else is opaque: it is
+passed as it is, and carried to other ranks by pickle with its tensors taken out.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
+
+__all__ = ["collect", "dump", "is_plain", "load", "opaque_objects", "substitute"]
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type)
+
+
+def collect(structure: Any, found: list[Tensor]) -> None:
+    """Append the tensors of ``structure`` to ``found``, in a fixed order."""
+    if isinstance(structure, Tensor):
+        found.append(structure)
+    elif isinstance(structure, (tuple, list)):
+        for each in structure:
+            collect(each, found)
+    elif isinstance(structure, (str, int, float)) or structure is None:
+        return
+    elif isinstance(structure, Mapping):
+        for each in structure.values():
+            collect(each, found)
+    elif isinstance(structure, slice):
+        collect((structure.start, structure.stop, structure.step), found)
+    elif _is_dataclass(structure):
+        for field in dataclasses.fields(structure):
+            collect(getattr(structure, field.name, None), found)
+
+
+def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
+    """``structure`` with the tensors that :func:`collect` finds replaced by the next ones, in its order."""
+    if isinstance(structure, Tensor):
+        return next(tensors)
+    if isinstance(structure, (tuple, list)):
+        return rebuild_sequence(structure, [substitute(each, tensors) for each in structure])
+    if isinstance(structure, (str, int, float)) or structure is None:
+        return structure
+    if isinstance(structure, Mapping):
+        return rebuild_mapping(structure, {key: substitute(each, tensors) for key, each in structure.items()})
+    if isinstance(structure, slice):
+        return slice(
+            *(substitute(each, tensors) for each in (structure.start, structure.stop, structure.step))
+        )
+    if _is_dataclass(structure):
+        made = copy.copy(structure)
+        for field in dataclasses.fields(structure):
+            object.__setattr__(made, field.name, substitute(getattr(structure, field.name, None), tensors))
+        return made
+    return structure
+
+
+def _is_dataclass(value: Any) -> bool:
+    return hasattr(type(value), "__dataclass_fields__")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether the value has no tensors and no state: numbers, text, None, dtypes, classes, functions."""
+    return isinstance(value, _PLAIN) or callable(value)
+
+
+def opaque_objects(structure: Any, found: list[Any]) -> None:
+    """Append the objects of ``structure`` that are neither walked nor plain: what a callee may change."""
+    if isinstance(structure, (Tensor, str, int, float, nn.Module)) or structure is None:
+        return
+    if isinstance(structure, (tuple, list)):
+        for each in structure:
+            opaque_objects(each, found)
+    elif isinstance(structure, Mapping):
+        for each in structure.values():
+            opaque_objects(each, found)
+    elif _is_dataclass(structure):
+        for field in dataclasses.fields(structure):
+            opaque_objects(getattr(structure, field.name, None), found)
+    elif not is_plain(structure) and hasattr(structure, "__dict__"):
+        found.append(structure)
+
+
+class _Dumper(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors = tensors
+        self.numbers: dict[int, int] = {id(tensor): number for number, tensor in enumerate(tensors)}
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.tensors)
+            self.tensors.append(value)
+        return self.numbers[id(value)]
+
+
+class _Loader(pickle.Unpickler):
+    def __init__(self, data: bytes, tensors: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.tensors = tensors
+
+    def persistent_load(self, number: Any) -> Any:
+        return self.tensors[number]
+
+
+def dump(structure: Any, tensors: list[Tensor]) -> bytes:
+    """``structure`` as bytes, its tensors appended to ``tensors`` and referred to by their places there.
+
+    Raises:
+        Exception: whatever pickle says of an object that it cannot carry.
+    """
+    file = io.BytesIO()
+    _Dumper(file, tensors).dump(structure)
+    return file.getvalue()
+
+
+def load(data: bytes, tensors: Sequence[Any]) -> Any:
+    """What :func:`dump` was given, with ``tensors`` in place of its tensors."""
+    return _Loader(data, tensors).load()

@@ -1,0 +1,119 @@
+"""Where a tensor's data is: the tag that every tensor with a home carries, on every rank.
+
+A tensor without a tag is replicated: real on all ranks of the pipeline. Tags say the same on all ranks. What
+they say of ``requires_grad`` therefore comes from descriptions only, never from the tensor at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["Family", "Memory", "Tag", "highest_home", "put_tag", "tag_of"]
+
+ATTRIBUTE = "_opensmd_tag"
+
+
+class Memory:
+    """What all tensors share that are views of the same memory.
+
+    Attributes:
+        changes: in-place changes so far; copies on other ranks that are older are sent again.
+        lost: why the tensors that still point here cannot be used any more.
+    """
+
+    __slots__ = ("changes", "lost")
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.lost: str | None = None
+
+
+class Family:
+    """What views of one tensor share with it for autograd; detached ones share the memory alone.
+
+    Attributes:
+        requires_grad: an in-place change has made the whole family require gradients.
+        parents: what in-place changes have written into it.
+    """
+
+    __slots__ = ("memory", "parents", "requires_grad")
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        self.memory = memory or Memory()
+        self.requires_grad = False
+        self.parents: tuple[Tag, ...] = ()
+
+
+class Tag:
+    """The home of one tensor.
+
+    Attributes:
+        home: the pipeline rank that has the data.
+        family: shared with the tensor's views.
+        parents: the tensors with a home that this one was computed from, if it requires gradients.
+        real: at home, the tensor that has the data if it is not the tagged one itself.
+    """
+
+    __slots__ = ("__weakref__", "_requires_grad", "family", "home", "parents", "real")
+
+    def __init__(
+        self,
+        home: int,
+        requires_grad: bool = False,
+        *,
+        family: Family | None = None,
+        parents: tuple[Tag, ...] = (),
+    ) -> None:
+        self.home = home
+        self.family = family or Family()
+        self.parents = parents
+        self.real: Tensor | None = None
+        self._requires_grad = requires_grad
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients flow through the tensor; the same on every rank."""
+        return self._requires_grad or self.family.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self._requires_grad = value
+
+    def ancestry(self) -> set[Tag]:
+        """This tag and all that it depends on."""
+        found: set[Tag] = set()
+        left: list[Tag] = [self]
+        while left:
+            tag = left.pop()
+            if tag not in found:
+                found.add(tag)
+                left.extend(tag.parents)
+                left.extend(tag.family.parents)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Tag, (self.home, self.requires_grad))
+
+
+def tag_of(tensor: Tensor) -> Tag | None:
+    """The tensor's tag; None for a replicated tensor."""
+    tag: Tag | None = tensor.__dict__.get(ATTRIBUTE)
+    return tag
+
+
+def put_tag(tensor: Tensor, tag: Tag) -> None:
+    """Give the tensor a home."""
+    tensor.__dict__[ATTRIBUTE] = tag
+
+
+def highest_home(tensors: Iterable[Tensor]) -> int | None:
+    """The home that an operation on these follows; None if all are replicated."""
+    highest: int | None = None
+    for tensor in tensors:
+        tag = tag_of(tensor)
+        if tag is not None and (highest is None or tag.home > highest):
+            highest = tag.home
+    return highest

@@ -1,0 +1,54 @@
+"""The modes of the thread that calls a step, for the threads that run its microbatches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from opensmd.modelparallel._torch_internals import function_modes
+
+__all__ = ["ThreadState"]
+
+
+@dataclass(frozen=True)
+class ThreadState:
+    """Gradient and inference mode, autocast and function modes (such as a default device)."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
+    modes: tuple[TorchFunctionMode, ...]
+
+    @classmethod
+    def of_this_thread(cls) -> ThreadState:
+        """The modes as they are now."""
+        return cls(
+            grad=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            autocast=tuple(
+                (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+                for kind in ("cpu", "cuda")
+            ),
+            cache=torch.is_autocast_cache_enabled(),
+            modes=tuple(function_modes()),
+        )
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """The same modes in another thread."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for kind, enabled, dtype in self.autocast:
+                if enabled:
+                    stack.enter_context(
+                        torch.autocast(kind, dtype=dtype, enabled=True, cache_enabled=self.cache)
+                    )
+            for mode in self.modes:
+                stack.enter_context(mode)
+            yield

@@ -1,0 +1,114 @@
+"""Which microbatch a rank works on next. Pure: states and arrivals in, a number out.
+
+Two policies, both for both values of ``pipeline`` (seed 002): "interleaved" lets backwards go first, as soon
+as they can, and keeps a bounded number of microbatches under way; "simple" does all forwards, then all
+backwards.
+
+*Ready first* takes whatever can go on. A rank starts a new microbatch only when nothing else can be done, and
+only within its window. It needs a transport that can say what has come.
+
+*Fixed order* gives every rank the same order of forwards and backwards, whatever has come: for transports
+whose messages must be received in the order in which they were sent, and for ``deterministic_server``.
+
+Results do not depend on the policy.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+__all__ = ["FixedOrder", "Pipeline", "Policy", "Progress", "ReadyFirst", "window"]
+
+Pipeline = Literal["interleaved", "simple"]
+
+
+class Progress(enum.Enum):
+    """How far a microbatch has come on this rank."""
+
+    NEW = "new"
+    RUNNING = "running"
+    FORWARD = "waits in forward"
+    AT_BACKWARD = "before backward"
+    BACKWARD = "waits in backward"
+    DONE = "done"
+
+
+class Policy(Protocol):
+    """Chooses the microbatch that goes on."""
+
+    waits_in_place: bool
+
+    def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
+        """The next microbatch; None to wait for a message.
+
+        Args:
+            progress: of every microbatch; none is RUNNING.
+            can_go_on: whether what a microbatch waits for has come; asked for suspended ones only.
+        """
+
+
+def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int) -> int:
+    """How many microbatches may be under way on a stage at once.
+
+    In a chain the stage needs as many as there are stages from it to the end. Placements that come back to a
+    stage need one for each stage everywhere. ``active_microbatches`` bounds both.
+    """
+    needed = partitions - stage if chain else partitions
+    return max(1, min(needed, active_microbatches))
+
+
+class ReadyFirst:
+    """Take what has arrived: backwards under way, backwards to begin, forwards under way, new ones.
+
+    Args:
+        pipeline: "interleaved" or "simple".
+        window: how many microbatches may be under way at once; without meaning for "simple".
+    """
+
+    waits_in_place = False
+
+    def __init__(self, pipeline: Pipeline, window: int) -> None:
+        self.simple = pipeline == "simple"
+        self.window = window
+
+    def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
+        """See :class:`Policy`."""
+        gathered = all(each not in (Progress.NEW, Progress.FORWARD) for each in progress)
+        order = [Progress.BACKWARD, Progress.AT_BACKWARD, Progress.FORWARD]
+        if self.simple and not gathered:
+            order = [Progress.FORWARD]
+        for wanted in order:
+            for microbatch, each in enumerate(progress):
+                if each is wanted and can_go_on(microbatch):
+                    return microbatch
+        under_way = sum(each not in (Progress.NEW, Progress.DONE) for each in progress)
+        if Progress.NEW in progress and (self.simple or under_way < self.window):
+            return progress.index(Progress.NEW)
+        return None
+
+
+class FixedOrder:
+    """The same forwards and backwards in the same order on every rank; receives wait where they are.
+
+    Args:
+        pipeline: "interleaved" or "simple".
+        window: how many forwards go ahead of the first backward; the same number on every rank.
+        microbatches: of the step.
+    """
+
+    waits_in_place = True
+
+    def __init__(self, pipeline: Pipeline, window: int, microbatches: int) -> None:
+        ahead = microbatches if pipeline == "simple" else min(window, microbatches)
+        self._forwards = deque(range(microbatches))
+        self._ahead = ahead
+
+    def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
+        """See :class:`Policy`; never None, because a microbatch that waits does so in place."""
+        waiting = [i for i, each in enumerate(progress) if each is Progress.AT_BACKWARD]
+        if self._forwards and (len(waiting) < self._ahead):
+            return self._forwards.popleft()
+        return waiting[0] if waiting else None
