@@ -95,7 +95,7 @@ class Replicas:
         self._ddp_options: dict[str, Any] = {
             "process_group": group,
             "bucket_cap_mb": bucket_cap_mb,
-            "broadcast_buffers": broadcast_buffers,
+            "forward_sync_buffers": broadcast_buffers,
             "gradient_as_bucket_view": gradient_as_bucket_view and overlapping_allreduce,
             "find_unused_parameters": find_unused_parameters,
         }
