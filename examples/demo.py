@@ -1,4 +1,4 @@
-"""``make demo``: train two models with two processes over smddp, then smddp against gloo on the same work."""
+"""``make demo``: data parallelism over smddp, smddp against gloo, then a model split over processes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,39 @@ from pathlib import Path
 
 from rich.console import Console
 
-EXAMPLES = Path(__file__).parent / "data_parallel"
+EXAMPLES = Path(__file__).parent
 SMDRUN = Path(sys.executable).with_name("smdrun")
-STEPS = [
-    ("A convolutional net on handwritten digits", "digits.py"),
-    ("A character-level GPT on the standard library's own sources", "char_gpt.py"),
-    ("smddp against gloo on the same work, step by step in turn", "side_by_side.py"),
+CHART = "out/pipeline.png"
+STEPS = [  # title, processes (None: as asked for), script and its options
+    ("A convolutional net on handwritten digits", None, ["data_parallel/digits.py"]),
+    ("A character-level GPT on the standard library's own sources", None, ["data_parallel/char_gpt.py"]),
+    ("smddp against gloo on the same work, step by step in turn", None, ["data_parallel/side_by_side.py"]),
+    (
+        "A GPT split over two processes, and the same training in one",
+        2,
+        ["model_parallel/pipeline.py", "--compare", "--chart", CHART],
+    ),
+    (
+        "Two copies of the split GPT, and the same training in one process",
+        4,
+        ["model_parallel/hybrid.py", "--compare"],
+    ),
 ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-n", type=int, default=2, help="processes")
-    ranks = str(parser.parse_args().n)
+    parser.add_argument("-n", type=int, default=2, help="processes of the data-parallel parts")
+    asked = parser.parse_args().n
     console = Console()
     console.rule("Compiling the native core (once, about half a minute)")
     subprocess.run([sys.executable, "-m", "opensmd.collectives.build"], check=True)
     start = time.perf_counter()
-    for title, script in STEPS:
-        command = ["smdrun", "-n", ranks, f"examples/data_parallel/{script}"]
+    for title, processes, (script, *options) in STEPS:
+        ranks = str(processes or asked)
         console.rule(title)
-        console.print(" ".join(command), style="dim")
-        subprocess.run([SMDRUN, "-n", ranks, EXAMPLES / script], check=True)
+        console.print(" ".join(["smdrun", "-n", ranks, f"examples/{script}", *options]), style="dim")
+        subprocess.run([SMDRUN, "-n", ranks, EXAMPLES / script, *options], check=True)
     console.rule(f"done in {time.perf_counter() - start:.0f} s")
 
 

@@ -1,0 +1,86 @@
+"""The model-parallel examples run split over processes, with tiny settings and the user's own text."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.ranks import ROOT
+
+EXAMPLES = ROOT / "examples" / "model_parallel"
+SMDRUN = Path(sys.executable).with_name("smdrun")
+SMALL = ["--layers", 2, "--width", 32, "--batch-size", 8, "--microbatches", 2]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of one's own, easily learned."""
+    path: Path = tmp_path_factory.mktemp("text") / "mine.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 100)
+    return path
+
+
+def smdrun(script: str, text: Path, *options: object, ranks: int) -> str:
+    """What the script printed, run by so many ranks."""
+    command = [SMDRUN, "-n", ranks, EXAMPLES / script, "--data", text, *SMALL, *options]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=110, env=environ, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def losses(printed: str) -> list[float]:
+    return [float(each) for each in re.findall(r"step \d+: loss ([\d.]+)", printed)]
+
+
+def test_pipeline_prints_the_plan_draws_a_step_and_learns_like_one_process(
+    text: Path, tmp_path: Path
+) -> None:
+    chart = tmp_path / "chart.png"
+    printed = smdrun("pipeline.py", text, "--steps", 20, "--chart", chart, "--compare", ranks=2)
+    assert "Partition assignments:" in printed and re.search(r"0 -> 1: \d+ tensors", printed)
+    assert "the 20 losses differ from those of one process by at most" in printed
+    assert losses(printed)[1] < losses(printed)[0]
+    assert re.search(r"busy in the last step: rank 0 \d+%, rank 1 \d+%", printed)
+    assert chart.stat().st_size > 5000
+
+
+def test_hybrid_learns_like_one_process(text: Path) -> None:
+    printed = smdrun("hybrid.py", text, "--steps", 10, "--placement", "spread", "--compare", ranks=4)
+    assert "2 copies of 2 stages; ranks of the first: [0, 2]" in printed
+    assert "the 10 losses differ from those of one process by at most" in printed
+
+
+def test_modules_live_where_the_script_says(text: Path) -> None:
+    printed = smdrun("manual.py", text, "--steps", 20, ranks=2)
+    assert "process 0 has letters, first, head" in printed
+    assert "process 1 has second" in printed
+    assert losses(printed)[1] < losses(printed)[0]
+
+
+def test_training_goes_on_with_another_number_of_processes(text: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole.pt", tmp_path / "parts" / "gpt.pt"
+    straight = smdrun("resume.py", text, "--steps", 10, "--checkpoint", tmp_path / "straight", ranks=2)
+    smdrun("resume.py", text, "--steps", 5, "--checkpoint", parts, ranks=2)
+    options = ["--checkpoint", parts, "--resume", "--export", whole]
+    resumed = smdrun("resume.py", text, "--steps", 10, *options, ranks=1)
+    assert losses(resumed)[-1] == pytest.approx(losses(straight)[-1], abs=2e-4)
+    exported = torch.load(whole)
+    assert not [name for name in exported if name.startswith("_smp")]
+    assert exported["head.weight"].shape[1] == 32
+
+
+def test_a_hugging_face_model_learns_with_its_own_loss(text: Path) -> None:
+    printed = smdrun("huggingface.py", text, "--steps", 20, ranks=2)
+    assert losses(printed)[1] < losses(printed)[0]
+    counts = re.search(r"parameters in each process: ([\d,]+), ([\d,]+)", printed)
+    assert counts is not None
+    assert all(int(each.replace(",", "")) > 10_000 for each in counts.groups())
