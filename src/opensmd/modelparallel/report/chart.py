@@ -10,6 +10,7 @@ from opensmd.modelparallel.report.events import PipelineEvent, busy_share
 
 __all__ = ["draw_chart"]
 
+READABLE = 0.012  # of the whole width; a block narrower than that has no room for its number
 COLOURS = {"forward": "#4c78a8", "backward": "#f58518", "wait": "#dddddd"}
 
 
@@ -27,6 +28,7 @@ def draw_chart(events: Sequence[PipelineEvent], path: str | Path, *, title: str 
     figure_class = _figure_class()
     ranks = sorted({event.rank for event in events})
     start = min(event.start_ns for event in events)
+    readable = READABLE * (max(event.end_ns for event in events) - start) / 1e6
     figure = figure_class(figsize=(12, 1.2 + 0.7 * len(ranks)), layout="constrained")
     axes = figure.add_subplot()
     for event in sorted(events, key=lambda event: event.kind != "wait"):
@@ -40,7 +42,7 @@ def draw_chart(events: Sequence[PipelineEvent], path: str | Path, *, title: str 
             edgecolor="white",
             linewidth=0.4,
         )
-        if event.kind != "wait" and event.microbatch >= 0:
+        if event.kind != "wait" and event.microbatch >= 0 and width >= readable:
             axes.text(
                 left + width / 2,
                 ranks.index(event.rank),
