@@ -16,7 +16,7 @@ test: $(VENV)/.ready
 	$(BIN)/python -m opensmd.collectives.build
 	$(BIN)/python -m pytest
 
-# Two models trained by two processes over smddp, then smddp against gloo on the same work: about 2 minutes.
+# Data parallelism over smddp, smddp against gloo, a GPT split over 2 and 2 x 2 processes: about 3 minutes.
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
