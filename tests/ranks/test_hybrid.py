@@ -1,4 +1,4 @@
-"""Replicas through the public interface: microbatches on two replicas train like one process."""
+"""Replicas through the public interface, whole or split over two stages, train like one process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -52,6 +53,8 @@ CASES: dict[str, Case] = {
     "cluster": Case(),
     "spread": Case({"placement_strategy": "spread"}),
     "PDT": Case({"placement_strategy": "PDT"}),
+    "simple schedule": Case({"pipeline": "simple"}),
+    "fixed order": Case({"deterministic_server": True}),
     "one microbatch": Case(microbatches=1),
     "eight microbatches": Case(microbatches=8),
     "bucket views, tiny buckets": Case(model={"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}),
@@ -87,9 +90,9 @@ def one_process(case: Case, replicas: int) -> tuple[list[float], dict[str, Tenso
     return losses, {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
+def train(case: Case, partitions: int) -> tuple[list[float], dict[str, Tensor]]:
     """This rank's replica's losses, averaged over replicas, and this rank's parameters."""
-    smp.init({"partitions": 1, "microbatches": case.microbatches, "ddp": True, **case.config})
+    smp.init({"partitions": partitions, "microbatches": case.microbatches, "ddp": True, **case.config})
     torch.manual_seed(smp.dp_rank())  # replicas begin differently; the first one's values must win
     model = smp.DistributedModel(Net(), **case.model)
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05))
@@ -113,24 +116,36 @@ def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
     return losses, {name: value.detach().clone() for name, value in model.local_named_parameters()}
 
 
-def every_case() -> None:
+def every_case(partitions: int) -> list[str]:
+    """The names of this rank's parameters in the last case."""
+    local: dict[str, Tensor] = {}
     for name, case in CASES.items():
-        losses, local = train(case)
+        losses, local = train(case, partitions)
         replicas = smp.dp_size()
         shutdown()
         wanted_losses, wanted = one_process(case, replicas)
         torch.testing.assert_close(losses, wanted_losses, rtol=1e-5, atol=1e-7, msg=f"{name}: losses")
-        assert set(local) == set(wanted), name
         for key, value in local.items():
             torch.testing.assert_close(value, wanted[key], rtol=1e-5, atol=1e-6, msg=f"{name}: {key}")
+    return list(local)
+
+
+EVERYTHING = sorted(name for name, _ in Net().named_parameters())
 
 
 def test_two_replicas_train_like_one_process(pool: Callable[[int], RankPool]) -> None:
-    pool(2).run(every_case, timeout=100)
+    for names in pool(2).run(every_case, 1, timeout=100):
+        assert sorted(names) == EVERYTHING
 
 
-def uneven_steps() -> int:
-    smp.init({"partitions": 1, "microbatches": 2, "ddp": True})
+def test_two_replicas_of_two_stages_train_like_one_process(pool: Callable[[int], RankPool]) -> None:
+    first, second, *others = pool(4).run(every_case, 2, timeout=100)
+    assert first and second and sorted([*first, *second]) == EVERYTHING
+    assert others == [first, second]
+
+
+def uneven_steps(partitions: int) -> int:
+    smp.init({"partitions": partitions, "microbatches": 2, "ddp": True})
     torch.manual_seed(0)
     model = smp.DistributedModel(Net())
 
@@ -149,7 +164,8 @@ def uneven_steps() -> int:
     return steps
 
 
+@pytest.mark.parametrize(("partitions", "steps"), [(1, [2, 3]), (2, [2, 2, 3, 3])])
 def test_replicas_with_different_numbers_of_steps_end_together_under_join(
-    pool: Callable[[int], RankPool],
+    pool: Callable[[int], RankPool], partitions: int, steps: list[int]
 ) -> None:
-    assert sorted(pool(2).run(uneven_steps)) == [2, 3]
+    assert pool(len(steps)).run(uneven_steps, partitions) == steps
