@@ -60,7 +60,8 @@ def build() -> tuple[Writer, torch.optim.Optimizer]:
     model = Writer()
     weights = [each for each in model.parameters() if each.dim() > 1]
     others = [each for each in model.parameters() if each.dim() == 1]
-    return model, torch.optim.AdamW([{"params": weights}, {"params": others, "weight_decay": 0.0}], lr=0.01)
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+    return model, torch.optim.AdamW(groups, lr=0.01)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:

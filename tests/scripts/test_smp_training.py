@@ -1,0 +1,204 @@
+"""Two whole training scripts, split over processes, against the same training in plain PyTorch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel
+
+from opensmd.optim import FusedLAMB
+from tests.scripts.smp import bert, gpt2
+from tests.support.ranks import ROOT
+
+SCRIPTS = ROOT / "tests" / "scripts" / "smp"
+SMDRUN = Path(sys.executable).with_name("smdrun")
+
+
+def run(script: str, *options: object, ranks: int, fails: bool = False) -> str:
+    """What the script printed under smdrun."""
+    command = [SMDRUN, "-n", ranks, SCRIPTS / script, *options]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=110, env=environ, check=False
+    )
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def losses(printed: str) -> dict[int, float]:
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss ([\d.]+)", printed)}
+
+
+def evaluation(printed: str) -> float:
+    found = re.search(r"evaluation ([\d.]+)", printed)
+    assert found is not None, printed
+    return float(found[1])
+
+
+# --- GPT-2 ---------------------------------------------------------------------------------------------
+
+
+def plain_gpt2(steps: int, replicas: int) -> tuple[dict[int, float], float, dict[str, Any]]:
+    """Losses by step, the evaluation after the last, and the model, of plain PyTorch on the same data."""
+    torch.manual_seed(7)
+    config = GPT2Config(
+        vocab_size=gpt2.VOCABULARY,
+        n_positions=gpt2.LENGTH,
+        n_embd=16,
+        n_layer=4,
+        n_head=2,
+        use_cache=False,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config)
+    decayed = [each for each in model.parameters() if each.dim() > 1]
+    others = [each for each in model.parameters() if each.dim() <= 1]
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": 0.1},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
+    size = 4 * replicas
+    found = {}
+    data = gpt2.Sentences(6 * size, 1234)
+    for step in range(steps):
+        ids = data.ids[step * size : (step + 1) * size]
+        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        found[step + 1] = loss.item()
+    ids = gpt2.Sentences(2 * size, 99).ids
+    with torch.no_grad():
+        model.eval()
+        return found, model(input_ids=ids, labels=ids).loss.item(), model.state_dict()
+
+
+def test_the_gpt2_like_script_learns_like_plain_pytorch_and_resumes(tmp_path: Path) -> None:
+    wanted, evaluated, parameters = plain_gpt2(6, replicas=1)
+    options = ["--checkpoint_dir", tmp_path, "--checkpoint_steps", 2, 4]
+    full = tmp_path / "full.pt"
+    printed = run("gpt2.py", *options, "--logits_output", 1, "--save_final_full_model", full, ranks=2)
+    assert losses(printed) == pytest.approx(wanted, rel=2e-5)
+    assert evaluation(printed) == pytest.approx(evaluated, rel=2e-5)
+    assert "Partition assignments:" in printed
+    assert len(re.findall(r"\[\d\] stage \d has [1-9]\d* parameters", printed)) == 2
+    saved = torch.load(full)["model_state_dict"]
+    assert list(saved) == list(parameters)
+    for name, value in parameters.items():
+        if not name.endswith("c_attn.bias"):  # a key's bias has no gradient but rounding, which Adam enlarges
+            torch.testing.assert_close(saved[name], value, rtol=1e-3, atol=1e-5, msg=name)
+
+    resumed = run("gpt2.py", *options, "--load_partial", 1, "--pipeline_parallel_degree", 4, ranks=4)
+    assert losses(resumed) == pytest.approx({step: wanted[step] for step in (5, 6)}, rel=2e-5)
+    assert evaluation(resumed) == pytest.approx(evaluated, rel=2e-5)
+
+
+@pytest.mark.parametrize("manual", [0, 1])
+def test_the_gpt2_like_script_learns_with_replicas_and_checkpointing(manual: int) -> None:
+    wanted, evaluated, _ = plain_gpt2(6, replicas=2)
+    options = ["--activation_checkpointing", 1, "--manual", manual, "--microbatches", 4]
+    printed = run("gpt2.py", *options, ranks=4)
+    assert losses(printed) == pytest.approx(wanted, rel=2e-5)
+    assert evaluation(printed) == pytest.approx(evaluated, rel=2e-5)
+
+
+# --- BERT ----------------------------------------------------------------------------------------------
+
+
+def plain_bert(steps: int, *, autocast: bool = False) -> dict[int, float]:
+    """Losses by step of plain PyTorch on the same data; with autocast in the pieces of two microbatches."""
+    config = BertConfig(
+        vocab_size=bert.VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=bert.LENGTH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(3)
+    model = BertForPreTraining(config)
+    bare = ("bias", "gamma", "beta", "LayerNorm")
+    named = [(name, each) for name, each in model.named_parameters()]
+    groups = [
+        {"params": [p for n, p in named if not any(each in n for each in bare)], "weight_decay": 0.01},
+        {"params": [p for n, p in named if any(each in n for each in bare)], "weight_decay": 0.0},
+    ]
+    optimizer = FusedLAMB(groups, lr=0.02)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.1, 1 - step / 20))
+    found = {}
+    for step, batch in enumerate(bert.batches(steps, 8)):
+        found[step + 1] = 0.0
+        for ids, segments, mask, labels, following in _halves(batch):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                output = model(input_ids=ids, token_type_ids=segments, attention_mask=mask)
+                masked = F.cross_entropy(
+                    output[0].float().view(-1, bert.VOCABULARY), labels.view(-1), ignore_index=-1
+                )
+                loss = masked + F.cross_entropy(output[1].float(), following)
+            (loss / 2).backward()
+            found[step + 1] += loss.item() / 2
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    return found
+
+
+def _halves(batch: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
+    yield from zip(*(each.chunk(2) for each in batch), strict=True)
+
+
+def test_the_bert_like_script_learns_like_plain_pytorch_and_resumes_on_another_split(tmp_path: Path) -> None:
+    wanted = plain_bert(4)
+    options = ["--output_dir", tmp_path]
+    printed = run("bert.py", "--mp_parameters", "partitions=2,microbatches=2,ddp=True", *options, ranks=2)
+    assert losses(printed) == pytest.approx(wanted, rel=2e-5)
+    assert "scale 1024.0" in printed
+    kept = sorted(each.name for each in tmp_path.glob("ckpt_*_*"))
+    assert kept == ["ckpt_3.pt_0", "ckpt_3.pt_1", "ckpt_4.pt_0", "ckpt_4.pt_1"]
+    tail = {4: wanted[4]}
+    replicas = "partitions=2,microbatches=1,ddp=True,placement_strategy=spread"
+    for resumed in (
+        run("bert.py", "--mp_parameters", replicas, *options, "--resume_step", 3, ranks=4),
+        run(
+            "bert.py",
+            "--mp_parameters=partitions=1,microbatches=2",
+            *options,
+            "--resume_step",
+            3,
+            "--partial_checkpoint",
+            0,
+            ranks=1,
+        ),
+    ):
+        assert losses(resumed) == pytest.approx(tail, rel=5e-5)
+
+
+def test_the_bert_like_script_learns_under_autocast() -> None:
+    printed = run(
+        "bert.py", "--mp_parameters", "partitions=2,microbatches=2,ddp=True", "--autocast", 1, ranks=2
+    )
+    assert losses(printed) == pytest.approx(plain_bert(4, autocast=True), rel=1e-3)
+
+
+def test_the_bert_like_script_is_told_why_its_debugging_helpers_do_not_exist() -> None:
+    printed = run("bert.py", "--debug", ranks=1, fails=True)
+    assert "dump_model: this helper of the original library's own tests was never documented" in printed
