@@ -92,11 +92,10 @@ def manual_partition(
     placed = _inherit(trace, fixed, stages)
     homes = {name: placed.get(name, default) for name in trace.modules}
     notes = []
-    for names in trace.shared:
-        owners = [trace.owner(name) for name in names]
+    for names, owners in _sharing(trace):
         if len({homes[owner] for owner in owners}) > 1:
             notes.append(
-                f"{', '.join(names)} are one tensor, so their modules all go to stage {homes[owners[0]]}"
+                f"{', '.join(names)} are shared, so their modules all go to stage {homes[owners[0]]}"
             )
         for owner in owners:
             homes[owner] = homes[owners[0]]
@@ -133,6 +132,18 @@ def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[s
         if found is not None:
             placed[name] = given[found]
     return placed
+
+
+def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[str]]]:
+    """Shared parameters and the modules that own them; what has a module in common is one entry."""
+    found: list[tuple[list[str], list[str]]] = []
+    for group in trace.shared:
+        names, owners = list(group), [trace.owner(name) for name in group]
+        for other in [each for each in found if not set(owners).isdisjoint(each[1])]:
+            found.remove(other)
+            names, owners = other[0] + names, other[1] + owners
+        found.append((names, owners))
+    return found
 
 
 def _homes(trace: ModelTrace, stage_of: Mapping[int, int], places: Mapping[str, int]) -> dict[str, int]:

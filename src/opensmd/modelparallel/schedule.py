@@ -31,7 +31,7 @@ class Progress(enum.Enum):
     NEW = "new"
     RUNNING = "running"
     FORWARD = "waits in forward"
-    AT_BACKWARD = "before backward"
+    AT_BACKWARD = "waits before backward"
     BACKWARD = "waits in backward"
     DONE = "done"
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 
+from torch.distributed import DistBackendError
+
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.record import Record
 from opensmd.modelparallel.runtime.thread_state import ThreadState
 from opensmd.modelparallel.runtime.threads import Threads
@@ -45,6 +48,7 @@ class Baton:
         held: whether a microbatch must wait before its backward for others of this rank.
         record: told of what ran when.
         threads: where further microbatches run.
+        explain: what a microbatch waits for, in words.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Baton:
         held: Callable[[int, Sequence[Progress]], bool],
         record: Record,
         threads: Threads,
+        explain: Callable[[int], str],
     ) -> None:
         self.progress = [Progress.NEW] * count
         self.error: BaseException | None = None
@@ -65,6 +70,7 @@ class Baton:
         self._begin = begin
         self._held = held
         self._record = record
+        self._explain = explain
         self._messages: list[list[Message]] = [[] for _ in range(count)]
         self._until: list[Callable[[], bool] | None] = [None] * count
         self._threads_of_rank = threads
@@ -91,10 +97,18 @@ class Baton:
     def wait(self, microbatch: int, messages: list[Message], until: Callable[[], bool] | None) -> None:
         """Let others go on until one of ``messages`` has come, or ``until`` holds."""
         if self._policy.waits_in_place:
-            self._transport.wait_any(messages)
+            if messages:
+                self._transport.wait_any(messages)
             return
         backward = self._record.kind == "backward"
         self._suspend(microbatch, Progress.BACKWARD if backward else Progress.FORWARD, messages, until)
+
+    def forwards_before(self, microbatch: int) -> bool:
+        """Whether all earlier microbatches have been through their forwards on this rank."""
+        return all(
+            each not in (Progress.NEW, Progress.RUNNING, Progress.FORWARD)
+            for each in self.progress[:microbatch]
+        )
 
     def at_backward(self, microbatch: int, messages: list[Message]) -> None:
         """Let others go on before a backward; ``messages`` are those that it would wait for at once."""
@@ -206,11 +220,10 @@ class Baton:
     def _can_go_on(self, microbatch: int) -> bool:
         if self.progress[microbatch] is Progress.AT_BACKWARD and self._held(microbatch, self.progress):
             return False
-        until = self._until[microbatch]
+        until, messages = self._until[microbatch], self._messages[microbatch]
         if until is not None and until():
             return True
-        messages = self._messages[microbatch]
-        return not messages or any(map(self._transport.ready, messages))
+        return any(map(self._transport.ready, messages)) or (not messages and until is None)
 
     def _wait_for_any(self) -> None:
         messages = [
@@ -223,6 +236,19 @@ class Baton:
         self._record.begin(-1, "wait")
         try:
             self._transport.wait_any(messages)
+        except DistBackendError as error:
+            self.error = self._told(error)
         except BaseException as error:
             self.error = error
         self._record.end()
+
+    def _told(self, error: DistBackendError) -> SMPError:
+        """The transport's error, with what each microbatch was waiting for."""
+        waiting = [
+            f"microbatch {microbatch} {progress.value} for {self._explain(microbatch)}"
+            for microbatch, progress in enumerate(self.progress)
+            if progress not in (Progress.NEW, Progress.DONE)
+        ]
+        told = SMPError(f"the pipeline stopped: {'; '.join(waiting)}. {error}")
+        told.__cause__ = error
+        return told

@@ -9,8 +9,7 @@ numbers, its description travels every time.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.placeholder import Placeholder
-from opensmd.modelparallel.runtime.tags import tag_of
 
 __all__ = [
     "Description",
@@ -29,10 +27,7 @@ __all__ = [
     "Left",
     "TensorDescription",
     "WatchForData",
-    "argument_key",
     "describe",
-    "modes_key",
-    "stable_hash",
 ]
 
 
@@ -160,6 +155,7 @@ def describe(
     versions: Sequence[int],
     foreign: Sequence[bool],
     depends_on_data: bool,
+    destination: int | None = None,
     left: tuple[bytes, Sequence[Tensor]] | None = None,
 ) -> Description:
     """What the home tells of a result.
@@ -170,6 +166,7 @@ def describe(
         versions: their versions before the call.
         foreign: arguments that had come from another home, or are copies.
         depends_on_data: the shapes or values may differ from call to call.
+        destination: the argument that the operation is about.
         left: pickled state left outside the result, and the tensors that are new in it.
     """
     by_memory: dict[int, int] = {}
@@ -182,7 +179,7 @@ def describe(
         changed=tuple(
             (number, argument.requires_grad)
             for number, argument in enumerate(arguments)
-            if argument._version != versions[number]
+            if argument._version != versions[number] or number == destination
         ),
         depends_on_data=depends_on_data or parts.has_values,
         pickled=parts.pickled,
@@ -245,51 +242,6 @@ def check_result(description: Description, parts: Hidden, what: str) -> None:
         "structure, shapes and dtypes of its arguments and on train/eval mode only. Place it and what uses "
         "its result on one partition with smp.set_partition"
     )
-
-
-def argument_key(value: Any) -> Any:
-    """What all ranks know alike of an argument; hashable."""
-    if isinstance(value, Tensor):
-        tag = tag_of(value)
-        if tag is None:
-            return (value.shape, value.stride(), value.dtype, value.requires_grad)
-        return (value.shape, value.stride(), value.dtype, tag.requires_grad, tag.home)
-    if value is None or isinstance(value, (int, float, str, bool, torch.dtype, torch.device)):
-        return (type(value), value)
-    if isinstance(value, (tuple, list)):
-        return (type(value), *map(argument_key, value))
-    if isinstance(value, Mapping):
-        return (type(value), *((key, argument_key(each)) for key, each in value.items()))
-    if isinstance(value, slice):
-        return ("slice", argument_key((value.start, value.stop, value.step)))
-    if hasattr(type(value), "__dataclass_fields__"):
-        fields = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
-        return (type(value), *((name, argument_key(each)) for name, each in fields))
-    return (type(value),)
-
-
-def modes_key() -> tuple[Any, ...]:
-    """The modes of this thread that results depend on."""
-    autocast = tuple(
-        torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-    )
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype())
-
-
-def stable_hash(key: Any, bits: int) -> int:
-    """A hash of a key that is the same in every process."""
-    digest = hashlib.blake2b(repr(_stable(key)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> (64 - bits)
-
-
-def _stable(key: Any) -> Any:
-    if type(key) in (tuple, torch.Size):
-        return tuple(map(_stable, key))
-    if isinstance(key, type):
-        return f"{key.__module__}.{key.__qualname__}"
-    if isinstance(key, Callable):  # type: ignore[arg-type]
-        return torch.overrides.resolve_name(key) or getattr(key, "__qualname__", type(key).__qualname__)
-    return key
 
 
 class WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,15 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from opensmd.modelparallel._torch_internals import has_backward_hooks
 from opensmd.modelparallel.config import Config
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.plan import Plan
 from opensmd.modelparallel.roots import root_gradient
 from opensmd.modelparallel.runtime.baton import Baton
-from opensmd.modelparallel.runtime.descriptions import stable_hash
 from opensmd.modelparallel.runtime.glue import Glue
 from opensmd.modelparallel.runtime.inputs import agreed_inputs
 from opensmd.modelparallel.runtime.interception import current_run, intercepted, running
+from opensmd.modelparallel.runtime.keys import stable_hash
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.placeholder import make_remote
 from opensmd.modelparallel.runtime.random import ReplicatedRandom
@@ -55,6 +56,7 @@ class Engine:
         self.before_last_backward: Callable[[Sequence[Tensor]], None] | None = None
         self._module: nn.Module | None = None
         self._whole: dict[str, tuple[nn.Module, int]] = {}
+        self._split: dict[str, nn.Module] = {}
         self._shared: Shared | None = None
         self._baton: Baton | None = None
         self._backwards: list[int] = []
@@ -89,6 +91,7 @@ class Engine:
             if modules[name] not in seen:
                 seen.add(modules[name])
                 self._whole[name] = (modules[name], home)
+        self._split = {name: modules[name] for name in plan.split()}
         self._tag_parameters(module, plan)
         replicated = self._tag_buffers(modules, plan)
         seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)])
@@ -99,6 +102,7 @@ class Engine:
             transport=open_transport(self.group, device),
             random=ReplicatedRandom(int(seed)),
             wait=self._wait,
+            wait_for_earlier=self._wait_for_earlier,
             replicated_memory=replicated,
         )
 
@@ -178,9 +182,10 @@ class Engine:
             held=self._is_held,
             record=self._record,
             threads=self._threads,
+            explain=lambda index: runs[index].point,
         )
         try:
-            with intercepted(self._whole, self.backward):
+            with intercepted(self._whole, self.backward, alone=len(calls) == 1):
                 self._baton.run()
             return results.received()
         except BaseException as error:
@@ -197,9 +202,19 @@ class Engine:
             assert tag is not None
             tag.requires_grad = parameter.requires_grad
             trainable.append(parameter.requires_grad)
+        self._require_no_backward_hooks()
         self._shared.epoch = hash(tuple(trainable))
         self._shared.random.begin_step()
         return self._shared
+
+    def _require_no_backward_hooks(self) -> None:
+        for name, module in self._split.items():
+            if has_backward_hooks(module):
+                raise SMPUnsupportedError(
+                    f"module {name!r} ({type(module).__name__}) is split over several partitions and has "
+                    "full backward hooks, which would need its inputs and outputs on one rank. Register them on "
+                    "its children, use tensor.register_hook, or place it whole with smp.set_partition"
+                )
 
     def _policy(self, microbatches: int) -> Policy:
         assert self._shared is not None and self.plan is not None
@@ -228,6 +243,12 @@ class Engine:
     ) -> None:
         assert self._baton is not None
         self._baton.wait(run.index, messages, until)
+
+    def _wait_for_earlier(self, run: MicrobatchRun) -> None:
+        baton = self._baton
+        assert baton is not None
+        if not baton.forwards_before(run.index):
+            baton.wait(run.index, [], lambda: baton.forwards_before(run.index))
 
     # --- backward --------------------------------------------------------------------------------------
 
@@ -258,14 +279,15 @@ class Engine:
             given = given * len(roots)
         with run.as_a_whole():
             self._backwards[run.index] += 1
-            tokens = run.tokens(roots, keep=bool(retain_graph))
+            edges = run.edges_of(roots)
+            tokens = run.tokens(edges, keep=bool(retain_graph))
             mine = [
                 (run.real(root), gradient)
                 for root, gradient in zip(roots, given, strict=True)
                 if _is_here(root, self.rank)
             ]
             mine = [(root, gradient) for root, gradient in mine if root.requires_grad]
-            self._baton.at_backward(run.index, [] if mine else run.first_gradient())
+            self._baton.at_backward(run.index, [] if mine else run.first_gradient(edges))
             starts = [*(root for root, _ in mine), *tokens]
             gradients = [
                 *(root_gradient(root, each, share) for root, each in mine),

@@ -18,11 +18,13 @@ from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.microbatch_run import Call
 from opensmd.modelparallel.runtime.operations import (
     CHANGES_FIRST,
+    COMPARISONS,
     DEPENDS_ON_DATA,
     KNOWN_EVERYWHERE,
     RANDOM,
     READS_VALUE,
     getter,
+    in_fixed_order,
     indexes_by_mask,
 )
 from opensmd.modelparallel.runtime.placeholder import Placeholder
@@ -48,11 +50,12 @@ class Glue(TorchFunctionMode):
     def __init__(self, run: MicrobatchRun, backward: Backward) -> None:
         super().__init__()
         self._run = run
+        self._backward_of_step = backward
         self._special: dict[Function, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
             getter("requires_grad"): self._requires_grad,
             getter("is_leaf"): self._is_leaf,
             getter("grad_fn"): self._grad_fn,
-            Tensor.backward: lambda args, kwargs: backward(*args, **kwargs),
+            Tensor.backward: lambda args, kwargs: self._backward(*args, **kwargs),
             Tensor.__iter__: self._iterate,
             Tensor.register_hook: self._hook(Tensor.register_hook),
             Tensor.retain_grad: self._hook(Tensor.retain_grad),
@@ -90,6 +93,9 @@ class Glue(TorchFunctionMode):
         self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
     ) -> Any:
         run = self._run
+        if func in COMPARISONS and len(leaves) == 2:
+            func, args = in_fixed_order(func, args)
+            leaves = [args[0], args[1]]
         call = Call(_name(func), func, func, args, kwargs, leaves)
         if func in READS_VALUE:
             return run.value(call)
@@ -117,9 +123,12 @@ class Glue(TorchFunctionMode):
 
     def _grad_fn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor = args[0]
-        if isinstance(tensor, Placeholder):
-            return None
-        return tensor.grad_fn
+        if not isinstance(tensor, Placeholder):
+            return tensor.grad_fn
+        return None if self._is_leaf(args, kwargs) else _RemoteNode()
+
+    def _backward(self, tensor: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+        self._backward_of_step(tensor, gradient, *args, **kwargs)
 
     def _iterate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return iter(self._intercept(Tensor.unbind, (args[0], 0), {}, [args[0]]))
@@ -144,6 +153,15 @@ class Glue(TorchFunctionMode):
             )
 
         return refuse
+
+
+class _RemoteNode:
+    """Stands for the ``grad_fn`` of a tensor whose graph is on another rank: it exists, and no more."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise SMPUnsupportedError(
+            f"grad_fn.{name} was asked of a tensor whose graph is on another pipeline rank"
+        )
 
 
 class _NoHook:

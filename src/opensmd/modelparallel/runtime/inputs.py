@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel.runtime import structure
-from opensmd.modelparallel.runtime.descriptions import stable_hash
+from opensmd.modelparallel.runtime.keys import stable_hash
 
 __all__ = ["agreed_inputs"]
 
@@ -35,8 +35,9 @@ def agreed_inputs(
     leaves: list[Tensor] = []
     structure.collect((args, kwargs), leaves)
     mine = torch.tensor([_form(args, kwargs), _data(leaves)])
-    everyone = torch.empty((dist.get_world_size(group), 2), dtype=torch.int64)
+    everyone = torch.empty(2 * dist.get_world_size(group), dtype=torch.int64)
     dist.all_gather_single(everyone, mine, group=group)
+    everyone = everyone.view(-1, 2)
     if bool((everyone == everyone[0]).all()):
         return args, kwargs
     if bool((everyone[:, 0] == everyone[0, 0]).all()):

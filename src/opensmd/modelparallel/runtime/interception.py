@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from opensmd.modelparallel import _torch_internals as internals
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.edges import EDGES
 from opensmd.modelparallel.runtime.microbatch_run import Call
@@ -41,19 +42,22 @@ def running(run: MicrobatchRun) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def intercepted(modules: Mapping[str, tuple[nn.Module, int]], backward: Function) -> Iterator[None]:
+def intercepted(
+    modules: Mapping[str, tuple[nn.Module, int]], backward: Function, *, alone: bool
+) -> Iterator[None]:
     """Redirect the calls of modules that run as a whole, for the time of a step.
 
     Args:
         modules: by name, with the rank that runs each.
         backward: what ``torch.autograd.backward`` means inside a step.
+        alone: there is one microbatch, so nobody else sees what it does to the modules.
     """
     forwards: dict[nn.Module, Function] = {}
     calls: dict[nn.Module, Function] = {}
     for name, (module, home) in modules.items():
-        forwards[module] = _redirected(name, module, home, module.forward)
+        forwards[module] = _redirected(name, module, home, module.forward, alone)
         if "_compiled_call_impl" in module.__dict__ or internals.has_backward_hooks(module):
-            calls[module] = _redirected(name, module, home, internals.whole_call(module))
+            calls[module] = _redirected(name, module, home, internals.whole_call(module), alone)
 
     def any_backward(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = current_run()
@@ -66,13 +70,19 @@ def intercepted(modules: Mapping[str, tuple[nn.Module, int]], backward: Function
         yield
 
 
-def _redirected(name: str, module: nn.Module, home: int, function: Function) -> Function:
+def _redirected(name: str, module: nn.Module, home: int, function: Function, alone: bool) -> Function:
+    training = module.training
     shown = f"module {name!r}" if name else "the model"
 
     def call(*args: Any, **kwargs: Any) -> Any:
         run = current_run()
         if run is None:
             return function(*args, **kwargs)
+        if module.training != training and not alone:
+            raise SMPUnsupportedError(
+                f"{shown} was switched with train() or eval() inside a smp.step function. The "
+                "microbatches of a step share its modules and take turns: switch between steps"
+            )
         with internals.without_mode(run.mode):
             leaves: list[Any] = []
             structure.collect(args, leaves)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
@@ -24,17 +24,15 @@ from opensmd.modelparallel.runtime.descriptions import (
     Hidden,
     TensorDescription,
     WatchForData,
-    argument_key,
     check_result,
     describe,
-    modes_key,
-    stable_hash,
 )
 from opensmd.modelparallel.runtime.edges import receive_edge, send_edge
 from opensmd.modelparallel.runtime.effects import Effects, apply
+from opensmd.modelparallel.runtime.keys import argument_key, modes_key, stable_hash
 from opensmd.modelparallel.runtime.layout import empty_like_sent, in_memory_order
 from opensmd.modelparallel.runtime.shared import Shared
-from opensmd.modelparallel.runtime.tags import Family, Memory, Tag, highest_home, put_tag, tag_of
+from opensmd.modelparallel.runtime.tags import Family, Tag, highest_home, put_tag, tag_of
 from opensmd.modelparallel.runtime.transport import Kind, gradient_messages, make_tag
 
 __all__ = ["Call", "MicrobatchRun"]
@@ -95,7 +93,7 @@ class MicrobatchRun:
         self._edges: dict[Tag, list[int]] = {}
         self._tokens: dict[int, Tensor | None] = {}
         self._gradients: dict[int, list[tuple[int, int]]] = {}
-        self._memories: dict[int, tuple[int, Memory, Any]] = {}
+        self._memories: dict[int, tuple[int, Family, Any]] = {}
 
     # --- tensors with homes ----------------------------------------------------------------------------
 
@@ -105,7 +103,7 @@ class MicrobatchRun:
             if tag_of(leaf) is None and leaf.layout is torch.strided:
                 found = self._memories.get(leaf.untyped_storage()._cdata)
                 if found is not None:
-                    put_tag(leaf, Tag(found[0], leaf.requires_grad, family=Family(found[1])))
+                    put_tag(leaf, Tag(found[0], family=found[1]))
 
     @property
     def adopts(self) -> bool:
@@ -215,6 +213,7 @@ class MicrobatchRun:
 
     def run_everywhere(self, call: Call) -> Any:
         """Run on every rank, with copies of what has a home: for writing into replicated memory."""
+        self.shared.wait_for_earlier(self)
         tensors: list[Tensor | None] = []
         for leaf in call.leaves:
             copies = [self.bring(leaf, rank) for rank in range(self.shared.size)]
@@ -298,13 +297,19 @@ class MicrobatchRun:
         if self.shared.sent_since_flush and (known is None or known.changed or call.destination is not None):
             self.transport.flush()
             self.shared.sent_since_flush = False
+        buffers = list(call.owner.buffers()) if known is None and isinstance(call.owner, nn.Module) else []
+        if buffers or key in self.shared.stateful:
+            self.shared.wait_for_earlier(self)
         versions = [each._version for each in real]
+        buffer_versions = [each._version for each in buffers]
         watch = WatchForData() if known is None else None
         effects = None
         if known is None or known.depends_on_data:
             effects = Effects((call.args, call.kwargs), call.leaves, call.owner)
         with watch or contextlib.nullcontext():
             result = self._run(call, real)
+        if any(each._version != before for each, before in zip(buffers, buffer_versions, strict=True)):
+            self.shared.stateful.add(key)
         parts = Hidden.of(result, call.name)
         found = effects.found() if effects is not None else None
         if known is not None and not known.depends_on_data:
@@ -322,6 +327,7 @@ class MicrobatchRun:
                     or found is not None
                     or (watch is not None and watch.seen)
                 ),
+                destination=_place_of(call.destination, call.leaves),
                 left=found,
             )
             self._tell(description, key, known, number)
@@ -421,13 +427,18 @@ class MicrobatchRun:
         if tag is not None and tag.home == home:
             tag.family.memory.changes += 1
             tag.family.parents += parents
-            if requires_grad and torch.is_grad_enabled():
-                tag.family.requires_grad = True
+            if requires_grad != tag.requires_grad:
+                if torch.is_grad_enabled() and requires_grad and parents:
+                    tag.family.requires_grad = True
+                else:
+                    tag.requires_grad = requires_grad
             return
-        moved = Tag(home, requires_grad, parents=parents)
+        moved = Tag(home)
+        moved.family.requires_grad = requires_grad
+        moved.family.parents = parents
         if tag is None:
             storage = leaf.untyped_storage()
-            self._memories[storage._cdata] = (home, moved.family.memory, storage)
+            self._memories[storage._cdata] = (home, moved.family, storage)
         else:
             tag.family.memory.lost = (
                 f"microbatch {self.index}: {call.name}, on pipeline rank {home}, changed in place a tensor "
@@ -440,22 +451,24 @@ class MicrobatchRun:
 
     # --- backward --------------------------------------------------------------------------------------
 
-    def tokens(self, roots: Sequence[Tensor], *, keep: bool) -> list[Tensor]:
-        """The tokens on this rank of all edges that ``roots`` depend on, in order of creation.
-
-        Raises:
-            RuntimeError: backward has been through one of them already.
-        """
+    def edges_of(self, roots: Sequence[Tensor]) -> list[int]:
+        """The edges at this rank that ``roots`` depend on, in order of creation."""
         ancestry: set[Tag] = set()
         for root in roots:
             tag = tag_of(root)
             if tag is not None:
                 ancestry |= tag.ancestry()
-        numbers = sorted(number for tag in ancestry for number in self._edges.get(tag, ()))
+        numbers = (number for tag in ancestry for number in self._edges.get(tag, ()))
+        return sorted(number for number in numbers if number in self._tokens)
+
+    def tokens(self, edges: Sequence[int], *, keep: bool) -> list[Tensor]:
+        """The tokens of edges, which backward begins at.
+
+        Raises:
+            RuntimeError: backward has been through one of them already.
+        """
         found = []
-        for number in numbers:
-            if number not in self._tokens:
-                continue  # between two other ranks
+        for number in edges:
             token = self._tokens[number]
             if token is None:
                 raise RuntimeError(
@@ -467,16 +480,19 @@ class MicrobatchRun:
                 self._tokens[number] = None
         return found
 
-    def first_gradient(self) -> list[tuple[int, int]]:
+    def first_gradient(self, edges: Sequence[int]) -> list[tuple[int, int]]:
         """The messages of which the latest edge waits for one, if that edge is a sent tensor's."""
-        latest = max(self._tokens, default=None)
-        return self._gradients.get(latest, []) if latest is not None else []
+        return self._gradients.get(edges[-1], []) if edges else []
 
     def release(self) -> None:
         """Let go of copies and tokens."""
         self._copies.clear()
         self._tokens.clear()
         self._memories.clear()
+
+
+def _place_of(destination: Tensor | None, leaves: Sequence[Tensor]) -> int | None:
+    return next((place for place, leaf in enumerate(leaves) if leaf is destination), None)
 
 
 def _shape_check(shape: Sequence[int]) -> int:

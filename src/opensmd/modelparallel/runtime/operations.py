@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opensmd.modelparallel.runtime.keys import argument_key
+
 __all__ = [
     "CHANGES_FIRST",
     "DEPENDS_ON_DATA",
@@ -97,6 +99,20 @@ RANDOM: frozenset[Function] = frozenset(
         "multinomial",
     )
 )
+
+# Python swaps the sides of a comparison whose right side is a placeholder, on the ranks that hold one.
+COMPARISONS: frozenset[Function] = frozenset(_of(Tensor, "eq ne lt gt le ge"))
+_SWAPPED = {Tensor.gt: Tensor.lt, Tensor.ge: Tensor.le}
+
+
+def in_fixed_order(function: Function, args: tuple[Any, ...]) -> tuple[Function, tuple[Any, ...]]:
+    """The comparison of two tensors, in the form that all ranks agree on whichever side came first."""
+    if function in _SWAPPED:
+        return _SWAPPED[function], (args[1], args[0])
+    if function in (Tensor.eq, Tensor.ne) and repr(argument_key(args[0])) > repr(argument_key(args[1])):
+        return function, (args[1], args[0])
+    return function, args
+
 
 # Operations whose result's shape depends on data.
 DEPENDS_ON_DATA: frozenset[Function] = frozenset(

@@ -38,6 +38,8 @@ class Shared:
         replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
         sent_since_flush: something may still have to leave before it may be changed.
         wait: gives the rank to another microbatch meanwhile.
+        wait_for_earlier: until all earlier microbatches have been through their forwards on this rank.
+        stateful: calls that change buffers of their modules; they keep the order of the microbatches.
     """
 
     rank: int
@@ -45,7 +47,9 @@ class Shared:
     transport: Transport
     random: ReplicatedRandom
     wait: Wait
+    wait_for_earlier: Callable[[MicrobatchRun], None]
     descriptions: dict[Any, Description] = field(default_factory=dict)
+    stateful: set[Any] = field(default_factory=set)
     epoch: int = 0
     replicated_memory: frozenset[int] = frozenset()
     sent_since_flush: bool = False

@@ -1,0 +1,60 @@
+"""What makes two calls alike: keys from what all ranks know of arguments and modes, and hashes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.runtime.tags import tag_of
+
+__all__ = ["argument_key", "modes_key", "stable_hash"]
+
+
+def argument_key(value: Any) -> Any:
+    """What all ranks know alike of an argument; hashable."""
+    if isinstance(value, Tensor):
+        tag = tag_of(value)
+        if tag is None:
+            return (value.shape, value.stride(), value.dtype, value.requires_grad)
+        return (value.shape, value.stride(), value.dtype, tag.requires_grad, tag.home)
+    if value is None or isinstance(value, (int, float, str, bool, torch.dtype, torch.device)):
+        return (type(value), value)
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(argument_key, value))
+    if isinstance(value, Mapping):
+        return (type(value), *((key, argument_key(each)) for key, each in value.items()))
+    if isinstance(value, slice):
+        return ("slice", argument_key((value.start, value.stop, value.step)))
+    if hasattr(type(value), "__dataclass_fields__"):
+        fields = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+        return (type(value), *((name, argument_key(each)) for name, each in fields))
+    return (type(value),)
+
+
+def modes_key() -> tuple[Any, ...]:
+    """The modes of this thread that results depend on."""
+    autocast = tuple(
+        torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+    )
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype())
+
+
+def stable_hash(key: Any, bits: int) -> int:
+    """A hash of a key that is the same in every process."""
+    digest = hashlib.blake2b(repr(_stable(key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - bits)
+
+
+def _stable(key: Any) -> Any:
+    if type(key) in (tuple, torch.Size):
+        return tuple(map(_stable, key))
+    if isinstance(key, type):
+        return f"{key.__module__}.{key.__qualname__}"
+    if isinstance(key, Callable):  # type: ignore[arg-type]
+        return torch.overrides.resolve_name(key) or getattr(key, "__qualname__", type(key).__qualname__)
+    return key
