@@ -155,6 +155,14 @@ def test_manual_places_of_modules_that_share_a_tensor_go_together_with_a_note() 
     assert "0.weight, 1.weight are one tensor" in plan.notes[0]
 
 
+def test_manual_places_of_modules_that_share_through_a_third_go_together() -> None:
+    shared = ("0.weight", "3.weight"), ("2.bias", "3.bias")
+    trace = with_shared(chain([1.0] * 4), *shared)
+    plan = manual_partition(trace, 2, fixed={"2": 1, "3": 1}, default=0)
+    assert [plan.homes[name] for name in "0123"] == [0, 0, 0, 0]
+    assert [plan.parameter_home(name) for names in shared for name in names] == [0] * 4
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -92,11 +92,10 @@ def manual_partition(
     placed = _inherit(trace, fixed, stages)
     homes = {name: placed.get(name, default) for name in trace.modules}
     notes = []
-    for names, owners in _sharing(trace):
+    for owners, tensors in _sharing(trace):
         if len({homes[owner] for owner in owners}) > 1:
-            notes.append(
-                f"{', '.join(names)} are shared, so their modules all go to stage {homes[owners[0]]}"
-            )
+            each = "; ".join(f"{', '.join(names)} are one tensor" for names in tensors)
+            notes.append(f"{each}, so their modules all go to stage {homes[owners[0]]}")
         for owner in owners:
             homes[owner] = homes[owners[0]]
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
@@ -134,15 +133,15 @@ def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[s
     return placed
 
 
-def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[str]]]:
-    """Shared parameters and the modules that own them; what has a module in common is one entry."""
-    found: list[tuple[list[str], list[str]]] = []
-    for group in trace.shared:
-        names, owners = list(group), [trace.owner(name) for name in group]
-        for other in [each for each in found if not set(owners).isdisjoint(each[1])]:
+def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[tuple[str, ...]]]]:
+    """Modules that must be together, and the parameters why: those that share one, or share with a third."""
+    found: list[tuple[list[str], list[tuple[str, ...]]]] = []
+    for names in trace.shared:
+        owners, tensors = [trace.owner(name) for name in names], [names]
+        for other in [each for each in found if not set(owners).isdisjoint(each[0])]:
             found.remove(other)
-            names, owners = other[0] + names, other[1] + owners
-        found.append((names, owners))
+            owners, tensors = other[0] + owners, other[1] + tensors
+        found.append((owners, tensors))
     return found
 
 
