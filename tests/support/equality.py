@@ -27,7 +27,7 @@ ROUNDING = (
     1e-7  # of the model's largest gradient: some gradients, such as that of an attention's key bias or of
 )
 # a bias before BatchNorm, are zero but for rounding
-GROUP_TIMEOUT = 20.0
+GROUP_TIMEOUT, TIMEOUT = 20.0, 90.0  # a rank's first import of transformers takes long
 Pools = Callable[[int], RankPool]
 
 
@@ -143,7 +143,7 @@ def compare(pools: Pools, family: str, case: Case, setup: Setup, *, exact: bool 
             case.name,
             setup,
             backend=setup.backend,
-            timeout=2 * GROUP_TIMEOUT,
+            timeout=TIMEOUT,
             group_timeout=GROUP_TIMEOUT,
         )
     except RankFailed as failed:

@@ -108,12 +108,17 @@ def scripted_gelu(x: Tensor) -> Tensor:
     return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
 
 
-class Scripted(Layers):
-    """A scripted function in the glue."""
+class ScriptedGelu(nn.Module):
+    """A scripted function inside a module."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.third(scripted_gelu(self.second(self.first(x)))))
+        out: Tensor = scripted_gelu(x)
         return out
+
+
+def scripted_functions() -> nn.Module:
+    ends = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+    return nn.Sequential(ends[0], ScriptedGelu(), ScriptedGelu(), ends[1])
 
 
 def scripted_module() -> nn.Module:
@@ -122,12 +127,24 @@ def scripted_module() -> nn.Module:
     return model
 
 
+class Rowwise(nn.Module):
+    """torch.vmap inside a module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.vmap(lambda row: row / row.norm())(x)
+        return out
+
+
 class Mapped(Layers):
-    """torch.vmap over inputs, which every rank has, and over placed values."""
+    """torch.vmap over inputs, which every rank has, and in a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rowwise = Rowwise()
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.vmap(lambda row: row * row.sum())(x)
-        h = torch.vmap(lambda row: row / row.norm())(self.second(torch.tanh(self.first(x))))
+        h = self.rowwise(self.second(torch.tanh(self.first(x))))
         out: Tensor = self.head(self.third(h))
         return out
 
@@ -167,9 +184,9 @@ CASES = (
     Case("custom functions in the glue", Custom),
     Case("custom functions in modules", custom_inside, ("0", "1", "2", "3")),
     Case("compiled modules", compiled),
-    Case("scripted functions", Scripted),
+    Case("scripted functions", scripted_functions, ("0", "1", "2", "3")),
     Case("scripted module", scripted_module, automatic=False),
-    Case("vmap", Mapped),
+    Case("vmap", Mapped, ("first", "second", "rowwise", "third")),
     Case("questions without data", Questions),
     Case("operators", Operators, whole=False),
 )

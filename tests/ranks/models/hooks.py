@@ -42,12 +42,6 @@ def backward_hooks() -> nn.Module:
     return model
 
 
-def root_backward_hook() -> nn.Module:
-    model = Chain()
-    model.register_full_backward_pre_hook(lambda module, out: (out[0] * 0.5,))
-    return model
-
-
 class TensorHooks(Chain):
     """Hooks on placed tensors change gradients; retain_grad keeps them."""
 
@@ -71,19 +65,22 @@ def parameter_hooks() -> nn.Module:
 
 
 def accumulation_hooks() -> nn.Module:
+    """A hook that counts how often a gradient has been added."""
     model = Chain()
+    counted = torch.zeros(())
+    model.second.register_buffer("added", counted)
 
-    def halve(parameter: Any) -> None:
-        parameter.grad.mul_(0.5)
+    def count(parameter: Any) -> None:
+        assert parameter.grad is not None
+        counted.add_(1)
 
-    model.second.weight.register_post_accumulate_grad_hook(halve)
+    model.second.weight.register_post_accumulate_grad_hook(count)
     return model
 
 
 CASES = (
     Case("forward hooks", forward_hooks),
     Case("full backward hooks", backward_hooks),
-    Case("full backward hook of the root", root_backward_hook),
     Case("tensor hooks", TensorHooks, whole=False),
     Case("parameter hooks", parameter_hooks, whole=False),
     Case("hooks after accumulation", accumulation_hooks, whole=False),

@@ -82,10 +82,13 @@ def double_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x.double()), y)
 
 
+PARTS = ("0", "1", "2", "3")
+
+# bfloat16 weights add up their microbatches' gradients in bfloat16, in the order in which they come
 CASES = (
     Case("autocast around the model", Chain, loss=autocast_loss, whole=False),
     Case("autocast in forward", Inside, loss=cross_entropy, whole=False),
-    Case("autocast in modules", modules, ("0", "1", "2", "3"), loss=modules_loss, whole=False),
+    Case("autocast in modules", modules, PARTS, loss=modules_loss, whole=False, tolerance=2e-2),
     Case("bfloat16 weights", bfloat16, loss=bfloat16_loss, whole=False, tolerance=2e-2),
     Case("double", double, loss=double_loss, tolerance=1e-12),
 )
