@@ -65,6 +65,17 @@ def test_the_mnist_like_script_learns_like_plain_pytorch_alone_and_over_two_repl
     assert losses(resumed)[0] == pytest.approx(afterwards, rel=1e-4)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_mnist_like_script_learns_like_plain_pytorch_split_in_two(tmp_path: Path, ranks: int) -> None:
+    *expected, afterwards = plain_losses()
+    split = run("--mp_parameters", "partitions=2", "--save", str(tmp_path / "a.pt"), ranks=ranks)
+    assert losses(split) == pytest.approx(expected, rel=1e-4)
+    assert "correct 32/32" in split
+    digits.Net().load_state_dict(torch.load(tmp_path / "a.pt_full")["model_state_dict"])
+    resumed = run("--resume", str(tmp_path / "a.pt"), ranks=1)
+    assert losses(resumed)[0] == pytest.approx(afterwards, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("module", "names"),
     [

@@ -21,6 +21,7 @@ from opensmd.modelparallel.layouts import name_original_forwards
 from opensmd.modelparallel.optimizer import after_partition
 from opensmd.modelparallel.plan import Plan, ancestors
 from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.runtime.placeholder import RemoteParameter
 from opensmd.modelparallel.state import state
 
 __all__ = ["ModelState"]
@@ -37,6 +38,7 @@ class ModelState(nn.Module):
     Attributes:
         module: the user's module.
         plan: where everything lives; None before the first step.
+        gathered: :meth:`cpu` has put the whole model on every rank.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -44,6 +46,7 @@ class ModelState(nn.Module):
         name_original_forwards(module)
         self.module = module
         self.plan: Plan | None = None
+        self.gathered = False
         self._pending_local: dict[str, Any] | None = None
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
@@ -258,20 +261,46 @@ class ModelState(nn.Module):
         for hook in hooks:
             hook(self, state.optimizer)
 
+    def to(self, *args: Any, **kwargs: Any) -> ModelState:
+        """As torch's; after partitioning for what lives here alone, and without effect but on placement.
+
+        Raises:
+            SMPError: it would change the dtype or the kind of device of a partitioned model, whose other
+                ranks were told what they are.
+        """
+        if not self.partitioned or self.gathered:
+            return super().to(*args, **kwargs)
+        tensors = [*self.local_parameters(), *self.local_buffers()]
+        moved = [each.detach().to(*args, **kwargs) for each in tensors]
+        for each, new in zip(tensors, moved, strict=True):
+            same_dtype = new.dtype == each.dtype or not each.is_floating_point()
+            if not same_dtype or new.device.type != each.device.type:
+                raise SMPError(
+                    f"model.to: the model is partitioned and cannot go from {each.dtype} on "
+                    f"{each.device.type} to {new.dtype} on {new.device.type} any more; do it before the "
+                    "first step"
+                )
+        for each, new in zip(tensors, moved, strict=True):
+            if new.dtype == each.dtype:
+                each.data = new
+        return self
+
     def cpu(self) -> ModelState:
         """Gather all parameters and buffers on every rank of the replica, on the CPU (seed 002).
 
         The model is whole again on each rank, for example to be used without model parallelism through
         :meth:`get_module`; it cannot be trained in steps any more.
         """
-        if not self.partitioned:
-            return super().cpu()
-        whole = self.state_dict()
-        with torch.no_grad():
-            for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
-                found = whole.get(name)
-                if found is not None:
-                    tensor.data = found.detach().cpu().clone()
+        if self.partitioned and not self.gathered:
+            whole = self.state_dict()
+            self.gathered = True
+            with torch.no_grad():
+                for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+                    if isinstance(tensor, RemoteParameter):
+                        tensor.__class__ = nn.Parameter  # type: ignore[assignment]
+                    found = whole.get(name)
+                    if found is not None:
+                        tensor.data = found.detach().cpu().clone()
         return super().cpu()
 
     # --- answers that later versions of the interface ask for ------------------------------------------
