@@ -12,8 +12,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch.distributed import DistBackendError
 
 from opensmd.collectives import _torch_internals
+from opensmd.collectives.blocks import BLOCK_BYTES, Blocks
 
 __all__ = ["Mailbox", "has_mailbox"]
 
@@ -45,7 +47,9 @@ class Mailbox:
                 "a mailbox needs a group of the smddp backend whose ranks are all on one host; use "
                 "torch.distributed's isend and irecv for other groups"
             )
-        self._group = _torch_internals.cpu_backend(group).shared_group
+        backend = _torch_internals.cpu_backend(group)
+        self._group = backend.shared_group
+        self._blocks = Blocks(backend)
         self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
 
     def send(self, dst: int, tag: int, tensor: torch.Tensor) -> None:
@@ -54,6 +58,14 @@ class Mailbox:
         ``tensor`` must not be changed until it has left; what is sent is kept alive until then.
         """
         data = tensor.detach().contiguous()
+        if data.nbytes >= BLOCK_BYTES:
+            offset = self._blocks.put(data)
+            self._post(dst, tag, torch.tensor([-1 if offset is None else offset, data.nbytes]))
+            if offset is not None:
+                return
+        self._post(dst, tag, data)
+
+    def _post(self, dst: int, tag: int, data: torch.Tensor) -> None:
         request = self._group.post_send(data, dst, _own(tag))
         self._forget_what_left()
         if not request.done():
@@ -64,18 +76,48 @@ class Mailbox:
         self._forget_what_left()
         return bool(self._group.ready(src, _own(tag)))
 
+    def receive(
+        self, src: int, tag: int, count: int, dtype: torch.dtype, *, timeout: timedelta | None = None
+    ) -> torch.Tensor:
+        """Receive ``count`` numbers as a vector. A large one stays where the sender has put it.
+
+        Raises:
+            DistBackendError: the message has another size, the sender is lost, or nothing came within
+                ``timeout`` (default: the group's).
+        """
+        if count * dtype.itemsize >= BLOCK_BYTES:
+            place = torch.empty(2, dtype=torch.int64)
+            self._receive_into(src, tag, place, timeout)
+            offset, size = place.tolist()
+            if size != count * dtype.itemsize:
+                raise DistBackendError(
+                    f"the message from rank {src} with tag {tag} has {size} bytes, the receiver expected "
+                    f"{count * dtype.itemsize}"
+                )
+            if offset >= 0:
+                return self._blocks.lent(src, offset, size).view(dtype)
+        received = torch.empty(count, dtype=dtype)
+        self._receive_into(src, tag, received, timeout)
+        return received
+
     def receive_into(
         self, src: int, tag: int, tensor: torch.Tensor, *, timeout: timedelta | None = None
     ) -> None:
         """Receive into ``tensor``, which must be contiguous and have the size of the message.
 
         Raises:
-            DistBackendError: the sizes differ, the sender is lost, or nothing came within ``timeout``
-                (default: the group's).
+            DistBackendError: as :meth:`receive`.
         """
         if not tensor.is_contiguous():
             raise ValueError(f"receive_into needs a contiguous tensor, got strides {tensor.stride()}")
-        request = self._group.post_receive(tensor.detach(), src, _own(tag))
+        if tensor.nbytes < BLOCK_BYTES:
+            self._receive_into(src, tag, tensor.detach(), timeout)
+        else:
+            received = self.receive(src, tag, tensor.numel(), tensor.dtype, timeout=timeout)
+            tensor.detach().view(-1).copy_(received)
+
+    def _receive_into(self, src: int, tag: int, tensor: torch.Tensor, timeout: timedelta | None) -> None:
+        request = self._group.post_receive(tensor, src, _own(tag))
         request.wait(timeout or timedelta(0))
 
     def wait_any(self, wanted: Sequence[tuple[int, int]], *, timeout: timedelta | None = None) -> int:

@@ -91,6 +91,7 @@ class Replicas:
         self._passes = 0
         self._inside = False
         self._armed = False
+        self._announced = False
         self._comm_hooks: list[tuple[Any, CommHook]] = []
         self._ddp_options: dict[str, Any] = {
             "process_group": group,
@@ -116,7 +117,7 @@ class Replicas:
         """Begin a step: synchronise buffers and decide whether its gradients are reduced."""
         if self._inside:
             raise RuntimeError("a step began before the one before it ended")
-        self._inside = True
+        self._inside, self._announced = True, False
         if self._ddp is None:
             if self._broadcast_buffers:
                 self._send_from_first(list(self._module.buffers()))
@@ -130,7 +131,7 @@ class Replicas:
             roots: everything the last backward on this rank begins from, tokens of sent tensors included.
         """
         if self._ddp is not None and self.overlapping:
-            self._armed = True
+            self._armed = self._announced = True
             arm(self._ddp, roots)
 
     def after_last_backward(self) -> None:
@@ -154,12 +155,24 @@ class Replicas:
                 self._ddp.register_comm_hook(state, hook)
 
     def after_step(self, *, backward_ran: bool) -> None:
-        """End a step; without overlap, reduce the gradients now."""
+        """End a step; without overlap, reduce the gradients now.
+
+        Raises:
+            RuntimeError: backwards ran, but the last microbatch did not announce its own.
+        """
         self._inside = self._armed = False
         if not backward_ran:
             return
-        if self._ddp is not None and not self.overlapping and self._is_reducing:
-            self._reduce_now()
+        if self._ddp is not None and self._is_reducing:
+            if not self.overlapping:
+                self._reduce_now()
+            elif not self._announced and not self._ddp.find_unused_parameters:
+                raise RuntimeError(
+                    "the gradients of this step were not averaged over the replicas: their reduction begins "
+                    "with the last microbatch's backward, and it ran none on this stage, or fewer than the "
+                    "others. Call model.backward equally often in every microbatch, or use "
+                    "overlapping_allreduce=False"
+                )
         self._passes += 1
 
     def join(

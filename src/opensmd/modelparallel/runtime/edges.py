@@ -16,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["receive_edge", "send_edge"]
 
-ReceiveGradient = Callable[[Tensor], Tensor | None]
+ReceiveGradient = Callable[[], Tensor | None]
 SendGradient = Callable[[Tensor | None], None]
 
 
@@ -26,13 +26,11 @@ class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, receive: ReceiveGradient) -> Tensor:
         ctx.receive = receive
-        ctx.like = (tensor.shape, tensor.dtype, tensor.device)
         return tensor.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> Any:
-        shape, dtype, device = ctx.like
-        return ctx.receive(torch.empty(shape, dtype=dtype, device=device)), None
+        return ctx.receive(), None
 
 
 class _Receive(torch.autograd.Function):
@@ -53,7 +51,7 @@ class _Receive(torch.autograd.Function):
 
 
 def send_edge(tensor: Tensor, receive: ReceiveGradient) -> Tensor:
-    """The sender's token; in backward ``receive`` fills a tensor with the gradient or returns None."""
+    """The sender's token; in backward ``receive`` returns the gradient, or None."""
     token: Tensor = _Send.apply(tensor, receive)  # type: ignore[no-untyped-call]
     return token
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +65,7 @@ class Engine:
         self._record = Record()
         self._threads = Threads()
         self._failed: str | None = None
+        atexit.register(self.close)
 
     @property
     def backwards(self) -> int:
@@ -73,6 +76,13 @@ class Engine:
     def record(self) -> list[Stretch]:
         """What this rank did in the latest step."""
         return self._record.stretches
+
+    def close(self) -> None:
+        """Let everything that was sent leave, as the end of the process must not overtake it."""
+        if self._shared is not None and not self._failed:
+            with contextlib.suppress(RuntimeError):  # the group may be gone
+                self._shared.transport.flush()
+        atexit.unregister(self.close)
 
     def place(self, module: nn.Module, plan: Plan) -> None:
         """Give every part of ``module`` its home, and give back the memory of what lives elsewhere.
@@ -212,8 +222,8 @@ class Engine:
             if has_backward_hooks(module):
                 raise SMPUnsupportedError(
                     f"module {name!r} ({type(module).__name__}) is split over several partitions and has "
-                    "full backward hooks, which would need its inputs and outputs on one rank. Register them on "
-                    "its children, use tensor.register_hook, or place it whole with smp.set_partition"
+                    "full backward hooks, which would need its inputs and outputs on one rank. Register them "
+                    "on its children, use tensor.register_hook, or place it whole with smp.set_partition"
                 )
 
     def _policy(self, microbatches: int) -> Policy:

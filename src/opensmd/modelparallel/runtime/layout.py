@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
-__all__ = ["empty_like_sent", "in_memory_order"]
+__all__ = ["arranged", "in_memory_order"]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -28,11 +27,8 @@ def in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def empty_like_sent(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory to receive into, and the tensor that it becomes, with the strides of ``like`` if they travel."""
-    device = like.device
+def arranged(numbers: Tensor, like: Tensor) -> Tensor:
+    """The vector that has come as a tensor of the shape of ``like``, and of its strides if they travel."""
     if like.is_contiguous() or not _fills_memory(tuple(like.shape), like.stride()):
-        made = torch.empty(like.shape, dtype=like.dtype, device=device)
-        return made, made
-    flat = torch.empty(like.numel(), dtype=like.dtype, device=device)
-    return flat, flat.as_strided(like.shape, like.stride())
+        return numbers.view(like.shape)
+    return numbers.as_strided(like.shape, like.stride())

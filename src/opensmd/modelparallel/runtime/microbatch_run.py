@@ -30,7 +30,7 @@ from opensmd.modelparallel.runtime.descriptions import (
 from opensmd.modelparallel.runtime.edges import receive_edge, send_edge
 from opensmd.modelparallel.runtime.effects import Effects, apply
 from opensmd.modelparallel.runtime.keys import argument_key, modes_key, stable_hash
-from opensmd.modelparallel.runtime.layout import empty_like_sent, in_memory_order
+from opensmd.modelparallel.runtime.layout import arranged, in_memory_order
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Family, Tag, highest_home, put_tag, tag_of
 from opensmd.modelparallel.runtime.transport import Kind, gradient_messages, make_tag
@@ -154,17 +154,19 @@ class MicrobatchRun:
             data = in_memory_order(real.detach())
         if grad:
             back = make_tag(Kind.GRADIENT, self.index, number, check)
+            shape, dtype = real.shape, real.dtype
             self._gradients[number] = gradient_messages(target, back)
-            self._tokens[number] = send_edge(real, lambda into: self._wait_for_gradient(target, back, into))
+            self._tokens[number] = send_edge(
+                real, lambda: self._wait_for_gradient(target, back, shape, dtype)
+            )
         self.transport.send(target, make_tag(Kind.TENSOR, self.index, number, check), data)
         self.shared.sent_since_flush = True
 
     def _receive(self, like: Tensor, source: int, number: int, grad: bool) -> Tensor:
         check = _shape_check(like.shape)
-        into, received = empty_like_sent(like)
         message = (source, make_tag(Kind.TENSOR, self.index, number, check))
         self._wait([message])
-        self.transport.receive(*message, into)
+        received = arranged(self.transport.receive(*message, like.numel(), like.dtype), like)
         if not grad:
             return received
         back = make_tag(Kind.GRADIENT, self.index, number, check)
@@ -174,10 +176,13 @@ class MicrobatchRun:
         self._tokens[number] = token
         return result
 
-    def _wait_for_gradient(self, source: int, tag: int, into: Tensor) -> Tensor | None:
-        self.point = f"the gradient of a tensor of shape {tuple(into.shape)} from pipeline rank {source}"
+    def _wait_for_gradient(
+        self, source: int, tag: int, shape: torch.Size, dtype: torch.dtype
+    ) -> Tensor | None:
+        self.point = f"the gradient of a tensor of shape {tuple(shape)} from pipeline rank {source}"
         self._wait(gradient_messages(source, tag))
-        return into if self.transport.receive_gradient(source, tag, into) else None
+        gradient = self.transport.receive_gradient(source, tag, shape.numel(), dtype)
+        return None if gradient is None else gradient.view(shape)
 
     def _wait(self, messages: list[tuple[int, int]]) -> None:
         if not any(map(self.transport.ready, messages)):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from opensmd.modelparallel.runtime import structure
-from opensmd.modelparallel.runtime.layout import empty_like_sent, in_memory_order
+from opensmd.modelparallel.runtime.layout import arranged, in_memory_order
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import tag_of
@@ -71,7 +71,7 @@ class Results:
     def _complete(self, expected: _Expected) -> Any:
         tensors = expected.tensors
         for place, sender, message in expected.coming:
-            into, tensor = empty_like_sent(tensors[place])
-            self._shared.transport.receive(sender, message, into)
-            tensors[place] = tensor
+            like = tensors[place]
+            numbers = self._shared.transport.receive(sender, message, like.numel(), like.dtype)
+            tensors[place] = arranged(numbers, like)
         return structure.substitute(expected.value, iter(tensors)) if tensors else expected.value

@@ -63,14 +63,14 @@ class Transport(Protocol):
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
         """Send the data of ``tensor``, which must not change before :meth:`flush`."""
 
-    def receive(self, source: int, tag: int, into: Tensor) -> None:
-        """Wait for the data of a contiguous tensor."""
+    def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Wait for ``count`` numbers; a vector."""
 
     def send_gradient(self, target: int, tag: int, gradient: Tensor | None) -> None:
         """Send a gradient, or that there is none; ``tag`` is of kind GRADIENT."""
 
-    def receive_gradient(self, source: int, tag: int, into: Tensor) -> bool:
-        """Wait for a gradient; False if there is none."""
+    def receive_gradient(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor | None:
+        """Wait for a gradient; None if there is none."""
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         """Send a small picklable object."""
@@ -119,9 +119,9 @@ class MailboxTransport:
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
         self._mailbox.send(target, tag, tensor)
 
-    def receive(self, source: int, tag: int, into: Tensor) -> None:
+    def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
         self.wait_any([(source, tag)])
-        self._mailbox.receive_into(source, tag, into)
+        return self._mailbox.receive(source, tag, count, dtype)
 
     def send_gradient(self, target: int, tag: int, gradient: Tensor | None) -> None:
         if gradient is None:
@@ -129,14 +129,13 @@ class MailboxTransport:
         else:
             self._mailbox.send(target, tag, gradient)
 
-    def receive_gradient(self, source: int, tag: int, into: Tensor) -> bool:
+    def receive_gradient(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor | None:
         messages = gradient_messages(source, tag)
         self.wait_any(messages)
         if self._mailbox.ready(*messages[0]):
-            self._mailbox.receive_into(source, tag, into)
-            return True
-        self._mailbox.receive_into(*messages[1], torch.empty(1, dtype=torch.uint8))
-        return False
+            return self._mailbox.receive(source, tag, count, dtype)
+        self._mailbox.receive(*messages[1], 1, torch.uint8)
+        return None
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         data = _to_bytes(value)
@@ -148,10 +147,8 @@ class MailboxTransport:
         return self._receive_object(source, tag)
 
     def _receive_object(self, source: int, tag: int) -> Any:
-        size = torch.empty(1, dtype=torch.int64)
-        self._mailbox.receive_into(source, tag, size)
-        data = torch.empty(int(size), dtype=torch.uint8)
-        self._mailbox.receive_into(source, tag, data)
+        size = int(self._mailbox.receive(source, tag, 1, torch.int64))
+        data = self._mailbox.receive(source, tag, size, torch.uint8)
         return pickle.loads(data.numpy().tobytes())
 
     def ready(self, message: Message) -> bool:
@@ -194,22 +191,21 @@ class GroupTransport:
         assert work is not None
         self._leaving.append((work, data))
 
-    def receive(self, source: int, tag: int, into: Tensor) -> None:
+    def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
         group = self._up if source < self._rank else self._down
+        into = torch.empty(count, dtype=dtype, device=self._device)
         dist.recv(into, group=group, tag=_short(tag), group_src=source)
+        return into
 
     def send_gradient(self, target: int, tag: int, gradient: Tensor | None) -> None:
         self.send(target, tag, torch.tensor([gradient is not None], dtype=torch.int64, device=self._device))
         if gradient is not None:
             self.send(target, tag, gradient)
 
-    def receive_gradient(self, source: int, tag: int, into: Tensor) -> bool:
-        exists = torch.empty(1, dtype=torch.int64, device=self._device)
-        self.receive(source, tag, exists)
-        if not exists.item():
-            return False
-        self.receive(source, tag, into)
-        return True
+    def receive_gradient(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor | None:
+        if not self.receive(source, tag, 1, torch.int64).item():
+            return None
+        return self.receive(source, tag, count, dtype)
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         data = _to_bytes(value).to(self._device)
@@ -217,10 +213,8 @@ class GroupTransport:
         self.send(target, tag, data)
 
     def receive_object(self, source: int, tag: int) -> Any:
-        size = torch.empty(1, dtype=torch.int64, device=self._device)
-        self.receive(source, tag, size)
-        data = torch.empty(int(size.item()), dtype=torch.uint8, device=self._device)
-        self.receive(source, tag, data)
+        size = int(self.receive(source, tag, 1, torch.int64).item())
+        data = self.receive(source, tag, size, torch.uint8)
         return pickle.loads(data.cpu().numpy().tobytes())
 
     def ready(self, message: Message) -> bool:

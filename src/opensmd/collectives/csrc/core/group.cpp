@@ -98,6 +98,17 @@ void Group::heap_free(void* block) {
 
 bool Group::heap_contains(const void* address) const { return parts_->context.heap.contains(address); }
 
+uint64_t Group::heap_offset(const void* address) const { return parts_->context.heap.offset_of(address); }
+
+void* Group::heap_address(int member, uint64_t offset, size_t bytes) const {
+  const Arena& arena = parts_->context.arena;
+  if (member < 0 || member >= size() || bytes > arena.shape().heap_bytes ||
+      offset > arena.shape().heap_bytes - bytes) {
+    throw std::out_of_range("heap_address: not within the heap of a member");
+  }
+  return arena.heap(member) + offset;
+}
+
 std::shared_ptr<Request> Group::post_send(const void* data, size_t bytes, int destination, int64_t tag) {
   return parts_->mailbox.post_send(data, bytes, destination, tag);
 }

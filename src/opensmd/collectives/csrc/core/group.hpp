@@ -168,6 +168,9 @@ class Group {
   void* heap_allocate(size_t bytes);
   void heap_free(void* block);
   bool heap_contains(const void* address) const;
+  uint64_t heap_offset(const void* address) const;  // of an address in this member's heap
+  // The same bytes of a member's heap as this member sees them. Throws std::out_of_range.
+  void* heap_address(int member, uint64_t offset, size_t bytes) const;
 
   // Messages between one pair with one tag keep their order. Both calls return at once; sends of any size may be
   // posted before any receive. A receive whose buffer has another size than the message fails with Mismatch and

@@ -1,6 +1,8 @@
 // What Python sees of the compiled module; opensmd.collectives.backend is its only direct user.
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
+
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
@@ -117,6 +119,18 @@ void bind_arena(py::module_& module) {
   module.def("default_heap_bytes", &default_heap_bytes);
 }
 
+constexpr size_t kLentHeaderBytes = 64;  // as blocks.py has it
+
+// `bytes` of a block in a member's heap, behind a header whose first word says "in use" and is cleared when the
+// tensor is gone.
+at::Tensor lend(const std::shared_ptr<Group>& group, int member, uint64_t offset, size_t bytes) {
+  auto* start = static_cast<std::byte*>(group->heap_address(member, offset, kLentHeaderBytes + bytes));
+  auto* in_use = reinterpret_cast<std::atomic<int64_t>*>(start);
+  return at::from_blob(start + kLentHeaderBytes, {static_cast<int64_t>(bytes)},
+                       [group, in_use](void*) { in_use->store(0, std::memory_order_release); },
+                       at::TensorOptions(at::kByte));
+}
+
 void bind_group(py::module_& module) {
   py::class_<Request, std::shared_ptr<Request>>(module, "Request")
       .def("done", &Request::done, NoGil())
@@ -137,6 +151,10 @@ void bind_group(py::module_& module) {
       .def("heap_contains", [](const Group& self, const at::Tensor& tensor) {
         return self.heap_contains(tensor.const_data_ptr());
       })
+      .def("heap_offset", [](const Group& self, const at::Tensor& tensor) {
+        return self.heap_offset(tensor.const_data_ptr());
+      })
+      .def("lend", &lend)
       .def("post_send", [](Group& self, const at::Tensor& tensor, int destination, int64_t tag) {
         std::shared_ptr<Request> request;
         with_torch_errors([&] {

@@ -1,0 +1,58 @@
+"""``python -m benchmarks.pipeline``: every case and number of microbatches in fresh ranks, then the table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness import launch
+from benchmarks.harness.options import command_parser, rank_arguments
+from benchmarks.harness.results import Results
+from benchmarks.pipeline.cases import CASES
+
+SINGLE, TORCH, OURS = "one process", "torch 1F1B", "opensmd"  # names of candidates, as in rank.py
+
+
+def main() -> None:
+    """Measure all cases on two ranks."""
+    parser = command_parser(__doc__, seconds=5.0)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--microbatches", type=int, nargs="+", default=[4, 8, 16])
+    options = parser.parse_args()
+    merged: Results | None = None
+    for case in options.cases:
+        for microbatches in options.microbatches:
+            chosen = ["--case", case, "--microbatches", str(microbatches)]
+            args = [*rank_arguments(options), *chosen]
+            results = launch.run("benchmarks.pipeline.rank", ranks=2, mpi=None, args=args)
+            if merged is None:
+                merged = results
+            else:
+                merged.rows += results.rows
+    if merged is None:
+        raise SystemExit("nothing to measure: give --cases and --microbatches")
+    Console(width=150).print(as_table(merged))
+    merged.save(options.out / "pipeline-2.json")
+
+
+def as_table(results: Results) -> Table:
+    """Milliseconds a step, the share of the bubble-limited ideal, and the factor against torch."""
+    table = Table(title="pipeline of 2 stages, milliseconds a step")
+    for heading in ("case", "microbatches", SINGLE, TORCH, OURS, "share of ideal", "faster than torch"):
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    for case, microbatches in results.cases():
+        times = [results.p50(case, microbatches, name) or float("nan") for name in (SINGLE, TORCH, OURS)]
+        single, rival, mine = times
+        ideal = single * (microbatches + 1) / (2 * microbatches)
+        table.add_row(
+            case,
+            str(microbatches),
+            *(f"{each / 1e3:.2f}" for each in times),
+            f"{ideal / mine:.1%}",
+            f"{rival / mine:.2f}x",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""One rank of the pipeline benchmark: one process, torch's pipeline and ours take steps in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+import smdistributed.modelparallel.torch as smp
+from benchmarks.harness.options import rank_parser
+from benchmarks.harness.rank import Rank, join, leave
+from benchmarks.harness.results import Results, row
+from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.pipeline.cases import CASES, Case
+from opensmd.collectives.backend import register
+
+LEARNING_RATE = 1e-4
+SINGLE, TORCH, OURS = "one process", "torch 1F1B", "opensmd"
+
+Step = Callable[[], Tensor | None]  # the loss on the ranks that know it
+
+
+def main() -> None:
+    """Measure one case with one number of microbatches and leave the results to rank 0."""
+    parser = rank_parser()
+    parser.add_argument("--case", required=True, choices=CASES)
+    parser.add_argument("--microbatches", type=int, required=True)
+    options = parser.parse_args()
+    me = over_smddp(join([], patience=options.patience))
+    case, microbatches = CASES[options.case], options.microbatches
+    steps = {
+        SINGLE: single(case, microbatches, me),
+        TORCH: torch_pipeline(case, microbatches, me),
+        OURS: ours(case, microbatches),
+    }
+    compare(steps)
+    candidates = [Candidate(name, timed(step)) for name, step in steps.items()]
+    results = Results("pipeline", me.layout)
+    for name, samples in sample(candidates, me.meeting, me.distance, Plan(options.seconds)).items():
+        results.rows.append(row(case.title, microbatches, name, samples))
+    leave(me, results)
+
+
+def over_smddp(me: Rank) -> Rank:
+    """``me`` with smddp as the default backend, which the library takes, and gloo for torch's pipeline."""
+    dist.destroy_process_group()
+    register()
+    store = f"file://{me.folder}/smddp"
+    dist.init_process_group("smddp", init_method=store, rank=me.rank, world_size=me.size)
+    gloo: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return replace(me, groups={"gloo": gloo})
+
+
+def build(case: Case) -> nn.Sequential:
+    """The model, the same on every call."""
+    torch.manual_seed(0)
+    return case.build()
+
+
+def single(case: Case, microbatches: int, me: Rank) -> Step:
+    """Rank 0 trains the whole model on one core; the other rank waits."""
+    model = build(case)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    inputs, targets = (each.chunk(microbatches) for each in case.batch(microbatches))
+
+    def step() -> Tensor | None:
+        if me.rank:
+            return None
+        optimizer.zero_grad()
+        losses = []
+        for x, y in zip(inputs, targets, strict=True):
+            loss = case.loss(model(x), y) / microbatches
+            torch.autograd.backward(loss)
+            losses.append(loss.detach())
+        optimizer.step()
+        return torch.stack(losses).sum()
+
+    return step
+
+
+def torch_pipeline(case: Case, microbatches: int, me: Rank) -> Step:
+    """torch's own pipeline over gloo, the layers cut in the middle."""
+    whole = build(case)
+    mine = whole[: case.half] if me.rank == 0 else whole[case.half :]
+    inputs, targets = case.batch(microbatches)
+    stage = PipelineStage(mine, me.rank, me.size, torch.device("cpu"), group=me.groups["gloo"])
+    schedule = Schedule1F1B(stage, microbatches, loss_fn=case.loss)
+    optimizer = torch.optim.SGD(mine.parameters(), lr=LEARNING_RATE)
+
+    def step() -> Tensor | None:
+        optimizer.zero_grad()
+        losses: list[Tensor] = []
+        if me.rank == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=targets, losses=losses)
+        optimizer.step()
+        return torch.stack(losses).detach().mean() if losses else None
+
+    return step
+
+
+def ours(case: Case, microbatches: int) -> Step:
+    """The library, with torch's stages or with its own."""
+    manual = {"auto_partition": False, "default_partition": 0}
+    automatic = {"optimize": "speed", "memory_weight": 0.0}
+    smp.init({"partitions": 2, "microbatches": microbatches, **(automatic if case.automatic else manual)})
+    module = build(case)
+    if not case.automatic:
+        for index, child in enumerate(module):
+            smp.set_partition(child, int(index >= case.half))
+    model = smp.DistributedModel(module)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
+    inputs, targets = case.batch(microbatches)
+
+    @smp.step
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = case.loss(model(x), y)
+        model.backward(loss)
+        return loss
+
+    def step() -> Tensor | None:
+        optimizer.zero_grad()
+        loss: Tensor = train(inputs, targets).reduce_mean()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def compare(steps: dict[str, Step]) -> None:
+    """The first three steps of all candidates must have the same losses (also warms up)."""
+    for number in range(3):
+        losses = {name: step() for name, step in steps.items()}
+        known: list[dict[str, float]] = [{}, {}]
+        mine = {name: float(loss) for name, loss in losses.items() if loss is not None}
+        dist.all_gather_object(known, mine)
+        everything = {**known[0], **known[1]}
+        reference = everything[SINGLE]
+        for name, loss in everything.items():
+            if abs(loss - reference) > 1e-4 * abs(reference):
+                raise RuntimeError(f"step {number}: {name} has loss {loss}, one process has {reference}")
+
+
+if __name__ == "__main__":
+    main()
