@@ -33,12 +33,12 @@ FAMILIES = (
     "calls",
 )
 SCHEDULES = ("simple", "interleaved")
-MICROBATCHES = (1, 2, 4, 8)
 
 
 def some_setups(case: Case, number: int) -> Iterator[Setup]:
     """Every placement on two stages and one on four; microbatches and schedules vary with ``number``."""
-    ways = itertools.cycle(itertools.product((4, 1, 8, 2), ("interleaved", "simple")))
+    counts = sorted(case.microbatches, key=(4, 1, 8, 2).index)
+    ways = itertools.cycle(itertools.product(counts, ("interleaved", "simple")))
     for _ in range(number % 8):
         next(ways)
     for placement, (microbatches, schedule) in zip(case.placements(2), ways, strict=False):
@@ -51,10 +51,10 @@ def some_setups(case: Case, number: int) -> Iterator[Setup]:
 
 def every_setup(case: Case) -> Iterator[Setup]:
     """All placements, numbers of microbatches and schedules; replicas with two stages."""
-    for stages, schedule, microbatches in itertools.product((2, 4), SCHEDULES, MICROBATCHES):
+    for stages, schedule, microbatches in itertools.product((2, 4), SCHEDULES, case.microbatches):
         for placement in case.placements(stages):
             yield Setup(stages, microbatches, placement, schedule)
-    for placement, microbatches in itertools.product(case.placements(2), (1, 4)):
+    for placement, microbatches in itertools.product(case.placements(2), {1, 4} & set(case.microbatches)):
         yield Setup(2, microbatches, placement, replicas=2)
 
 

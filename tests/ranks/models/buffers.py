@@ -117,11 +117,14 @@ class Spectral(Layers):
 
 
 NORMALISED = ("first", "norm1", "second", "norm2", "head")
+CHAIN = {2: {"chain": {"third": 1, "head": 1}}}
 
 CASES = (
     Case("batch norm", Normalised, NORMALISED, whole=False, rows=16),
     Case("residual network", Images, ("blocks.0", "blocks.1", "blocks.2", "head"), whole=False, rows=16),
-    Case("counters and averages", Counts, whole=False),
+    # with more microbatches a later one may write before an earlier one, back from another stage, has read
+    Case("counters and averages", Counts, whole=False, microbatches=(1,)),
+    Case("counters and averages in a chain", Counts, (), fixed=CHAIN, automatic=False, whole=False),
     Case("buffers replaced", Replaces, whole=False),
     Case("parametrisations", Spectral, whole=False),
 )

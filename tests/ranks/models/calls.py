@@ -104,6 +104,18 @@ def no_backward_at_first(case: Case, model: Any, backward: Backward, batch: Batc
     return loss
 
 
+def switching_modes(case: Case, model: Any, backward: Backward, batch: Batch) -> Tensor:
+    """eval and train within a step, which works for one microbatch."""
+    x, y = batch
+    model.eval()
+    with torch.no_grad():
+        before = model(x).mean()
+    model.train()
+    loss = F.cross_entropy(model(x), y) + before
+    backward(loss)
+    return loss
+
+
 class Adversary(nn.Module):
     """A generator and a discriminator in one model."""
 
@@ -148,5 +160,6 @@ CASES = (
     Case("loss.backward()", Chain, train=plain_backward, averaged=False, whole=False),
     Case("retained graph", Chain, train=retained, averaged=False, whole=False),
     Case("evaluation inside a step", Chain, train=no_backward_at_first),
+    Case("modes switched inside a step", Chain, train=switching_modes, microbatches=(1,)),
     Case("generator and discriminator", Adversary, PARTS, train=adversarial),
 )

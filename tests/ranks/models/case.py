@@ -68,6 +68,7 @@ class Case:
         fixed: further placements by name, for each number of stages.
         automatic: whether to let the partitioner choose places, too.
         rows: of a batch; a multiple of 8 lets every number of microbatches divide it.
+        microbatches: numbers of microbatches that work.
         whole: the loss of the whole batch is the mean of the microbatches' (not so with BatchNorm).
         averaged: gradients are divided by the number of microbatches (``loss.backward()`` does not).
         tolerance: relative to the largest entry of each gradient.
@@ -83,6 +84,7 @@ class Case:
     fixed: Mapping[int, Mapping[str, Placement]] = field(default_factory=dict)
     automatic: bool = True
     rows: int = 8
+    microbatches: tuple[int, ...] = (1, 2, 4, 8)
     whole: bool = True
     averaged: bool = True
     tolerance: float = 1e-6
