@@ -305,6 +305,18 @@ def a_step_that_failed_leaves_nothing_behind() -> None:
                 model.zero_grad()
 
 
+def a_last_microbatch_without_backward_is_no_silent_loss() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    model = build(0)
+    replicas = Replicas(model, is_local=is_local, group=group)
+    run_step(model, replicas, Case(), 0)
+    replicas.before_step()
+    model(data(1, dist.get_rank())[0], extra=True).sum().backward()
+    with pytest.raises(RuntimeError, match="were not averaged over the replicas"):
+        replicas.after_step(backward_ran=True)
+
+
 FUNCTIONS = [
     all_cases,
     microbatches_may_run_in_threads,
@@ -314,6 +326,7 @@ FUNCTIONS = [
     uneven_numbers_of_steps,
     comm_hooks_replace_the_reduction,
     a_step_that_failed_leaves_nothing_behind,
+    a_last_microbatch_without_backward_is_no_silent_loss,
 ]
 
 

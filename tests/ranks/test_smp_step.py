@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.exceptions import SMPError
 from tests.support.ranks import RankPool
 
 ROWS = 8
@@ -103,8 +103,6 @@ def _train_like_plain() -> None:
 
 def _misuse() -> list[str]:
     told = []
-    with _started(partitions=dist.get_world_size()):
-        told.append(_told(SMPUnsupportedError, lambda: smp.DistributedModel(_net())))
     with _started(microbatches=2, ddp=True):
         told.append(_told(SMPError, lambda: smp.step(abs)(torch.ones(2))))
         model = smp.DistributedModel(_net())
@@ -132,8 +130,7 @@ def test_microbatches_and_replicas_train_like_one_process(pool: Callable[[int], 
 
 def test_misuse_says_what_to_do(pool: Callable[[int], RankPool]) -> None:
     for told in pool(2).run(_misuse):
-        unsupported, unwrapped, outside, twice, uneven = told
-        assert "one partition only" in unsupported
+        unwrapped, outside, twice, uneven = told
         assert "before smp.DistributedModel" in unwrapped
         assert "outside a step" in outside
         assert "only one model" in twice
