@@ -29,11 +29,10 @@ class AllReduce {
       placement.offset = context_.stage.place(round_.sequence(), bytes_);
       copy_bytes(context_.stage.at(placement.offset), data_, bytes_);
     }
-    placement.first_slot = first_slot_for(context_, two_shot_chunk(context_, bytes_));
     announce(round_, placement);
     round_.post();
     round_.meet();
-    const int heaps = members_in_heap();
+    const int heaps = members_in_heap(context_, round_);
     if (heaps == context_.size) return zero_copy();
     // Some in the heap and some not: those in the heap have staged nothing, and theirs may not be changed while read.
     if (small && heaps == 0) return one_shot();
@@ -41,9 +40,9 @@ class AllReduce {
   }
 
  private:
-  // Everybody reads everything: with more members the pipeline, where each reads its part, wins earlier.
+  // Everybody reads everything, which pays only as long as another wait for all others costs more.
   size_t one_shot_limit() const {
-    return context_.arena.shape().staging_bytes / static_cast<size_t>(std::max(context_.size / 2, 1));
+    return std::min(context_.arena.shape().staging_bytes, context_.size == 2 ? kPage : 8 * kPage);
   }
 
   void through_entry_lines() {
@@ -75,19 +74,11 @@ class AllReduce {
     reducer_(outputs, 1, inputs, context_.size, bytes_, factors_.all());
   }
 
-  int members_in_heap() const {
-    int count = 0;
-    for (int i = 0; i < context_.size; ++i) count += static_cast<int>(announced(round_, i).in_heap);
-    return count;
-  }
-
   // Each member reduces its part of everybody's tensor straight from and into everybody's tensor.
   void zero_copy() {
     const Part part = part_of(bytes_, context_.size, context_.rank);
     void* tensors[kMaxMembers];
-    for (int i = 0; i < context_.size; ++i) {
-      tensors[i] = context_.arena.heap(i) + announced(round_, i).offset + part.offset;
-    }
+    for (int i = 0; i < context_.size; ++i) tensors[i] = tensor_in_heap(context_, round_, i) + part.offset;
     reducer_(tensors, context_.size, tensors, context_.size, part.bytes, factors_.all());
     finish_together(context_, round_);
   }

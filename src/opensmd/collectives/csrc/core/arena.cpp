@@ -14,7 +14,8 @@ ArenaLayout::ArenaLayout(const ArenaShape& given) : shape(given) {
   members = sizeof(ArenaHeader);
   records = members + n * sizeof(Member);
   stages = records + n * 2 * kRecordLength * sizeof(RecordLine);
-  ring_lines = stages + n * (kNotesBytes + 2 * kDepth * shape.chunk_bytes);
+  stage_bytes = kNotesBytes + kPlacedAtOnce * shape.staging_bytes + kLargestSlots * shape.chunk_bytes;
+  ring_lines = stages + n * stage_bytes;
   rings = round_up(ring_lines + n * n * sizeof(RingLine), kPage);
   heaps = rings + n * n * shape.ring_bytes;
   total = heaps + n * shape.heap_bytes;

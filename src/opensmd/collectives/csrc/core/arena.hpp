@@ -25,7 +25,8 @@ namespace opensmd {
 constexpr int kMaxMembers = 64;
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
-constexpr uint32_t kDepth = 4;  // largest chunks a member may be ahead of its slowest reader
+constexpr size_t kPlacedAtOnce = 4;  // largest pieces of data that a stage can hold for one-shot collectives
+constexpr size_t kLargestSlots = 4;  // and slots of the largest size for streams
 constexpr size_t kInlineBytes = 56;
 constexpr size_t kNotesBytes = 2 * kPage;
 constexpr size_t kRecordLength = 128;
@@ -119,7 +120,7 @@ static_assert(sizeof(ArenaHeader) == kPage);
 struct ArenaLayout {
   explicit ArenaLayout(const ArenaShape& shape);
   ArenaShape shape;
-  size_t members, records, stages, ring_lines, rings, heaps, total;
+  size_t members, records, stages, stage_bytes, ring_lines, rings, heaps, total;
 };
 
 constexpr uint64_t kArenaMagic = 0x31646d736e65706fu;
@@ -139,10 +140,10 @@ class Arena {
     return reinterpret_cast<RecordLine*>(base_ + layout_.records) +
            (static_cast<size_t>(i) * 2 + static_cast<size_t>(which)) * kRecordLength;
   }
-  size_t stage_ring_bytes() const { return 2 * kDepth * shape().chunk_bytes; }
-  std::byte* stage(int i) const {
-    return base_ + layout_.stages + static_cast<size_t>(i) * (kNotesBytes + stage_ring_bytes());
-  }
+  std::byte* stage(int i) const { return base_ + layout_.stages + static_cast<size_t>(i) * layout_.stage_bytes; }
+  size_t places_bytes() const { return kPlacedAtOnce * shape().staging_bytes; }
+  size_t streams_offset() const { return kNotesBytes + places_bytes(); }  // in a stage
+  size_t streams_bytes() const { return kLargestSlots * shape().chunk_bytes; }
   RingLine& ring_line(int from, int to) const {
     return reinterpret_cast<RingLine*>(base_ + layout_.ring_lines)[from * shape().size + to];
   }

@@ -6,6 +6,16 @@
 
 namespace opensmd {
 
+namespace {
+
+constexpr size_t kSmallestStep = size_t{32} << 10;
+constexpr size_t kLargestStep = size_t{128} << 10;
+// A member that both gives and takes stays this many steps ahead of itself and no more, although there may be room:
+// what it has just published is then still in the caches when it is taken.
+constexpr uint32_t kLead = 8;
+
+}  // namespace
+
 Exchange::Exchange(Context& context, Round& round, const Traffic& traffic, const void* const* inputs)
     : context_(context), round_(round), traffic_(traffic), inputs_(inputs), shared_(traffic.shared()),
       base_(context.steps) {}
@@ -58,8 +68,15 @@ size_t Exchange::lane_count() const { return static_cast<size_t>(std::max(traffi
 // Eight steps or more for arrays of middling size, so that writing and reading overlap; at most what a lane holds.
 size_t Exchange::step_bytes(int source) const {
   const size_t lane_bytes = context_.arena.shape().chunk_bytes / lane_count() / kLine * kLine;
-  const size_t wanted = round_up(std::max(traffic_.largest(source) / 8, size_t{32} << 10), kLine);
-  return std::min(lane_bytes, wanted);
+  const size_t wanted = std::clamp(traffic_.largest(source) / 8, kSmallestStep, kLargestStep);
+  return std::min(lane_bytes, round_up(wanted, kLine));
+}
+
+uint32_t Exchange::steps(int source) const {
+  size_t most = 0;
+  for (int d = 0; d < context_.size; ++d) most = std::max(most, d == source ? 0 : traffic_.bytes(source, d));
+  const size_t each = step_bytes(source);
+  return static_cast<uint32_t>((most + each - 1) / each);
 }
 
 // Peers can read this member's tensor in place if all its pieces lie one after the other in its heap.
@@ -100,7 +117,7 @@ void Exchange::offer() {
       placement.offset = context_.stage.place(round_.sequence(), padded);
       pack(context_.stage.at(placement.offset), kLine);
     } else {
-      placement.first_slot = first_slot_for(context_, step_bytes(self) * lane_count());
+      placement.first_slot = context_.stage.first_slot(slot_bytes(self), steps(self));
     }
   }
   announce(round_, placement);
@@ -135,31 +152,34 @@ Exchange::Source Exchange::find_source(int s) const {
   } else {
     source.way = Way::Streamed;
     source.step_bytes = step_bytes(s);
-    size_t most = 0;
-    for (int d = 0; d < context_.size; ++d) most = std::max(most, d == s ? 0 : traffic_.bytes(s, d));
-    source.steps = static_cast<uint32_t>((most + source.step_bytes - 1) / source.step_bytes);
+    source.steps = steps(s);
+    source.slots = stream_slots(context_.arena, slot_bytes(s), source.steps);
   }
   return source;
 }
 
 // ---------------------------------------------------------------- streaming
 
-const std::byte* Exchange::streamed(int source, uint32_t step) const {
+std::byte* Exchange::slot(int source, uint32_t step) const {
   const Source& from = sources_[source];
-  return slot_of(context_, source, from.placement, from.step_bytes * lane_count(), step) +
-         lane(source, context_.rank) * from.step_bytes;
+  return stream_slot(context_.arena, source, from.step_bytes * lane_count(),
+                     (from.placement.first_slot + step) % from.slots);
+}
+
+const std::byte* Exchange::streamed(int source, uint32_t step) const {
+  return slot(source, step) + lane(source, context_.rank) * sources_[source].step_bytes;
 }
 
 void Exchange::publish(uint32_t step) {
   const int self = context_.rank;
   const Source& own = sources_[self];
   const size_t offset = step * own.step_bytes;
-  std::byte* slot = slot_of(context_, self, own.placement, own.step_bytes * lane_count(), step);
+  std::byte* const to = slot(self, step);
   for (int distance = 1; distance < context_.size; ++distance) {
     const int d = (self + distance) % context_.size;
     const size_t bytes = traffic_.bytes(self, d);
     if (offset >= bytes) continue;
-    copy_bytes(slot + lane(self, d) * own.step_bytes, static_cast<const std::byte*>(inputs_[d]) + offset,
+    copy_bytes(to + lane(self, d) * own.step_bytes, static_cast<const std::byte*>(inputs_[d]) + offset,
                std::min(own.step_bytes, bytes - offset));
     if (shared_) break;
   }
@@ -185,11 +205,10 @@ void Exchange::wait_for_sources(uint32_t step) {
 }
 
 bool Exchange::room_for(uint32_t step) const {
+  const uint32_t needed = base_ + step + 1 - sources_[context_.rank].slots;
   for (int i = 0; i < context_.size; ++i) {
     const Flag& consumed = context_.arena.member(i).consumed;
-    if (i != context_.rank && !reached(consumed.value.load(std::memory_order_acquire), base_ + step + 1 - depth_)) {
-      return false;
-    }
+    if (i != context_.rank && !reached(consumed.value.load(std::memory_order_acquire), needed)) return false;
   }
   return true;
 }
@@ -197,7 +216,7 @@ bool Exchange::room_for(uint32_t step) const {
 void Exchange::wait_for_room(uint32_t step) {
   for (int distance = 1; distance < context_.size; ++distance) {
     const int peer = (context_.rank + distance) % context_.size;
-    round_.wait(context_.arena.member(peer).consumed, base_ + step + 1 - depth_, peer);
+    round_.wait(context_.arena.member(peer).consumed, base_ + step + 1 - sources_[context_.rank].slots, peer);
   }
 }
 
@@ -212,19 +231,23 @@ void Exchange::stream() {
   }
   if (to_publish > 0) {
     const Source& own = sources_[context_.rank];
-    const size_t slot_bytes = own.step_bytes * lane_count();
-    depth_ = stage_depth(context_.arena, slot_bytes);
-    context_.stage.begin_steps(uint64_t{own.placement.first_slot} * kLine, slot_bytes, to_publish);
+    context_.stage.begin_stream(own.placement.first_slot, own.step_bytes * lane_count(), to_publish);
   }
   uint32_t published = 0;
   uint32_t consumed = 0;
   if (to_consume == 0) round_.set(mine.consumed, base_ + steps_);
+  const auto consume = [&] {
+    take_step(consumed++);
+    round_.set(mine.consumed, base_ + (consumed == to_consume ? steps_ : consumed));
+  };
   while (published < to_publish || consumed < to_consume) {
-    if (published < to_publish && room_for(published)) {
+    const bool far_ahead = published == to_publish || published >= consumed + kLead;
+    if (consumed < to_consume && far_ahead && step_available(consumed)) {
+      consume();
+    } else if (published < to_publish && room_for(published)) {
       publish(published++);
     } else if (consumed < to_consume && step_available(consumed)) {
-      take_step(consumed++);
-      round_.set(mine.consumed, base_ + (consumed == to_consume ? steps_ : consumed));
+      consume();
     } else if (consumed < to_consume && (published == to_publish || consumed < published)) {
       // Only for a step that we have published ourselves: members waiting for each other's next step would wait in
       // a circle.

@@ -4,7 +4,7 @@
 //   inline    all its pieces fit its entry line's payload
 //   heap      its tensor lies in the zero-copy heap: readers take it from there, then all finish together
 //   staged    all its pieces fit its stage at once: written before the entry is posted
-//   streamed  through its stage, step by step, at most half a stage ahead of the slowest reader:
+//   streamed  through its stage, step by step, as far ahead of the slowest reader as there are slots:
 //
 //      source   publish 0 ── 1 ── 2 ── 3 ──────── 4 (waits for room)
 //      reader        consume 0 ── 1 ── 2 ...
@@ -41,6 +41,7 @@ class Exchange {
     size_t bytes = 0;                  // for this member
     size_t step_bytes = 0;             // where streamed
     uint32_t steps = 0;                // for all members
+    uint32_t slots = 0;                // that the steps take turns in
     Placement placement;
   };
 
@@ -65,6 +66,9 @@ class Exchange {
   size_t lane(int source, int destination) const;
   size_t lane_count() const;
   size_t step_bytes(int source) const;
+  size_t slot_bytes(int source) const { return step_bytes(source) * lane_count(); }
+  uint32_t steps(int source) const;
+  std::byte* slot(int source, uint32_t step) const;
   bool place_own_in_heap(Placement& placement) const;
   void pack(std::byte* to, size_t padding) const;
   void offer();
@@ -80,7 +84,6 @@ class Exchange {
   const bool shared_;
   uint32_t base_;
   uint32_t steps_ = 0;
-  uint32_t depth_ = kDepth;
 };
 
 // Pieces go into outputs[source] as they are; the own piece is copied too, unless it is already there.

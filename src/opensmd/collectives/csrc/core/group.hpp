@@ -7,7 +7,7 @@
 //   4. Calls; then leave(), or the destructor.
 //
 // Memory: an idle group touches less than 2 MiB a member (about 64 KiB). Under load a member's own shared memory
-// grows at most to 8 * chunk_bytes (4 MiB by default) and two pages for collectives, ring_bytes for each
+// grows at most to 4 * (staging_bytes + chunk_bytes) (3 MiB by default) and two pages for collectives, ring_bytes for each
 // member it sends point-to-point messages to, and what heap_allocate() handed out (plus freed blocks kept for reuse,
 // at most as much as is in use or 64 MiB, whichever is more). Messages nobody has asked for yet wait in private memory.
 #pragma once

@@ -12,7 +12,7 @@ namespace opensmd {
 
 namespace {
 // Small enough that reader and writer overlap, large enough that counters cost nothing.
-constexpr size_t kPieceBytes = size_t{64} << 10;
+constexpr size_t kPieceBytes = size_t{32} << 10;
 }  // namespace
 
 bool Message::done() {

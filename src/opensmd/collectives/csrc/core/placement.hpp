@@ -10,7 +10,7 @@ namespace opensmd {
 struct Placement {
   uint64_t offset = 0;      // of the tensor in the heap, or of the staged data in the stage
   uint32_t in_heap = 0;
-  uint32_t first_slot = 0;  // in lines: where its stream begins, if there is one
+  uint32_t first_slot = 0;  // of its stream, if there is one
 };
 static_assert(sizeof(Placement) <= kInlineBytes);
 
@@ -24,22 +24,23 @@ inline Placement announced(const Round& round, int member) {
   return placement;
 }
 
-inline uint32_t first_slot_for(const Context& context, size_t slot_bytes) {
-  return static_cast<uint32_t>(context.stage.first_slot(slot_bytes) / kLine);
-}
-
-// The slot of step `step`, for readers and for the writer itself.
-inline std::byte* slot_of(const Context& context, int member, const Placement& placement, size_t slot_bytes,
-                          uint32_t step) {
-  return stage_slot(context.arena, member, uint64_t{placement.first_slot} * kLine, slot_bytes, step);
-}
-
 // A tensor is moved from where it lies if it lies in the heap and is large enough to be worth the closing meeting.
 inline bool place_in_heap(const Context& context, const void* data, size_t bytes, Placement& placement) {
   if (bytes < context.arena.shape().zero_copy_bytes || !context.heap.contains(data, bytes)) return false;
   placement.in_heap = 1;
   placement.offset = context.heap.offset_of(data);
   return true;
+}
+
+// Once all have met.
+inline int members_in_heap(const Context& context, const Round& round) {
+  int count = 0;
+  for (int i = 0; i < context.size; ++i) count += static_cast<int>(announced(round, i).in_heap);
+  return count;
+}
+
+inline std::byte* tensor_in_heap(const Context& context, const Round& round, int member) {
+  return context.arena.heap(member) + announced(round, member).offset;
 }
 
 // Until no peer touches our tensor any more, nor we theirs.

@@ -27,18 +27,21 @@ class Reduce {
       if (bytes_ > 0) std::memcpy(round_.payload(), in_, bytes_);
     } else {
       Placement placement;
-      if (small && !is_root_) {
+      const bool in_heap = (!is_root_ || in_ == out_) && place_in_heap(context_, in_, bytes_, placement);
+      if (small && !in_heap && !is_root_) {
         placement.offset = context_.stage.place(round_.sequence(), bytes_);
         copy_bytes(context_.stage.at(placement.offset), in_, bytes_);
       }
-      placement.first_slot = first_slot_for(context_, two_shot_chunk(context_, bytes_));
       announce(round_, placement);
     }
     round_.post();
     round_.meet();
     if (bytes_ == 0) return;
-    if (small || context_.size == 1) {
+    const int heaps = bytes_ > kInlineBytes ? members_in_heap(context_, round_) : 0;
+    if (context_.size == 1 || (small && heaps == 0)) {
       if (is_root_) reduce_staged();
+    } else if (heaps == context_.size) {
+      zero_copy();
     } else {
       two_shot(context_, round_, reducer_, {in_, is_root_ ? out_ : nullptr, bytes_, options_.root, factors_.all()});
     }
@@ -54,6 +57,15 @@ class Reduce {
     inputs[context_.rank] = in_;
     void* outputs[1] = {out_};
     reducer_(outputs, 1, inputs, context_.size, bytes_, factors_.all());
+  }
+
+  // Each member reduces its part of everybody's tensor straight into the root's.
+  void zero_copy() {
+    const Part part = part_of(bytes_, context_.size, context_.rank);
+    void* tensors[kMaxMembers];
+    for (int i = 0; i < context_.size; ++i) tensors[i] = tensor_in_heap(context_, round_, i) + part.offset;
+    reducer_(&tensors[options_.root], 1, tensors, context_.size, part.bytes, factors_.all());
+    finish_together(context_, round_);
   }
 
   Context& context_;

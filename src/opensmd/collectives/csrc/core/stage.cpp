@@ -9,34 +9,39 @@ constexpr size_t kReserveStep = size_t{256} << 10;
 }
 
 uint64_t Stage::place(uint64_t sequence, size_t bytes) {
+  const size_t limit = arena_.streams_offset();
   if (bytes <= kNotesBytes / 2) {
-    reserve(kNotesBytes);
+    reserve(0, kNotesBytes, limit, reserved_for_places_);
     return (sequence & 1) * (kNotesBytes / 2);
   }
-  if (cursor_ + bytes > arena_.stage_ring_bytes()) cursor_ = 0;
-  const size_t offset = kNotesBytes + cursor_;
-  cursor_ = round_up(cursor_ + bytes, kLine);
-  reserve(offset + bytes);
+  if (place_cursor_ + bytes > arena_.places_bytes()) place_cursor_ = 0;
+  const size_t offset = kNotesBytes + place_cursor_;
+  place_cursor_ = round_up(place_cursor_ + bytes, kLine);
+  reserve(0, offset + bytes, limit, reserved_for_places_);
   return offset;
 }
 
-uint64_t Stage::first_slot(size_t slot_bytes) const {
-  const size_t slots = arena_.stage_ring_bytes() / slot_bytes;
-  return round_up(cursor_, slot_bytes) / slot_bytes % slots * slot_bytes;
+uint32_t Stage::first_slot(size_t slot_bytes, uint32_t steps) const {
+  const size_t next = (stream_cursor_ + slot_bytes - 1) / slot_bytes;
+  return static_cast<uint32_t>(next % stream_slots(arena_, slot_bytes, steps));
 }
 
-void Stage::begin_steps(uint64_t first, size_t slot_bytes, uint32_t steps) {
-  const size_t slots = arena_.stage_ring_bytes() / slot_bytes;
-  const size_t end = first / slot_bytes + steps;
-  cursor_ = (end % slots) * slot_bytes;
-  reserve(kNotesBytes + std::min(end, slots) * slot_bytes);
+void Stage::begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t steps) {
+  const uint32_t slots = stream_slots(arena_, slot_bytes, steps);
+  const uint32_t end = first_slot + steps;
+  stream_cursor_ = end % slots * slot_bytes;
+  reserve_streams(std::min(end, slots) * slot_bytes);
 }
 
-void Stage::reserve(size_t end) {
-  if (end <= reserved_) return;
-  const size_t wanted = std::min(round_up(end, kReserveStep), kNotesBytes + arena_.stage_ring_bytes());
-  arena_.reserve(at(reserved_), wanted - reserved_);
-  reserved_ = wanted;
+void Stage::reserve_streams(size_t bytes) {
+  reserve(arena_.streams_offset(), bytes, arena_.streams_bytes(), reserved_for_streams_);
+}
+
+void Stage::reserve(size_t begin, size_t end, size_t limit, size_t& reserved) {
+  if (end <= reserved) return;
+  const size_t wanted = std::min(round_up(end, kReserveStep), limit);
+  arena_.reserve(at(begin + reserved), wanted - reserved);
+  reserved = wanted;
 }
 
 }  // namespace opensmd

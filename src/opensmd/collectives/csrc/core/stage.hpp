@@ -1,15 +1,18 @@
-// A member's own stretch of shared memory for data on its way to the others: two small notes, and a ring.
+// A member's own stretch of shared memory for data on its way to the others:
 //
-//   | note 0 | note 1 | ring: ....[older][step 0][step 1][step 2]-> cursor ......|
+//   | note 0 | note 1 | placed data ....-> cursor ......| streams ....-> cursor ..........................|
 //
-// Positions in the ring move on from call to call, through more than a core's own cache holds, because writing to a
-// line that a reader still has in its cache costs four times as much as writing to one it has long dropped (7 against
-// 1.6 ns a line where this was measured). Data of up to a page does better in notes that stay in the cache.
+// Placed data is written before a call's meeting: whole tensors of up to staging_bytes. Streams are written after it,
+// slot by slot; two_shot has the first slots of the streams' stretch for itself.
 //
-// Why nothing is overwritten too early: data staged for call s may be read until all peers have posted call s+1;
-// notes go by parity, and what is placed for s+1 lies behind it in the ring. Of streamed steps, at most half a ring is
-// unread at any time (stage_depth), and none of an earlier call once all have met in a later one. The other half, four
-// chunks, takes what is placed next and what is lost by rounding to slots.
+// Where readers only read, positions move on from call to call: a line goes back to its writer in 7 ns while a reader
+// still has it in its own cache, in 1.6 ns once it has long dropped it (measured between cores under one cache). Moving
+// on further than that needs is slow too, because memory that nobody has touched for long is in no cache at all: so
+// short streams turn round in half of the stretch. Data of up to a page does better in notes that stay in the cache.
+//
+// Why nothing is overwritten too early: data placed for call s may be read until all peers have posted call s+1; notes
+// go by parity, and what is placed for s+1 lies behind it. Once all have met in a call, nobody reads anything of an
+// earlier one, so streams may begin anywhere; inside a call a slot is written again when all have consumed it.
 #pragma once
 
 #include "arena.hpp"
@@ -22,32 +25,33 @@ class Stage {
 
   // Where to put `bytes` (at most staging_bytes) for call `sequence`: an offset for at().
   uint64_t place(uint64_t sequence, size_t bytes);
-
-  // Streaming in slots of `slot_bytes` (at most chunk_bytes): the first slot, were it to begin now.
-  uint64_t first_slot(size_t slot_bytes) const;
-  void begin_steps(uint64_t first, size_t slot_bytes, uint32_t steps);
-
   std::byte* at(uint64_t offset) const { return arena_.stage(rank_) + offset; }
 
+  // A stream of `steps` slots of `slot_bytes` (at most chunk_bytes): the first slot, were it to begin now.
+  uint32_t first_slot(size_t slot_bytes, uint32_t steps) const;
+  void begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t steps);
+  void reserve_streams(size_t bytes);  // pages for the first `bytes` of the streams' stretch
+
  private:
-  void reserve(size_t end);
+  void reserve(size_t begin, size_t end, size_t limit, size_t& reserved);
 
   Arena& arena_;
   int rank_;
-  size_t cursor_ = 0;    // in the ring
-  size_t reserved_ = 0;  // from the beginning of the stage
+  size_t place_cursor_ = 0;
+  size_t stream_cursor_ = 0;
+  size_t reserved_for_places_ = 0;
+  size_t reserved_for_streams_ = 0;
 };
 
-// Step `step` of a stream that began in slot `first` of `member`'s stage.
-inline std::byte* stage_slot(const Arena& arena, int member, uint64_t first, size_t slot_bytes, uint32_t step) {
-  const size_t slots = arena.stage_ring_bytes() / slot_bytes;
-  return arena.stage(member) + kNotesBytes + (first / slot_bytes + step) % slots * slot_bytes;
+// How many slots a stream turns round in, which is how many steps its writer may be ahead of its slowest reader.
+inline uint32_t stream_slots(const Arena& arena, size_t slot_bytes, uint32_t steps) {
+  const size_t half = arena.streams_bytes() / 2;
+  return static_cast<uint32_t>((steps * slot_bytes <= half ? half : 2 * half) / slot_bytes);
 }
 
-// How many steps a writer may be ahead of its slowest reader: as far as possible, because on busy machines a reader
-// may not be running just now.
-inline uint32_t stage_depth(const Arena& arena, size_t slot_bytes) {
-  return static_cast<uint32_t>(arena.stage_ring_bytes() / 2 / slot_bytes);
+// Slot `slot` of `member`'s streams.
+inline std::byte* stream_slot(const Arena& arena, int member, size_t slot_bytes, uint32_t slot) {
+  return arena.stage(member) + arena.streams_offset() + slot * slot_bytes;
 }
 
 }  // namespace opensmd

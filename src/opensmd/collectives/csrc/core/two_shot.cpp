@@ -2,40 +2,41 @@
 
 #include "copy.hpp"
 #include "parts.hpp"
-#include "placement.hpp"
 
 namespace opensmd {
 
 namespace {
 
+constexpr uint32_t kSlots = 2;
+// Small enough that two chunks of all members stay in the cores' own caches, large enough that flags cost nothing.
+constexpr size_t kPartBytes = size_t{64} << 10;
+
 class TwoShot {
  public:
   TwoShot(Context& context, Round& round, const Reducer& reducer, const TwoShotOptions& options)
       : context_(context), round_(round), reducer_(reducer), options_(options),
-        mine_(context.arena.member(context.rank)), base_(context.steps), chunk_(two_shot_chunk(context, options.bytes)),
-        steps_(static_cast<uint32_t>((options.bytes + chunk_ - 1) / chunk_)),
-        depth_(stage_depth(context.arena, chunk_)), collects_(options.root < 0 || options.root == context.rank) {
-    for (int i = 0; i < context.size; ++i) placements_[i] = announced(round, i);
-  }
+        mine_(context.arena.member(context.rank)), base_(context.steps),
+        chunk_(std::min(context.arena.shape().chunk_bytes, kPartBytes * static_cast<size_t>(context.size))),
+        steps_(static_cast<uint32_t>((options.bytes + chunk_ - 1) / chunk_)) {}
 
   void run() {
-    context_.stage.begin_steps(uint64_t{placements_[context_.rank].first_slot} * kLine, chunk_, steps_);
+    context_.stage.reserve_streams(std::min(steps_, kSlots) * chunk_);
     while (collected_ < steps_) {
       // Finishing old steps first frees slots for everybody.
       if (collected_ < reduced_ && all_reached(&Member::reduced, collected_ + 1)) {
         collect();
       } else if (reduced_ < published_ && all_reached(&Member::published, reduced_ + 1)) {
         reduce();
-      } else if (published_ < steps_ && all_reached(&Member::consumed, published_ + 1 - depth_)) {
+      } else if (published_ < steps_ && published_ - collected_ < kSlots) {
         publish();
       } else if (collected_ < reduced_) {
         wait_for_one(&Member::reduced, collected_ + 1);
-      } else if (reduced_ < published_) {
-        wait_for_one(&Member::published, reduced_ + 1);
       } else {
-        wait_for_one(&Member::consumed, published_ + 1 - depth_);
+        wait_for_one(&Member::published, reduced_ + 1);
       }
     }
+    // Streams of later calls count on it.
+    mine_.consumed.value.store(base_ + steps_, std::memory_order_release);
     context_.steps += steps_;
   }
 
@@ -45,10 +46,11 @@ class TwoShot {
     return part_of(std::min(chunk_, options_.bytes - offset), context_.size, member);
   }
   std::byte* slot(int member, uint32_t step) const {
-    return slot_of(context_, member, placements_[member], chunk_, step);
+    return stream_slot(context_.arena, member, chunk_, step % kSlots);
   }
   const std::byte* in(uint32_t step) const { return static_cast<const std::byte*>(options_.in) + step * chunk_; }
   std::byte* out(uint32_t step) const { return static_cast<std::byte*>(options_.out) + step * chunk_; }
+  bool collects(int member) const { return options_.root < 0 || options_.root == member; }
   int peer(int distance) const { return (context_.rank + distance) % context_.size; }
 
   void publish() {
@@ -66,22 +68,23 @@ class TwoShot {
     for (int i = 0; i < context_.size; ++i) {
       inputs[i] = (i == context_.rank ? in(reduced_) : slot(i, reduced_)) + part.offset;
     }
-    void* outputs[2];
+    void* outputs[kMaxMembers];
     int count = 0;
-    if (collects_) outputs[count++] = out(reduced_) + part.offset;
-    if (options_.root != context_.rank) outputs[count++] = slot(context_.rank, reduced_) + part.offset;
+    if (collects(context_.rank)) outputs[count++] = out(reduced_) + part.offset;
+    for (int distance = 1; distance < context_.size; ++distance) {
+      if (collects(peer(distance))) outputs[count++] = slot(peer(distance), reduced_) + part.offset;
+    }
     reducer_(outputs, count, inputs, context_.size, part.bytes, options_.factors);
     ++reduced_;
     round_.set(mine_.reduced, base_ + reduced_);
   }
 
   void collect() {
-    for (int distance = 1; distance < context_.size && collects_; ++distance) {
+    for (int distance = 1; distance < context_.size && collects(context_.rank); ++distance) {
       const Part part = chunk_part(collected_, peer(distance));
-      copy_bytes(out(collected_) + part.offset, slot(peer(distance), collected_) + part.offset, part.bytes);
+      copy_bytes(out(collected_) + part.offset, slot(context_.rank, collected_) + part.offset, part.bytes);
     }
     ++collected_;
-    round_.set(mine_.consumed, base_ + collected_);
   }
 
   bool all_reached(Flag Member::* flag, uint32_t step) const {
@@ -109,21 +112,12 @@ class TwoShot {
   const uint32_t base_;
   const size_t chunk_;
   const uint32_t steps_;
-  const uint32_t depth_;
-  const bool collects_;
-  Placement placements_[kMaxMembers];
   uint32_t published_ = 0;
   uint32_t reduced_ = 0;
   uint32_t collected_ = 0;
 };
 
 }  // namespace
-
-// Short arrays in shorter chunks: the three stages of different members should overlap.
-size_t two_shot_chunk(const Context& context, size_t bytes) {
-  const size_t largest = context.arena.shape().chunk_bytes;
-  return std::min(largest, std::max(round_up(bytes / kDepth, kPage), std::min(largest, size_t{128} << 10)));
-}
 
 void two_shot(Context& context, Round& round, const Reducer& reducer, const TwoShotOptions& options) {
   TwoShot(context, round, reducer, options).run();

@@ -1,20 +1,24 @@
-// Reduce-scatter and all-gather in one pipeline through the chunks of the arena.
+// Reduce-scatter and all-gather in one pipeline through the stages of the arena.
 //
 // The array is cut into chunks, each chunk into one part a member. Of every chunk, in turn, a member
 //
-//   publishes  the parts of the others into its slot           own slot   [ . | b | c ]      counter `published`
-//   reduces    its own part from its array and all slots       own slot   [ A | b | c ]      counter `reduced`
-//   collects   the reduced parts of the others                 own array  [ A | B | C ]      counter `consumed`
+//   publishes  the parts of the others into its slot             own slot   [ . | b | c ]      counter `published`
+//   reduces    its own part of its array and all others' slots,
+//              into its array and back into all others' slots    slot of 1  [ A | . | c ]      counter `reduced`
+//   collects   the reduced parts that the others left it         own slot   [ . | B | C ]
 //
-//      step        0    1    2    3    4                a slot is free for a later step
+//      step        0    1    2    3    4
 //
-//      publish     p0   p1   p2   p3   p4 ...           once all members have consumed step k
-//      reduce           r0   r1   r2   r3 ...
-//      collect               c0   c1   c2 ...
+//      publish     p0   p1             p2   p3 ...      a slot is free as soon as its own member has collected it
+//      reduce           r0   r1             r2 ...
+//      collect               c0   c1           ...
+//
+// Why results travel back through the slot they came from: the line that a member has just read it may also write at
+// no cost, while a second stretch of memory would have to be taken out of the others' caches first. Nobody but a slot's
+// owner uses it again, so two slots that stay in the caches are enough.
 //
 // No member waits while it can do any of the three; it waits only for the step it itself needs next, which is never
 // later than a step it has published, so nobody waits in a circle.
-// Per member and byte of the array: 1 + 1/n reads and 1 write on the way in, 1 read and 1 write on the way out.
 #pragma once
 
 #include "kernels.hpp"
@@ -30,10 +34,7 @@ struct TwoShotOptions {
   const double* factors = nullptr;
 };
 
-// How an array of `bytes` is cut; the stream's first slot depends on it.
-size_t two_shot_chunk(const Context& context, size_t bytes);
-
-// After all have met, having announced their first slots.
+// After all have met.
 void two_shot(Context& context, Round& round, const Reducer& reducer, const TwoShotOptions& options);
 
 }  // namespace opensmd
