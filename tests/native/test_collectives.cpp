@@ -167,6 +167,24 @@ class Tensor {
   void* block_;
 };
 
+TEST(reduce_heap, "reduce in place equals the reference wherever the tensors lie, and leaves those of others alone") {
+  for_every_number_of_ranks([](Group& group) {
+    for (int place = 0; place < kPlaces; ++place) {
+      for (const size_t count : kSizes) {
+        const int root = static_cast<int>(count % static_cast<size_t>(group.size()));
+        const Bytes mine = array_of(DType::F32, count, group.rank(), count);
+        Tensor tensor(group, place, mine.size());
+        tensor = mine;
+        void* out = group.rank() == root ? tensor.data() : nullptr;
+        group.reduce(tensor.data(), out, count, DType::F32, Reduction::Sum, root);
+        const Bytes wanted =
+            group.rank() == root ? reduced(DType::F32, Reduction::Sum, count, group.size(), count) : mine;
+        expect(tensor.bytes(), wanted, title("reduce", group, DType::F32, count));
+      }
+    }
+  });
+}
+
 TEST(broadcast, "broadcast gives every rank the root's bytes") {
   for_every_number_of_ranks([](Group& group) {
     for (int place = 0; place < kPlaces; ++place) {

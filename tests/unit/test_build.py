@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,19 @@ def test_a_changed_source_changes_the_key_of_its_own_object_alone(
     (tmp_path / "torch" / "a.hpp").write_text("int b;")
     changed = [source for source in keys if build._object_key(source, toolchain) != keys[source]]
     assert {source.parent.name for source in changed[1:]} == {"torch"}
+
+
+def test_objects_that_no_build_has_used_for_long_are_removed(tmp_path: Path) -> None:
+    used, recent, forgotten = (tmp_path / f"{name}.o" for name in ("used", "recent", "forgotten"))
+    for each in (used, recent, forgotten):
+        each.write_text("")
+    long_ago = time.time() - (build.UNUSED_DAYS + 1) * 86400
+    os.utime(used, (long_ago, long_ago))
+    os.utime(forgotten, (long_ago, long_ago))
+    build._prune(tmp_path, used={used})
+    assert sorted(tmp_path.iterdir()) == [recent, used]
+    build._prune(tmp_path, used=set())
+    assert used.exists(), "its use is not noted"
 
 
 def test_without_a_compiler_a_finished_build_of_another_serves(

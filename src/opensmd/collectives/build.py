@@ -20,9 +20,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = ["BuildError", "build", "load"]
 
 MODULE = "opensmd_native"
 UNFINISHED = "building-"
+UNUSED_DAYS = 30  # after which kept objects are removed
 SOURCES = Path(__file__).parent / "csrc"
 # The core's loops are what the optimizer is for; the adapter only calls. Uncontracted arithmetic gives the
 # same bits whatever the compiler.
@@ -130,7 +132,8 @@ def _build_into(target: Path, toolchain: Toolchain) -> None:
 def _compile(toolchain: Toolchain, folder: Path, kept: Path) -> None:
     """Every source to an object, side by side on this process's cores; then one library.
 
-    Objects are kept under a key of their own, so that a change to one file compiles one file.
+    Objects are kept under a key of their own, so that a change to one file compiles one file. Those that no
+    build has used for long are removed.
     """
     kept.mkdir(exist_ok=True)
     objects = {source: kept / f"{_object_key(source, toolchain)}.o" for source in _sources()}
@@ -166,6 +169,21 @@ def _compile(toolchain: Toolchain, folder: Path, kept: Path) -> None:
     for each in folder.iterdir():
         if each != library:
             each.unlink()
+    _prune(kept, used=set(objects.values()))
+
+
+def _prune(kept: Path, used: set[Path]) -> None:
+    """Note which objects this build used, and remove those that none has used for long.
+
+    Others may build at the same time, but not from objects so old.
+    """
+    oldest = time.time() - UNUSED_DAYS * 86400
+    for each in kept.glob("*.o"):
+        with suppress(FileNotFoundError):  # another build removed it
+            if each in used:
+                each.touch()
+            elif each.stat().st_mtime < oldest:
+                each.unlink()
 
 
 def _compile_one(

@@ -105,8 +105,29 @@ class Exchange:
         Raises:
             DistStoreError: a rank did not answer within the group's timeout; the message names it.
         """
-        keys = [f"opensmd/{self.generation}/{topic}/{rank}" for rank in range(self._size)]
+        keys = self._keys(topic)
         self._store.set(keys[self._rank], text)
+        self._wait(topic, keys)
+        return [self._store.get(key).decode() for key in keys]
+
+    def close(self, topic: str) -> None:
+        """Say that this rank reads the store no more; on rank 0, wait until all have said so.
+
+        Rank 0's process often serves the store. Without this its script might end, and the store with it,
+        while another rank is still reading what the last :meth:`all_gather` brought.
+
+        Raises:
+            DistStoreError: on rank 0, as from :meth:`all_gather`.
+        """
+        keys = self._keys(topic)
+        self._store.set(keys[self._rank], "")
+        if self._rank == 0:
+            self._wait(topic, keys)
+
+    def _keys(self, topic: str) -> list[str]:
+        return [f"opensmd/{self.generation}/{topic}/{rank}" for rank in range(self._size)]
+
+    def _wait(self, topic: str, keys: list[str]) -> None:
         try:
             self._store.wait(keys, self._timeout)
         except RuntimeError as error:
@@ -116,7 +137,6 @@ class Exchange:
                 f"{self._timeout.total_seconds():g} s ({topic}; this is rank {self._rank} of {self._size}). "
                 "Look at the output of those ranks, or raise the timeout of init_process_group."
             ) from error
-        return [self._store.get(key).decode() for key in keys]
 
     def identities(self, own: Identity) -> list[Identity]:
         """Every rank's identity, by rank."""
@@ -152,6 +172,7 @@ def share_arena(exchange: Exchange, rank: int, native: ModuleType, shape: Any, *
         except (OSError, RuntimeError) as error:
             failure = f"rank {rank} could not open the arena: {error}"
     failures = [text for text in exchange.all_gather(f"attached-{named}", failure) if text]
+    exchange.close(f"told-{named}")
     if file:
         native.unlink_arena_file(file)
     if not failures:
