@@ -94,8 +94,15 @@ def remote_parameters() -> None:
             assert torch.isfinite(parameter.sum())
             continue
         assert parameter.numel() in (6, 36) and repr(parameter).startswith("RemoteParameter")
-        with pytest.raises(SMPError, match=r"model\.local_parameters\(\) for what is here"):
-            parameter.sum()
+        state = model.module.state_dict()[name]
+        for each in (parameter, parameter.data, parameter.detach(), parameter.data.detach(), state):
+            assert each.shape == parameter.shape and each.dtype == torch.float32
+            with pytest.raises(SMPError, match=r"model\.local_parameters\(\) for what is here"):
+                each.sum()
+            with pytest.raises(SMPError, match="on another pipeline rank"):
+                each.numpy()
+            with pytest.raises(SMPError, match="on another pipeline rank"):
+                nn.init.zeros_(each)
 
 
 def moves() -> None:
@@ -124,6 +131,8 @@ def gathering() -> None:
     assert all(type(each) is nn.Parameter for each in model.parameters())
     torch.testing.assert_close(model.get_module()(x), plain(x))
     torch.testing.assert_close(model.cpu().get_module()(x), plain(x))
+    with pytest.raises(SMPError, match=r"model\.cpu\(\) has put the whole model on every rank"):
+        step(model, x)
 
 
 def hooks() -> None:

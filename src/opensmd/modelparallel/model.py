@@ -170,6 +170,11 @@ class DistributedModel(ModelState):
         """
         if self._step is not None:
             raise SMPError("a smp.step function was called inside another one; call them one after the other")
+        if self.gathered:
+            raise SMPError(
+                "model.cpu() has put the whole model on every rank; it cannot run in steps any more, only as "
+                "plain PyTorch through model.get_module()"
+            )
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if pipeline.size() > 1:
             self._engine = self._engine or Engine(pipeline, smp_state.cfg)

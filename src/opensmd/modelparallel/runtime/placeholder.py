@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.operations import getter
 
-__all__ = ["Placeholder", "RemoteParameter", "make_remote"]
+__all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "make_remote"]
 
 
 class Placeholder(Tensor):
@@ -47,10 +47,11 @@ class Placeholder(Tensor):
         return f"Placeholder(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-class RemoteParameter(nn.Parameter):
-    """A parameter whose data is on another pipeline rank: its memory is given back, its shape stays.
+class RemoteTensor(Tensor):
+    """A tensor whose data is on another pipeline rank: its memory is given back, its shape stays.
 
-    Outside steps, reading it raises; looking at its shape, dtype or ``grad`` (None) does not.
+    Outside steps, reading it raises; looking at its shape, dtype or ``grad`` (None) does not. What ``detach``
+    and ``data`` give is guarded likewise, because reading memory that is not there ends the process.
     """
 
     _ALLOWED = frozenset(
@@ -85,7 +86,10 @@ class RemoteParameter(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in cls._ALLOWED:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
+            if type(result) is Tensor and not result.untyped_storage().nbytes():
+                result.__class__ = RemoteTensor
+            return result
         name = torch.overrides.resolve_name(func) or func
         raise SMPUnsupportedError(
             f"{name} was called on a parameter whose data is on another pipeline rank. Outside steps use "
@@ -93,7 +97,11 @@ class RemoteParameter(nn.Parameter):
         )
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"RemoteParameter(shape={tuple(self.shape)}, dtype={self.dtype})"
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+class RemoteParameter(RemoteTensor, nn.Parameter):
+    """A parameter whose data is on another pipeline rank."""
 
 
 def make_remote(parameter: nn.Parameter) -> None:
