@@ -20,5 +20,5 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
                 f"grad can be implicitly created only for scalar outputs, and this one has shape "
                 f"{tuple(root.shape)}: pass grad_tensors, or reduce the loss to one element"
             )
-        given = torch.ones_like(root)
+        return torch.full_like(root, share)
     return given if share == 1.0 else given * share

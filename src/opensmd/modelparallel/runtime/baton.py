@@ -15,6 +15,7 @@ from functools import partial
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.random import OwnRandom
 from opensmd.modelparallel.runtime.record import Record
 from opensmd.modelparallel.runtime.thread_state import ThreadState
 from opensmd.modelparallel.runtime.threads import Threads
@@ -49,6 +50,7 @@ class Baton:
         record: told of what ran when.
         threads: where further microbatches run.
         explain: what a microbatch waits for, in words.
+        random: the generators that microbatches draw from.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Baton:
         record: Record,
         threads: Threads,
         explain: Callable[[int], str],
+        random: OwnRandom,
     ) -> None:
         self.progress = [Progress.NEW] * count
         self.error: BaseException | None = None
@@ -71,6 +74,7 @@ class Baton:
         self._held = held
         self._record = record
         self._explain = explain
+        self._random = random
         self._messages: list[list[Message]] = [[] for _ in range(count)]
         self._until: list[Callable[[], bool] | None] = [None] * count
         self._threads_of_rank = threads
@@ -129,8 +133,10 @@ class Baton:
         if chosen != microbatch:
             worker = self._workers[microbatch]
             assert worker is not None
+            self._random.suspend(microbatch)
             self._hand_over(chosen)
             worker.wake.acquire()
+            self._random.resume(microbatch)
         if self.error is not None:
             raise StepAborted
         self.progress[microbatch] = Progress.RUNNING
@@ -174,6 +180,7 @@ class Baton:
             self._workers[microbatch] = worker
             self.progress[microbatch] = Progress.RUNNING
             self._record.begin(microbatch, "forward")
+            self._random.begin(microbatch)
             try:
                 self._begin(microbatch)
             except StepAborted:

@@ -23,7 +23,7 @@ from opensmd.modelparallel.runtime.interception import current_run, intercepted,
 from opensmd.modelparallel.runtime.keys import stable_hash
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.placeholder import make_remote
-from opensmd.modelparallel.runtime.random import ReplicatedRandom
+from opensmd.modelparallel.runtime.random import OwnRandom, ReplicatedRandom, default_generators
 from opensmd.modelparallel.runtime.record import Record, Stretch
 from opensmd.modelparallel.runtime.results import Results
 from opensmd.modelparallel.runtime.shared import Shared
@@ -65,6 +65,7 @@ class Engine:
         self._record = Record()
         self._threads = Threads()
         self._failed: str | None = None
+        self._generators: list[torch.Generator] = []
         atexit.register(self.close)
 
     @property
@@ -94,6 +95,7 @@ class Engine:
         self.plan = plan
         self._module = module
         device = next((each.device for each in module.parameters()), torch.device("cpu"))
+        self._generators = default_generators(device)
         modules = dict(module.named_modules(remove_duplicate=False))
         atomic = plan.atomic()
         seen: set[nn.Module] = set()
@@ -184,6 +186,7 @@ class Engine:
                 finally:
                     run.release()
 
+        random = OwnRandom(self._generators)
         self._baton = Baton(
             len(calls),
             policy=self._policy(len(calls)),
@@ -193,6 +196,7 @@ class Engine:
             record=self._record,
             threads=self._threads,
             explain=lambda index: runs[index].point,
+            random=random,
         )
         try:
             with intercepted(self._whole, self.backward, alone=len(calls) == 1):
@@ -203,6 +207,7 @@ class Engine:
             raise
         finally:
             self._baton = None
+            random.end_step()
 
     def _begin_step(self) -> Shared:
         assert self._shared is not None and self._module is not None

@@ -26,6 +26,7 @@ from opensmd.modelparallel.runtime.descriptions import (
     WatchForData,
     check_result,
     describe,
+    version_of,
 )
 from opensmd.modelparallel.runtime.edges import receive_edge, send_edge
 from opensmd.modelparallel.runtime.effects import Effects, apply
@@ -114,6 +115,11 @@ class MicrobatchRun:
         """At its home, the tensor that has the data."""
         tag = tag_of(tensor)
         return tensor if tag is None or tag.real is None else tag.real
+
+    def is_replicated_memory(self, tensor: Tensor) -> bool:
+        """Whether this is a buffer that all ranks keep alike, or a view of one."""
+        found = self.shared.replicated_memory
+        return bool(found) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in found
 
     def bring(self, tensor: Tensor, target: int) -> Tensor | None:
         """The tensor on rank ``target``: None on the others. All ranks call it at the same program point."""
@@ -258,8 +264,8 @@ class MicrobatchRun:
     def _parents(self, call: Call) -> tuple[Tag, ...]:
         if not torch.is_grad_enabled():
             return ()
-        tags = (tag_of(leaf) for leaf in call.leaves)
-        return tuple(tag for tag in tags if tag is not None and tag.requires_grad)
+        tags = [tag_of(leaf) for leaf in call.leaves]
+        return tuple([tag for tag in tags if tag is not None and tag.requires_grad])
 
     def _description(self, home: int, key: Any, known: Description | None, number: int) -> Description:
         """What the home tells of the result."""
@@ -305,15 +311,16 @@ class MicrobatchRun:
         buffers = list(call.owner.buffers()) if known is None and isinstance(call.owner, nn.Module) else []
         if buffers or key in self.shared.stateful:
             self.shared.wait_for_earlier(self)
-        versions = [each._version for each in real]
-        buffer_versions = [each._version for each in buffers]
-        watch = WatchForData() if known is None else None
-        effects = None
+        buffer_versions = list(map(version_of, buffers))
+        watch, effects, versions = None, None, []
         if known is None or known.depends_on_data:
             effects = Effects((call.args, call.kwargs), call.leaves, call.owner)
+            versions = list(map(version_of, real))
+            if known is None or torch.is_inference_mode_enabled():
+                watch = WatchForData()
         with watch or contextlib.nullcontext():
             result = self._run(call, real)
-        if any(each._version != before for each, before in zip(buffers, buffer_versions, strict=True)):
+        if any(version_of(each) != before for each, before in zip(buffers, buffer_versions, strict=True)):
             self.shared.stateful.add(key)
         parts = Hidden.of(result, call.name)
         found = effects.found() if effects is not None else None
@@ -333,6 +340,7 @@ class MicrobatchRun:
                     or (watch is not None and watch.seen)
                 ),
                 destination=_place_of(call.destination, call.leaves),
+                written=watch.written if watch is not None else (),
                 left=found,
             )
             self._tell(description, key, known, number)
@@ -360,14 +368,17 @@ class MicrobatchRun:
             kwargs = structure.substitute(call.kwargs, replacements)  # type: ignore[arg-type]
         if not call.whole:
             return call.function(*args, **kwargs)
-        with self.as_a_whole():
+        self.inside = True
+        try:
             if self.checkpointing and torch.is_grad_enabled():
                 return checkpoint(call.function, *args, use_reentrant=False, **kwargs)
             return call.function(*args, **kwargs)
+        finally:
+            self.inside = False
 
     @contextlib.contextmanager
     def as_a_whole(self) -> Iterator[None]:
-        """Intercept nothing."""
+        """Intercept nothing; for what a mode's own handler does, setting ``inside`` is enough."""
         self.inside = True
         try:
             with without_mode(self.mode):

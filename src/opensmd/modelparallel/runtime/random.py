@@ -1,13 +1,17 @@
-"""Random numbers that are the same on every rank: for operations on replicated tensors."""
+"""Random numbers of microbatches, whatever the order in which they take turns.
+
+Operations on replicated tensors draw the same numbers on every rank. What runs on one rank draws from that
+rank's default generators, of which every microbatch has its own state.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["ReplicatedRandom"]
+__all__ = ["OwnRandom", "ReplicatedRandom"]
 
 
 class ReplicatedRandom:
@@ -41,3 +45,49 @@ class ReplicatedRandom:
         finally:
             self._states[microbatch] = torch.get_rng_state()
             torch.set_rng_state(own)
+
+
+class OwnRandom:
+    """The states of this rank's default generators for the microbatches of one step.
+
+    Args:
+        generators: of the devices in use.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self._generators = generators
+        self._seed = int(torch.randint(1 << 62, ()))
+        self._rank = self._now()
+        self._states: dict[int, list[torch.Tensor]] = {}
+
+    def begin(self, microbatch: int) -> None:
+        """A microbatch begins."""
+        for generator in self._generators:
+            generator.manual_seed((self._seed + microbatch) & ((1 << 63) - 1))
+
+    def suspend(self, microbatch: int) -> None:
+        """It lets others go on."""
+        self._states[microbatch] = self._now()
+
+    def resume(self, microbatch: int) -> None:
+        """It goes on after others have."""
+        self._set(self._states[microbatch])
+
+    def end_step(self) -> None:
+        """The rank's own state again."""
+        self._set(self._rank)
+
+    def _now(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def _set(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+
+
+def default_generators(device: torch.device) -> list[torch.Generator]:
+    """The CPU's generator, and that of an accelerator."""
+    found = [torch.default_generator]
+    if device.type == "cuda":
+        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return found
