@@ -9,7 +9,7 @@ numbers, its description travels every time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "TensorDescription",
     "WatchForData",
     "describe",
+    "version_of",
 ]
 
 
@@ -156,6 +157,7 @@ def describe(
     foreign: Sequence[bool],
     depends_on_data: bool,
     destination: int | None = None,
+    written: Collection[int] = (),
     left: tuple[bytes, Sequence[Tensor]] | None = None,
 ) -> Description:
     """What the home tells of a result.
@@ -167,6 +169,7 @@ def describe(
         foreign: arguments that had come from another home, or are copies.
         depends_on_data: the shapes or values may differ from call to call.
         destination: the argument that the operation is about.
+        written: memory that was changed in place, for inference tensors, which have no versions.
         left: pickled state left outside the result, and the tensors that are new in it.
     """
     by_memory: dict[int, int] = {}
@@ -179,7 +182,9 @@ def describe(
         changed=tuple(
             (number, argument.requires_grad)
             for number, argument in enumerate(arguments)
-            if argument._version != versions[number] or number == destination
+            if number == destination
+            or version_of(argument) != versions[number]
+            or (argument.is_inference() and argument.untyped_storage()._cdata in written)
         ),
         depends_on_data=depends_on_data or parts.has_values,
         pickled=parts.pickled,
@@ -187,6 +192,11 @@ def describe(
         if left is None
         else Left(left[0], tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in left[1])),
     )
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the tensor has been changed in place; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _describe_tensor(
@@ -245,15 +255,25 @@ def check_result(description: Description, parts: Hidden, what: str) -> None:
 
 
 class WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operations whose result depends on data in its shape, or that turn data into Python values."""
+    """Sees operations whose result depends on data in its shape, or that turn data into Python values.
+
+    Attributes:
+        seen: there was one.
+        written: inference tensors' memory that operations have changed in place.
+    """
 
     TAGS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = False
+        self.written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.TAGS.isdisjoint(func.tags):
             self.seen = True
+        if func._schema.is_mutable and torch.is_inference_mode_enabled():
+            for value, told in zip(args, func._schema.arguments, strict=False):
+                if told.is_write and isinstance(value, Tensor):
+                    self.written.add(value.untyped_storage()._cdata)
         return func(*args, **(kwargs or {}))

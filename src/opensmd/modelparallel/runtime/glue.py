@@ -79,6 +79,8 @@ class Glue(TorchFunctionMode):
         if run.adopts:
             run.adopt(leaves)
         if all(tag_of(leaf) is None for leaf in leaves):
+            if func in CHANGES_FIRST and any(map(run.is_replicated_memory, leaves)):
+                run.shared.wait_for_earlier(run)
             if func in RANDOM:
                 return run.replicated_random(Call("", func, func, args, kwargs, leaves))
             return func(*args, **kwargs)
@@ -107,7 +109,7 @@ class Glue(TorchFunctionMode):
                 tag = tag_of(destination)
                 if tag is not None:
                     home = tag.home
-                elif destination.untyped_storage()._cdata in run.shared.replicated_memory:
+                elif run.is_replicated_memory(destination):
                     return run.run_everywhere(call)
         call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, leaves)
         assert home is not None

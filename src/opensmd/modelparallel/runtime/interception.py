@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
@@ -103,7 +104,11 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
     if run is None or function in EDGES:
         return original(*args, **kwargs)
     if internals.is_reentrant_checkpoint(function):
-        with _checkpointing(run):
+        # as torch: without an input that needs gradients there are none inside either
+        wanted = torch.is_grad_enabled() and any(
+            isinstance(each, Tensor) and each.requires_grad for each in args[2:]
+        )
+        with _checkpointing(run), torch.set_grad_enabled(wanted):
             return args[0](*args[2:])
     leaves: list[Any] = []
     structure.collect(args, leaves)
