@@ -51,6 +51,10 @@ class Baton:
         threads: where further microbatches run.
         explain: what a microbatch waits for, in words.
         random: the generators that microbatches draw from.
+
+    Attributes:
+        error: the first of any microbatch, or of waiting for messages.
+        failed: the microbatch that raised it; None for an error of waiting.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Baton:
     ) -> None:
         self.progress = [Progress.NEW] * count
         self.error: BaseException | None = None
+        self.failed: int | None = None
         self._policy = policy
         self._transport = transport
         self._begin = begin
@@ -187,7 +192,8 @@ class Baton:
                 self._record.end()
             except BaseException as error:
                 self._record.end()
-                self.error = self.error or error
+                if self.error is None:
+                    self.error, self.failed = error, microbatch
             else:
                 self._record.end()
             self.progress[microbatch] = Progress.DONE

@@ -203,7 +203,7 @@ class Engine:
                 self._baton.run()
             return results.received()
         except BaseException as error:
-            self._fail(error)
+            self._fail(error, runs)
             raise
         finally:
             self._baton = None
@@ -245,12 +245,15 @@ class Engine:
             return FixedOrder(self.config.pipeline, size, microbatches)
         return ReadyFirst(self.config.pipeline, size)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, runs: Sequence[MicrobatchRun]) -> None:
         self._failed = f"{type(error).__name__}: {error}"
         if isinstance(error, PeerFailed):
             return
-        assert self._shared is not None
-        text = f"pipeline rank {self.rank} failed: {self._failed}"
+        assert self._shared is not None and self._baton is not None
+        failed = self._baton.failed
+        where = "" if failed is None else f" in microbatch {failed}, after {runs[failed].point}"
+        rank = dist.get_global_rank(self.group, self.rank)
+        text = f"rank {rank} (pipeline rank {self.rank}) failed{where}: {self._failed}"
         abort(self._shared.transport, self._shared.others, text)
 
     def _wait(
