@@ -69,6 +69,14 @@ def never(replica: int, microbatch: int) -> bool:
     return False
 
 
+def first_microbatch_only(replica: int, microbatch: int) -> bool:
+    return microbatch == 0
+
+
+def first_microbatch_of_the_first_replica(replica: int, microbatch: int) -> bool:
+    return microbatch == replica == 0
+
+
 CASES = {
     "plain": Case(),
     "tiny buckets": Case({"bucket_cap_mb": 0.0001}),
@@ -77,6 +85,11 @@ CASES = {
     "no overlap, tiny buckets": Case({"overlapping_allreduce": False, "bucket_cap_mb": 0.0001}),
     "unused on some replicas": Case({"find_unused_parameters": True}, extra=even_replicas_only),
     "unused everywhere": Case({"find_unused_parameters": True}, extra=never),
+    "unused in the last microbatch": Case({"find_unused_parameters": True}, extra=first_microbatch_only),
+    "used once": Case({"find_unused_parameters": True}, extra=first_microbatch_of_the_first_replica),
+    "no overlap, used once": Case(
+        {"overlapping_allreduce": False}, extra=first_microbatch_of_the_first_replica
+    ),
     "no overlap, unused on some": Case({"overlapping_allreduce": False}, extra=even_replicas_only),
     "no overlap, unused everywhere": Case({"overlapping_allreduce": False}, extra=never),
     "two passes a step": Case({"backward_passes_per_step": 2}, steps=4),
