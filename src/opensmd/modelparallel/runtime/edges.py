@@ -42,7 +42,8 @@ class _Receive(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.send = send
         ctx.set_materialize_grads(False)
-        return received[0], received[0].new_empty(0)
+        mine = received[0].detach()  # no view of the message's memory: the program may write into it
+        return mine, mine.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Any:
