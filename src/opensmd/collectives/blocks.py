@@ -1,8 +1,8 @@
 """Blocks of shared memory that large messages lie in, so that only their places travel.
 
-The sender copies a message once, into a block of its heap. The receiver uses the block as it is: it is the
-memory of the tensor that it receives. When that tensor is gone, a word in the block says so, and the sender fills the
-block again. Through a ring both sides would have to work at the same time.
+The sender copies a message once, into a block of its heap. The receiver uses the block as it is, as the
+memory of the tensor that it receives. When that tensor is gone, a word in the block says so, and the sender
+fills the block again. Through a ring both sides would have to work at the same time.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from opensmd.modelparallel.runtime.placeholder import make_remote
 from opensmd.modelparallel.runtime.random import OwnRandom, ReplicatedRandom, default_generators
 from opensmd.modelparallel.runtime.record import Record, Stretch
 from opensmd.modelparallel.runtime.results import Results
+from opensmd.modelparallel.runtime.sequences import sequence_forward
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Tag, put_tag, tag_of
 from opensmd.modelparallel.runtime.threads import Threads
@@ -199,7 +200,8 @@ class Engine:
             random=random,
         )
         try:
-            with intercepted(self._whole, self.backward, alone=len(calls) == 1):
+            alone = len(calls) == 1
+            with intercepted(self._whole, self._sequences(alone), self.backward, alone=alone):
                 self._baton.run()
             return results.received()
         except BaseException as error:
@@ -208,6 +210,14 @@ class Engine:
         finally:
             self._baton = None
             random.end_step()
+
+    def _sequences(self, alone: bool) -> dict[nn.Module, Callable[..., Any]]:
+        """The forwards of split Sequentials."""
+        homes = dict(self._whole.values())
+        made = {
+            module: sequence_forward(name, module, homes, alone=alone) for name, module in self._split.items()
+        }
+        return {module: forward for module, forward in made.items() if forward is not None}
 
     def _begin_step(self) -> Shared:
         assert self._shared is not None and self._module is not None

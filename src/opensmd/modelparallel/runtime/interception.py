@@ -20,7 +20,7 @@ from opensmd.modelparallel.runtime.tags import highest_home
 if TYPE_CHECKING:
     from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 
-__all__ = ["current_run", "intercepted", "running"]
+__all__ = ["current_run", "intercepted", "redirected", "running"]
 
 Function = Callable[..., Any]
 _thread = threading.local()
@@ -44,21 +44,26 @@ def running(run: MicrobatchRun) -> Iterator[None]:
 
 @contextlib.contextmanager
 def intercepted(
-    modules: Mapping[str, tuple[nn.Module, int]], backward: Function, *, alone: bool
+    modules: Mapping[str, tuple[nn.Module, int]],
+    others: Mapping[nn.Module, Function],
+    backward: Function,
+    *,
+    alone: bool,
 ) -> Iterator[None]:
     """Redirect the calls of modules that run as a whole, for the time of a step.
 
     Args:
         modules: by name, with the rank that runs each.
+        others: further modules with other forwards.
         backward: what ``torch.autograd.backward`` means inside a step.
         alone: there is one microbatch, so nobody else sees what it does to the modules.
     """
-    forwards: dict[nn.Module, Function] = {}
+    forwards: dict[nn.Module, Function] = dict(others)
     calls: dict[nn.Module, Function] = {}
     for name, (module, home) in modules.items():
-        forwards[module] = _redirected(name, module, home, module.forward, alone)
+        forwards[module] = redirected(name, module, home, module.forward, alone)
         if "_compiled_call_impl" in module.__dict__ or internals.has_backward_hooks(module):
-            calls[module] = _redirected(name, module, home, internals.whole_call(module), alone)
+            calls[module] = redirected(name, module, home, internals.whole_call(module), alone)
 
     def any_backward(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = current_run()
@@ -66,12 +71,15 @@ def intercepted(
 
     with (
         internals.replaced_calls(forwards, calls),
-        internals.replaced_functions(apply=_apply, checkpoint=_checkpoint, backward=any_backward),
+        internals.replaced_functions(
+            apply=_apply, script=_script, checkpoint=_checkpoint, backward=any_backward
+        ),
     ):
         yield
 
 
-def _redirected(name: str, module: nn.Module, home: int, function: Function, alone: bool) -> Function:
+def redirected(name: str, module: nn.Module, home: int, function: Function, alone: bool) -> Function:
+    """``function``, the call of ``module``, for microbatches: it runs on rank ``home`` as a whole."""
     training = module.training
     shown = f"module {name!r}" if name else "the model"
 
@@ -110,16 +118,37 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
         )
         with _checkpointing(run), torch.set_grad_enabled(wanted):
             return args[0](*args[2:])
+    return _follow(run, f"autograd function {function.__qualname__}", function, original, args, kwargs)
+
+
+def _script(original: Function, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A TorchScript function in glue."""
+    run = current_run()
+    if run is None:
+        return original(*args, **kwargs)
+    key = ("script", function.qualified_name)
+    return _follow(run, f"TorchScript function {function.name}", key, original, args, kwargs)
+
+
+def _follow(
+    run: MicrobatchRun,
+    name: str,
+    key: Any,
+    original: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a function as a whole where its arguments are."""
     leaves: list[Any] = []
     structure.collect(args, leaves)
+    structure.collect(kwargs, leaves)
     if run.adopts:
         run.adopt(leaves)
     home = highest_home(leaves)
     if home is None:
         return original(*args, **kwargs)
     with internals.without_mode(run.mode):
-        name = f"autograd function {function.__qualname__}"
-        return run.run_at(home, Call(name, function, original, args, kwargs, leaves, whole=True))
+        return run.run_at(home, Call(name, key, original, args, kwargs, leaves, whole=True))
 
 
 def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
