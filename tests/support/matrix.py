@@ -69,12 +69,19 @@ def main(families: list[str]) -> int:
                 ran += 1
                 lines = compare(lambda n: pools.setdefault(n, RankPool(n)), family, case, setup)
                 failed += bool(lines)
-                print("\n".join(f"{family}: {line}" for line in lines), end="\n" if lines else "", flush=True)
+                for line in lines:
+                    print(f"{family}: {_short(line)}", flush=True)
         print(f"{family}: {time.monotonic() - started:.0f} s", flush=True)
     for pool in pools.values():
         pool.close()
     print(f"{ran} setups, {failed} differ from plain PyTorch")
     return failed
+
+
+def _short(line: str) -> str:
+    """Of what ranks raised, the errors without the tracebacks."""
+    first, *rest = line.splitlines()
+    return "\n".join([first, *(each[:300] for each in rest if each.startswith("--- rank"))])
 
 
 if __name__ == "__main__":

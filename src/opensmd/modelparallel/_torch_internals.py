@@ -1,7 +1,7 @@
 """What the engine does to torch that torch has no public way for; all of it is undone at a step's end.
 
-- Functions of autograd and activation checkpointing do not pass through function modes. Both are replaced
-  while a step runs, by versions that ask the microbatch of the calling thread, if it has one.
+- Functions of autograd, activation checkpoints and TorchScript functions do not pass through function modes.
+  They are replaced while a step runs, by versions that ask the microbatch of the calling thread, if any.
 - A module's call is redirected by an attribute on the instance, again for the time of the step.
 - The function mode of a thread is set aside while a module runs as a whole or a backward runs.
 
@@ -32,17 +32,20 @@ def is_reentrant_checkpoint(function: type) -> bool:
 def replaced_functions(
     *,
     apply: Callable[[Function, type, tuple[Any, ...], dict[str, Any]], Any],
+    script: Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any],
     checkpoint: Callable[[Function, tuple[Any, ...], dict[str, Any]], Any],
     backward: Callable[[Function, tuple[Any, ...], dict[str, Any]], Any],
 ) -> Iterator[None]:
-    """Send three functions of torch through the given ones.
+    """Send four functions of torch through the given ones.
 
     Args:
         apply: for ``autograd.Function.apply``: (the original, the function class, args, kwargs).
+        script: for calls of ``torch.jit.script`` functions: (the original, the function, args, kwargs).
         checkpoint: for the generator behind non-reentrant checkpoints: (the original, args, kwargs).
         backward: for ``torch.autograd.backward``: (the original, args, kwargs).
     """
     plain_apply = torch.autograd.Function.__dict__["apply"]
+    plain_script = torch.jit.ScriptFunction.__call__
     plain_checkpoint = torch_checkpoint._checkpoint_without_reentrant_generator
     plain_backward = torch.autograd.backward
 
@@ -52,6 +55,12 @@ def replaced_functions(
 
         return apply(original, cls, args, kwargs)
 
+    def any_script(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def original(*args: Any, **kwargs: Any) -> Any:
+            return plain_script(self, *args, **kwargs)
+
+        return script(original, self, args, kwargs)
+
     def any_checkpoint(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(plain_checkpoint, args, kwargs)
 
@@ -59,12 +68,14 @@ def replaced_functions(
         return backward(plain_backward, args, kwargs)
 
     torch.autograd.Function.apply = classmethod(any_apply)  # type: ignore[assignment]
+    torch.jit.ScriptFunction.__call__ = any_script  # type: ignore[method-assign]
     torch_checkpoint._checkpoint_without_reentrant_generator = any_checkpoint
     torch.autograd.backward = any_backward
     try:
         yield
     finally:
         torch.autograd.Function.apply = plain_apply  # type: ignore[method-assign]
+        torch.jit.ScriptFunction.__call__ = plain_script  # type: ignore[method-assign]
         torch_checkpoint._checkpoint_without_reentrant_generator = plain_checkpoint
         torch.autograd.backward = plain_backward
 

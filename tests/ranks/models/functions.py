@@ -108,6 +108,11 @@ def scripted_gelu(x: Tensor) -> Tensor:
     return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
 
 
+@torch.jit.script
+def scripted_mix(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return x * scale if bool(y.sum() > 0) else x - y * scale
+
+
 class ScriptedGelu(nn.Module):
     """A scripted function inside a module."""
 
@@ -116,9 +121,18 @@ class ScriptedGelu(nn.Module):
         return out
 
 
-def scripted_functions() -> nn.Module:
-    ends = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
-    return nn.Sequential(ends[0], ScriptedGelu(), ScriptedGelu(), ends[1])
+class Scripted(Layers):
+    """Scripted functions in the glue and in a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = ScriptedGelu()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = scripted_gelu(x)
+        h = scripted_mix(self.second(self.first(x)), x, scale=0.5)
+        out: Tensor = self.head(self.third(h))
+        return out
 
 
 def scripted_module() -> nn.Module:
@@ -184,7 +198,7 @@ CASES = (
     Case("custom functions in the glue", Custom),
     Case("custom functions in modules", custom_inside, ("0", "1", "2", "3")),
     Case("compiled modules", compiled),
-    Case("scripted functions", scripted_functions, ("0", "1", "2", "3")),
+    Case("scripted functions", Scripted, whole=False),
     Case("scripted module", scripted_module, automatic=False),
     Case("vmap", Mapped, ("first", "second", "rowwise", "third")),
     Case("questions without data", Questions),

@@ -212,6 +212,6 @@ CASES = (
     Case("tied weights", Tied, parts=("words", "first", "second", "out"), loss=tied_loss),
     Case("lists and dicts of modules", Listed, parts=(*(f"layers.{i}" for i in range(4)), "ends.head")),
     Case("identity", Identities, parts=("first", "same", "second", "third", "head")),
-    Case("unused layer and dropped result", Unused),
+    Case("unused layer and dropped result", Unused, settings={"find_unused_parameters": True}),
     Case("convolutions", Convolutions, parts=("first", "second", "head")),
 )

@@ -38,7 +38,7 @@ class Placeholder(Tensor):
     ) -> Any:
         raise SMPUnsupportedError(
             f"{func} was called on a tensor whose data is on another pipeline rank, by code that model "
-            "parallelism does not see (torch.vmap, TorchScript functions, operations after the step, a "
+            "parallelism does not see (torch.vmap, operations after the step, a "
             "tensor kept in an object). Put that code into an nn.Module of its own, which runs as a whole "
             "where its data is, or return the tensor from the step function and use the result"
         )
