@@ -1,0 +1,218 @@
+"""What pipelines cannot do says so, with the reason and a way out, on the ranks that see it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import smdistributed.modelparallel.torch as smp
+from tests.ranks.models.case import WIDTH, Layers, classify
+from tests.support.equality import Pools
+
+Step = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+class Chain(Layers):
+    """Two layers on the first stage, two on the second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.between(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        out: Tensor = self.head(self.third(h))
+        return out
+
+    def between(self, h: Tensor) -> Tensor:
+        """What happens between the stages."""
+        return h
+
+
+def trained(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    loss = F.cross_entropy(model(x), y)
+    model.backward(loss)
+    return loss
+
+
+class Mapped(Chain):
+    def between(self, h: Tensor) -> Tensor:
+        out: Tensor = torch.vmap(lambda row: row / row.norm())(h)
+        return out
+
+
+class Copied(Chain):
+    def between(self, h: Tensor) -> Tensor:
+        return copy.deepcopy(h.detach()) + h
+
+
+class Addressed(Chain):
+    def between(self, h: Tensor) -> Tensor:
+        return h * (1.0 if h.data_ptr() else 0.0)
+
+
+class Differentiated(Chain):
+    def between(self, h: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(h.sum(), [self.first.weight], create_graph=True)
+        return h + gradient.sum()
+
+
+def with_backward_hook() -> nn.Module:
+    model = Chain()
+    model.register_full_backward_hook(lambda module, into, out: None)
+    return model
+
+
+CALLS = itertools.count()
+
+
+class Switching(nn.Module):
+    """Returns something else every other time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y if next(CALLS) % 2 else torch.cat([y, y])
+
+
+class Unsteady(Chain):
+    """A module on the second stage whose result's shape is not a matter of its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = Switching()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.third(torch.tanh(self.first(x)))[: len(x)])
+        return out
+
+
+class Opaque(nn.Module):
+    """Returns an object that cannot be pickled."""
+
+    def forward(self, x: Tensor) -> Any:
+        return lambda: x
+
+
+class Hidden(Chain):
+    """A function as a module's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opaque = Opaque()
+
+    def between(self, h: Tensor) -> Tensor:
+        out: Tensor = self.opaque(h)()
+        return out
+
+
+def switched_modes(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    model.train()
+    return trained(model, x, y)
+
+
+def second_order(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    loss = F.cross_entropy(model(x), y)
+    loss.backward(create_graph=True)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def twice_backward(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    loss = trained(model, x, y)
+    model.backward(loss)
+    return loss
+
+
+def only_on_one_rank(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    loss = trained(model, x, y)
+    if smp.rank() == 0:
+        print(loss.item())
+    return loss
+
+
+def nested(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    smp.step(lambda x: model(x))(x)
+    return trained(model, x, y)
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """A script that cannot work.
+
+    Attributes:
+        says: parts of the message of at least one rank.
+        model, step: what the script does.
+    """
+
+    says: tuple[str, ...]
+    model: Callable[[], nn.Module] = Chain
+    step: Step = trained
+
+
+IN_MODULE = "Put that code into an nn.Module of its own"
+RESTRICTIONS = {
+    "torch.vmap between stages": Restriction(("torch.vmap", IN_MODULE), Mapped),
+    "copy.deepcopy of a placed tensor": Restriction(
+        ("copy.deepcopy of a tensor", "inside a smp.step function"), Copied
+    ),
+    "Tensor.data_ptr of a placed tensor": Restriction(("Tensor.data_ptr()", "nn.Module"), Addressed),
+    "torch.autograd.grad over stages": Restriction(("torch.autograd.grad", "nn.Module"), Differentiated),
+    "create_graph": Restriction(("neither create_graph nor inputs",), step=second_order),
+    "full backward hooks on a split module": Restriction(
+        ("is split over several partitions and has full backward hooks", "tensor.register_hook"),
+        with_backward_hook,
+    ),
+    "eval() inside a step": Restriction(("train() or eval() inside a smp.step",), step=switched_modes),
+    "a result that is not a matter of the arguments": Restriction(
+        ("module 'third' returned", "smp.set_partition"), Unsteady
+    ),
+    "a result that cannot be described": Restriction(
+        ("module 'opaque' returned cannot be described",), Hidden
+    ),
+    "a graph used twice": Restriction(("retain_graph=True",), step=twice_backward),
+    "a step inside a step": Restriction(("inside another one",), step=nested),
+    "a value asked for on one rank only": Restriction(("pipeline",), step=only_on_one_rank),
+}
+
+
+def told(name: str) -> str:
+    """What three steps of a script that cannot work say on this rank."""
+    restriction = RESTRICTIONS[name]
+    smp.shutdown()
+    smp.init({"partitions": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    torch.manual_seed(0)
+    module = restriction.model()
+    for part in ("third", "head", "opaque"):
+        if hasattr(module, part):
+            smp.set_partition(module.get_submodule(part), 1)
+    model = smp.DistributedModel(module)
+    step = smp.step(restriction.step)
+    try:
+        for number in range(3):
+            step(model, *classify(number, 8))
+        smp.barrier()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    finally:
+        smp.shutdown()
+        dist.destroy_process_group()  # there may be messages left in it
+    return "nothing"
+
+
+@pytest.mark.parametrize("name", RESTRICTIONS)
+def test_what_cannot_work_says_why_and_what_to_do(pool: Pools, name: str) -> None:
+    texts = pool(2).run(told, name, timeout=30, group_timeout=4)
+    assert "nothing" not in texts
+    says = RESTRICTIONS[name].says
+    assert any(all(each in text for each in says) for text in texts), "\n---\n".join(texts)
