@@ -110,10 +110,9 @@ def test_the_gpt2_like_script_learns_like_plain_pytorch_and_resumes(tmp_path: Pa
     assert evaluation(resumed) == pytest.approx(evaluated, rel=2e-5)
 
 
-@pytest.mark.parametrize("manual", [0, 1])
-def test_the_gpt2_like_script_learns_with_replicas_and_checkpointing(manual: int) -> None:
+def test_the_gpt2_like_script_learns_with_replicas_checkpointing_and_places_by_hand() -> None:
     wanted, evaluated, _ = plain_gpt2(6, replicas=2)
-    options = ["--activation_checkpointing", 1, "--manual", manual, "--microbatches", 4]
+    options = ["--activation_checkpointing", 1, "--manual", 1, "--microbatches", 4]
     printed = run("gpt2.py", *options, ranks=4)
     assert losses(printed) == pytest.approx(wanted, rel=2e-5)
     assert evaluation(printed) == pytest.approx(evaluated, rel=2e-5)
