@@ -68,7 +68,8 @@ def test_a_rank_holds_its_own_part_only(pool: Pools) -> None:
     [(single, whole, _)] = pool(1).run(measure, 1, {})
     for grown, held, _ in pool(2).run(measure, 2, {"optimize": "memory"}):
         assert 0.3 * whole < held < 0.7 * whole
-        assert grown < 0.7 * single, (grown, single)
+        # the transient memory of Adam's step comes on top
+        assert grown < (held / whole + 0.25) * single, (grown, single, held / whole)
 
 
 @pytest.mark.parametrize(("active", "expected"), [(1, [1, 1]), (2, [2, 1]), (4, [2, 1])])
