@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -258,12 +259,14 @@ def error_of_the_user(everywhere: bool) -> str:
 
         @smp.step
         def train_step(x: Tensor) -> Tensor:
-            logits: Tensor = model(x)
             if everywhere or smp.pp_rank() == 0:
                 raise KeyError("the user's mistake")
+            logits: Tensor = model(x)
             return logits.sum()
 
-        return _told(Exception, lambda: train_step(torch.ones(4, WIDTH)))
+        told = _told(Exception, lambda: train_step(torch.ones(4, WIDTH)))
+    dist.destroy_process_group()  # there may be messages left in it
+    return told
 
 
 def what_lives_where() -> None:

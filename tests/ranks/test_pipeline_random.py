@@ -1,0 +1,126 @@
+"""Random numbers in pipelines: the same seed, the same training; replicated values are equal on all ranks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import smdistributed.modelparallel.torch as smp
+from tests.ranks.models.case import CLASSES, WIDTH, classify
+from tests.support.equality import Pools
+
+WAYS = list(itertools.product((1, 4), ("simple", "interleaved")))
+
+
+class Noisy(nn.Module):
+    """Dropout in modules, on inputs, on placed values; noise that every rank draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3))
+        self.second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, float]:
+        x = F.dropout(x, 0.5)
+        noise = torch.randn(len(x), WIDTH)
+        h = F.dropout(self.second(torch.tanh(self.first(x))), 0.5)
+        out = self.head(h + noise + torch.rand_like(h))
+        return out, float(noise.sum() + x.sum())
+
+
+class Masked(nn.Module):
+    """Linear in each layer, with dropout under activation checkpointing: gradients betray other masks."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Dropout(0.5))
+        self.head = nn.Linear(WIDTH, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = checkpoint(self.second, self.first(x), use_reentrant=self.reentrant)
+        h = checkpoint(lambda h: F.dropout(h, 0.5) * 2.0, h, use_reentrant=self.reentrant)
+        out: Tensor = self.head(h)
+        return out
+
+
+def start(module: nn.Module, microbatches: int, schedule: str) -> Any:
+    smp.shutdown()
+    smp.init(
+        {
+            "partitions": 2,
+            "microbatches": microbatches,
+            "pipeline": schedule,
+            "auto_partition": False,
+            "default_partition": 0,
+        }
+    )
+    smp.set_partition(module.get_submodule("second"), 1)
+    return smp.DistributedModel(module)
+
+
+def train_noisy(microbatches: int, schedule: str) -> tuple[list[float], list[list[float]]]:
+    """Losses of three steps, and what this rank saw of replicated noise in each microbatch."""
+    torch.manual_seed(0)
+    model = start(Noisy(), microbatches, schedule)
+
+    @smp.step
+    def train_step(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+        logits, seen = model(x)
+        loss = F.cross_entropy(logits, y)
+        model.backward(loss)
+        return loss, seen
+
+    torch.manual_seed(3)
+    losses, noises = [], []
+    for step in range(3):
+        loss, seen = train_step(*classify(step, 8))
+        losses.append(loss.reduce_mean().item())
+        noises.append(seen)
+    smp.shutdown()
+    return losses, noises
+
+
+def twice_noisy() -> list[Any]:
+    return [[train_noisy(*way) for _ in range(2)] for way in WAYS]
+
+
+def checkpointed_masks() -> None:
+    """The loss is linear in every weight, so weight times gradient is the loss, if masks are the same."""
+    for reentrant, (microbatches, schedule) in itertools.product((False, True), WAYS):
+        torch.manual_seed(0)
+        model = start(Masked(reentrant), microbatches, schedule)
+
+        @smp.step
+        def train_step(x: Tensor, model: Any = model) -> Tensor:
+            loss: Tensor = model(x).mean()
+            model.backward(loss)
+            return loss
+
+        for step in range(2):
+            model.zero_grad()
+            loss = train_step(classify(step, 8)[0]).reduce_mean()
+            for name, each in model.local_named_parameters():
+                torch.testing.assert_close((each * each.grad).sum(), loss, rtol=1e-4, atol=1e-6, msg=name)
+        smp.shutdown()
+
+
+def test_the_same_seed_gives_the_same_training(pool: Pools) -> None:
+    ranks = pool(2).run(twice_noisy, timeout=50, group_timeout=20)
+    for way, first, second in zip(WAYS, *ranks, strict=True):
+        assert first[0] == first[1], way
+        assert first == second, f"{way}: ranks drew different numbers"
+        losses, noises = first[0]
+        assert len(set(losses)) == 3
+        assert len({each for seen in noises for each in seen}) == 3 * way[0]
+
+
+def test_checkpointing_recomputes_with_the_same_masks(pool: Pools) -> None:
+    pool(2).run(checkpointed_masks, timeout=50, group_timeout=20)
