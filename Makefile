@@ -29,6 +29,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.allreduce --dtypes bfloat16 float16 float64 int64 uint8 --sizes 8 65536 4194304 --mpi
 	$(BIN)/python -m benchmarks.collectives
 	$(BIN)/python -m benchmarks.ddp
+	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.report
 
 check: $(VENV)/.ready

@@ -16,6 +16,7 @@ from benchmarks.collectives.__main__ import ratios as collectives_ratios
 from benchmarks.ddp.__main__ import RATIOS as DDP_RATIOS
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Ratio, markdown
+from benchmarks.pipeline.__main__ import markdown as pipeline_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
@@ -48,6 +49,8 @@ def table(name: str, before: str) -> str:
     if results.claim == "floor":
         lines = [f"| {row.case} | {row.p50:.3g} |" for row in results.rows]
         body = "| limit | median |\n| --- | --- |\n" + "\n".join(lines) + "\n"
+    elif results.claim == "pipeline":
+        body = pipeline_markdown(results)
     else:
         body = markdown(results, _ratios(results))
     return f"{body}\n{results.layout}, medians. {notes}.\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Console
 from rich.table import Table
 
@@ -35,23 +37,33 @@ def main() -> None:
     merged.save(options.out / "pipeline-2.json")
 
 
-def as_table(results: Results) -> Table:
+HEADINGS = ("case", "microbatches", SINGLE, TORCH, OURS, "share of ideal", "faster than torch")
+
+
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
     """Milliseconds a step, the share of the bubble-limited ideal, and the factor against torch."""
-    table = Table(title="pipeline of 2 stages, milliseconds a step")
-    for heading in ("case", "microbatches", SINGLE, TORCH, OURS, "share of ideal", "faster than torch"):
-        table.add_column(heading, justify="left" if heading == "case" else "right")
     for case, microbatches in results.cases():
         times = [results.p50(case, microbatches, name) or float("nan") for name in (SINGLE, TORCH, OURS)]
         single, rival, mine = times
         ideal = single * (microbatches + 1) / (2 * microbatches)
-        table.add_row(
-            case,
-            str(microbatches),
-            *(f"{each / 1e3:.2f}" for each in times),
-            f"{ideal / mine:.1%}",
-            f"{rival / mine:.2f}x",
-        )
+        milliseconds = (f"{each / 1e3:.2f}" for each in times)
+        yield (case, str(microbatches), *milliseconds, f"{ideal / mine:.1%}", f"{rival / mine:.2f}x")
+
+
+def as_table(results: Results) -> Table:
+    """For the terminal."""
+    table = Table(title="pipeline of 2 stages, milliseconds a step")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    for line in lines(results):
+        table.add_row(*line)
     return table
+
+
+def markdown(results: Results) -> str:
+    """For docs/benchmarks.md."""
+    rows = [HEADINGS, ("---",) * len(HEADINGS), *lines(results)]
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
 if __name__ == "__main__":

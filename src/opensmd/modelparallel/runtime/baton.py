@@ -107,7 +107,10 @@ class Baton:
         """Let others go on until one of ``messages`` has come, or ``until`` holds."""
         if self._policy.waits_in_place:
             if messages:
-                self._transport.wait_any(messages)
+                try:
+                    self._transport.wait_any(messages)
+                except DistBackendError as error:
+                    raise self._told(error) from error
             return
         backward = self._record.kind == "backward"
         self._suspend(microbatch, Progress.BACKWARD if backward else Progress.FORWARD, messages, until)
@@ -251,6 +254,7 @@ class Baton:
             self._transport.wait_any(messages)
         except DistBackendError as error:
             self.error = self._told(error)
+            self.error.__cause__ = error
         except BaseException as error:
             self.error = error
         self._record.end()
@@ -262,6 +266,4 @@ class Baton:
             for microbatch, progress in enumerate(self.progress)
             if progress not in (Progress.NEW, Progress.DONE)
         ]
-        told = SMPError(f"the pipeline stopped: {'; '.join(waiting)}. {error}")
-        told.__cause__ = error
-        return told
+        return SMPError(f"the pipeline stopped: {'; '.join(waiting)}. {error}")

@@ -34,7 +34,6 @@ class Effects:
 
     def __init__(self, arguments: Any, leaves: Sequence[Tensor], owner: Any) -> None:
         self._objects = _objects(arguments)
-        self._leaves = leaves
         self._owner = owner if isinstance(owner, nn.Module) else None
         self._held: list[Tensor] = list(leaves)
         self._before = [_dump(each, self._held) for each in self._objects]

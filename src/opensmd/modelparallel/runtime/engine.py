@@ -30,7 +30,13 @@ from opensmd.modelparallel.runtime.sequences import sequence_forward
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Tag, put_tag, tag_of
 from opensmd.modelparallel.runtime.threads import Threads
-from opensmd.modelparallel.runtime.transport import Message, PeerFailed, abort, open_transport
+from opensmd.modelparallel.runtime.transport import (
+    Message,
+    PeerFailed,
+    abort,
+    control_device,
+    open_transport,
+)
 from opensmd.modelparallel.schedule import FixedOrder, Policy, Progress, ReadyFirst, window
 
 __all__ = ["Engine"]
@@ -107,7 +113,7 @@ class Engine:
         self._split = {name: modules[name] for name in plan.split()}
         self._tag_parameters(module, plan)
         replicated = self._tag_buffers(modules, plan)
-        seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)])
+        seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)], device=control_device(self.group))
         dist.broadcast(seed, group=self.group, group_src=0)
         self._shared = Shared(
             rank=self.rank,
@@ -121,8 +127,10 @@ class Engine:
 
     def _require_same_model(self, module: nn.Module) -> None:
         mine = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
-        hashes = torch.empty(self.size, dtype=torch.int64)
-        dist.all_gather_single(hashes, torch.tensor([stable_hash(tuple(mine), 63)]), group=self.group)
+        device = control_device(self.group)
+        own = torch.tensor([stable_hash(tuple(mine), 63)], device=device)
+        hashes = torch.empty(self.size, dtype=torch.int64, device=device)
+        dist.all_gather_single(hashes, own, group=self.group)
         if bool((hashes == hashes[0]).all()):
             return
         models: list[Any] = [None] * self.size

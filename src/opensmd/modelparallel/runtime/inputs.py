@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.keys import stable_hash
+from opensmd.modelparallel.runtime.transport import control_device
 
 __all__ = ["agreed_inputs"]
 
@@ -34,8 +35,9 @@ def agreed_inputs(
     """
     leaves: list[Tensor] = []
     structure.collect((args, kwargs), leaves)
-    mine = torch.tensor([_form(args, kwargs), _data(leaves)])
-    everyone = torch.empty(2 * dist.get_world_size(group), dtype=torch.int64)
+    device = control_device(group)
+    mine = torch.tensor([_form(args, kwargs), _data(leaves)], device=device)
+    everyone = torch.empty(2 * dist.get_world_size(group), dtype=torch.int64, device=device)
     dist.all_gather_single(everyone, mine, group=group)
     everyone = everyone.view(-1, 2)
     if bool((everyone == everyone[0]).all()):
