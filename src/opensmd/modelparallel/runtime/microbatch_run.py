@@ -320,7 +320,7 @@ class MicrobatchRun:
                 watch = WatchForData()
         with watch or contextlib.nullcontext():
             result = self._run(call, real)
-        if any(version_of(each) != before for each, before in zip(buffers, buffer_versions, strict=True)):
+        if buffers and _changed_buffers(call.owner, buffers, buffer_versions):
             self.shared.stateful.add(key)
         parts = Hidden.of(result, call.name)
         found = effects.found() if effects is not None else None
@@ -505,6 +505,15 @@ class MicrobatchRun:
         self._copies.clear()
         self._tokens.clear()
         self._memories.clear()
+
+
+def _changed_buffers(owner: nn.Module, before: Sequence[Tensor], versions: Sequence[int]) -> bool:
+    """Whether a module's buffers have been written or replaced."""
+    now = list(owner.buffers())
+    return len(now) != len(before) or any(
+        each is not old or version_of(each) != version
+        for each, old, version in zip(now, before, versions, strict=True)
+    )
 
 
 def _place_of(destination: Tensor | None, leaves: Sequence[Tensor]) -> int | None:
