@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +44,9 @@ __all__ = ["Engine"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
+# Groups on which a step has failed: messages of it may be left, which another engine would take for its own.
+_spoilt: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+
 
 class Engine:
     """Runs microbatches over the ranks of a pipeline group.
@@ -51,12 +55,20 @@ class Engine:
         group: the pipeline's ranks, in the order of the stages.
         config: the settings.
 
+    Raises:
+        SMPError: a step of an earlier engine failed on the same group.
+
     Attributes:
         plan: where everything lives, once placed.
         before_last_backward: told the roots of the last backward of a step on this rank, right before it.
     """
 
     def __init__(self, group: dist.ProcessGroup, config: Config) -> None:
+        if group in _spoilt:
+            raise SMPError(
+                "a step failed on this process group before, and messages of it may be left: call "
+                "torch.distributed.destroy_process_group() and initialise again"
+            )
         self.group = group
         self.config = config
         self.rank = dist.get_rank(group)
@@ -265,6 +277,7 @@ class Engine:
 
     def _fail(self, error: BaseException, runs: Sequence[MicrobatchRun]) -> None:
         self._failed = f"{type(error).__name__}: {error}"
+        _spoilt.add(self.group)
         if isinstance(error, PeerFailed):
             return
         assert self._shared is not None and self._baton is not None

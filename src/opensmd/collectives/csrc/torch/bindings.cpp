@@ -1,6 +1,8 @@
 // What Python sees of the compiled module; opensmd.collectives.backend is its only direct user.
 #include <torch/csrc/utils/pybind.h>
 
+#include <unistd.h>
+
 #include <atomic>
 
 #include <pybind11/chrono.h>
@@ -127,7 +129,10 @@ at::Tensor lend(const std::shared_ptr<Group>& group, int member, uint64_t offset
   auto* start = static_cast<std::byte*>(group->heap_address(member, offset, kLentHeaderBytes + bytes));
   auto* in_use = reinterpret_cast<std::atomic<int64_t>*>(start);
   return at::from_blob(start + kLentHeaderBytes, {static_cast<int64_t>(bytes)},
-                       [group, in_use](void*) { in_use->store(0, std::memory_order_release); },
+                       // A forked child's copy of a tensor may be destroyed too; the block is the parent's.
+                       [group, in_use, owner = getpid()](void*) {
+                         if (getpid() == owner) in_use->store(0, std::memory_order_release);
+                       },
                        at::TensorOptions(at::kByte));
 }
 
