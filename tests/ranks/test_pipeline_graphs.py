@@ -52,7 +52,7 @@ def _trains(text: str, setup: Setup) -> bool:
 # shrinking would start new processes after every failure; the message has all that is needed to look at one
 @pytest.mark.timeout(300)
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],

@@ -1,7 +1,7 @@
 """Every model that must work, split over two and four stages: it trains like plain PyTorch.
 
-Each case runs with every placement on two stages and one on four; ``python -m tests.support.matrix`` runs
-them with all numbers of microbatches, both schedules and replicas.
+Each case runs in a few ways, which differ from case to case; ``python -m tests.support.matrix`` runs all of
+them with all placements, numbers of microbatches, schedules and replicas.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ from torch.nn import functional as F
 import smdistributed.modelparallel.torch as smp
 from tests.ranks.models.case import WIDTH, Layers, classify
 from tests.support.equality import Pools
+from tests.support.ranks import ROOT
 
+PAGE = ROOT / "docs" / "restrictions.md"
 Step = Callable[[Any, Tensor, Tensor], Tensor]
 
 
@@ -167,7 +169,7 @@ RESTRICTIONS = {
         ("copy.deepcopy of a tensor", "inside a smp.step function"), Copied
     ),
     "Tensor.data_ptr of a placed tensor": Restriction(("Tensor.data_ptr()", "nn.Module"), Addressed),
-    "torch.autograd.grad over stages": Restriction(("torch.autograd.grad", "nn.Module"), Differentiated),
+    "torch.autograd.grad between stages": Restriction(("torch.autograd.grad", "nn.Module"), Differentiated),
     "create_graph": Restriction(("neither create_graph nor inputs",), step=second_order),
     "full backward hooks on a split module": Restriction(
         ("is split over several partitions and has full backward hooks", "tensor.register_hook"),
@@ -182,7 +184,10 @@ RESTRICTIONS = {
     ),
     "a graph used twice": Restriction(("retain_graph=True",), step=twice_backward),
     "a step inside a step": Restriction(("inside another one",), step=nested),
-    "a value asked for on one rank only": Restriction(("pipeline",), step=only_on_one_rank),
+    "a value asked for on one rank only": Restriction(
+        ("the pipeline stopped", "for the value of torch.Tensor.item from pipeline rank 1"),
+        step=only_on_one_rank,
+    ),
 }
 
 
@@ -208,6 +213,52 @@ def told(name: str) -> str:
         smp.shutdown()
         dist.destroy_process_group()  # there may be messages left in it
     return "nothing"
+
+
+class Branches(Layers):
+    """Both stages use the input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.first(x)) + self.third(x))
+        return out
+
+
+def gradients_of_inputs() -> list[Tensor]:
+    """The gradient of the step's input, as this rank has it and as plain PyTorch has it."""
+    smp.shutdown()
+    smp.init({"partitions": 2, "auto_partition": False, "default_partition": 0})
+    torch.manual_seed(0)
+    module = Branches()
+    x, y = classify(0, 8)
+    x.requires_grad_()
+    wanted = torch.autograd.grad(F.cross_entropy(module(x), y), x)[0]
+    smp.set_partition(module.third, 1)
+    smp.set_partition(module.head, 1)
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step(x: Tensor, y: Tensor) -> None:
+        model.backward(F.cross_entropy(model(x), y))
+
+    step(x, y)
+    norm = torch.nn.utils.clip_grad_norm_(model.local_parameters(), 1e9)
+    smp.shutdown()
+    assert x.grad is not None
+    return [x.grad, wanted, norm]
+
+
+def test_gradients_of_inputs_and_their_norms_are_those_of_the_ranks_part(pool: Pools) -> None:
+    (first, wanted, norm), (second, _, other) = pool(2).run(gradients_of_inputs)
+    assert first.any() and second.any() and norm != other
+    torch.testing.assert_close(first + second, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", RESTRICTIONS)
+def test_the_page_of_restrictions_has_the_message(name: str) -> None:
+    sections = [each.partition("\n") for each in PAGE.read_text().split("\n## ")]
+    (text,) = [" ".join(body.split()) for title, _, body in sections if title.lower() == name.lower()]
+    for each in RESTRICTIONS[name].says:
+        assert each in text.replace("> ", "")
 
 
 @pytest.mark.parametrize("name", RESTRICTIONS)

@@ -36,12 +36,18 @@ SCHEDULES = ("simple", "interleaved")
 
 
 def some_setups(case: Case, number: int) -> Iterator[Setup]:
-    """Every placement on two stages and one on four; microbatches and schedules vary with ``number``."""
+    """Some placements on two stages, among them those of the case alone, and one on four.
+
+    Placements, microbatches and schedules vary with ``number``.
+    """
     counts = sorted(case.microbatches, key=(4, 1, 8, 2).index)
     ways = itertools.cycle(itertools.product(counts, ("interleaved", "simple")))
     for _ in range(number % 8):
         next(ways)
-    for placement, (microbatches, schedule) in zip(case.placements(2), ways, strict=False):
+    usual = [each for each in case.placements(2) if each not in case.fixed.get(2, {})]
+    chosen = {usual[(number + i) % len(usual)] for i in range(2)} if usual else set()
+    placements = [*sorted(chosen), *case.fixed.get(2, {})]
+    for placement, (microbatches, schedule) in zip(placements, ways, strict=False):
         yield Setup(2, microbatches, placement, schedule)
     deep = list(case.placements(4))
     if deep:
@@ -54,6 +60,8 @@ def every_setup(case: Case) -> Iterator[Setup]:
     for stages, schedule, microbatches in itertools.product((2, 4), SCHEDULES, case.microbatches):
         for placement in case.placements(stages):
             yield Setup(stages, microbatches, placement, schedule)
+    if not case.replicas:
+        return
     for placement, microbatches in itertools.product(case.placements(2), {1, 4} & set(case.microbatches)):
         yield Setup(2, microbatches, placement, replicas=2)
 

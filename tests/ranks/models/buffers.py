@@ -123,8 +123,16 @@ CASES = (
     Case("batch norm", Normalised, NORMALISED, whole=False, rows=16),
     Case("residual network", Images, ("blocks.0", "blocks.1", "blocks.2", "head"), whole=False, rows=16),
     # with more microbatches a later one may write before an earlier one, back from another stage, has read
-    Case("counters and averages", Counts, whole=False, microbatches=(1,)),
-    Case("counters and averages in a chain", Counts, (), fixed=CHAIN, automatic=False, whole=False),
-    Case("buffers replaced", Replaces, whole=False),
-    Case("parametrisations", Spectral, whole=False),
+    Case("counters and averages", Counts, whole=False, replicas=False, microbatches=(1,)),
+    Case(
+        "counters and averages in a chain",
+        Counts,
+        (),
+        fixed=CHAIN,
+        automatic=False,
+        whole=False,
+        replicas=False,
+    ),
+    Case("buffers replaced", Replaces, whole=False, replicas=False),
+    Case("parametrisations", Spectral, whole=False, replicas=False),
 )

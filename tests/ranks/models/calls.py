@@ -147,13 +147,14 @@ def mean_of_inputs(model: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 PARTS = ("generator.0", "generator.2", "discriminator.0", "discriminator.2")
+UNUSED = {"find_unused_parameters": True}  # replicas ask for it
 
 CASES = (
     Case("two calls", Chain, loss=two_calls_loss),
     Case("calls in a chain", Chain, loss=chained_loss),
     Case("children called outside", Chain, loss=children_loss),
-    Case("no call of the model", Chain, loss=no_call_loss, automatic=False),
-    Case("independent parts", Chain, loss=mean_of_inputs, automatic=False),
+    Case("no call of the model", Chain, loss=no_call_loss, automatic=False, settings=UNUSED),
+    Case("independent parts", Chain, loss=mean_of_inputs, automatic=False, settings=UNUSED),
     Case("two backwards", Chain, train=two_backwards),
     Case("several roots", Chain, train=several_roots),
     Case("given gradients", Chain, train=given_gradients),

@@ -69,6 +69,7 @@ class Case:
         automatic: whether to let the partitioner choose places, too.
         rows: of a batch; a multiple of 8 lets every number of microbatches divide it.
         microbatches: numbers of microbatches that work.
+        replicas: one process computes with all replicas' batches what they compute each by itself.
         whole: the loss of the whole batch is the mean of the microbatches' (not so with BatchNorm).
         averaged: gradients are divided by the number of microbatches (``loss.backward()`` does not).
         tolerance: relative to the largest entry of each gradient.
@@ -85,6 +86,7 @@ class Case:
     automatic: bool = True
     rows: int = 8
     microbatches: tuple[int, ...] = (1, 2, 4, 8)
+    replicas: bool = True
     whole: bool = True
     averaged: bool = True
     tolerance: float = 1e-6

@@ -60,7 +60,7 @@ class TensorHooks(Chain):
 def parameter_hooks() -> nn.Module:
     model = Chain()
     model.first.weight.register_hook(lambda gradient: gradient * 2)
-    model.third.bias.register_hook(lambda gradient: gradient + 1e-3)
+    model.third.bias.register_hook(lambda gradient: gradient.flip(0))
     return model
 
 
@@ -81,7 +81,7 @@ def accumulation_hooks() -> nn.Module:
 CASES = (
     Case("forward hooks", forward_hooks),
     Case("full backward hooks", backward_hooks),
-    Case("tensor hooks", TensorHooks, whole=False),
+    Case("tensor hooks", TensorHooks, whole=False, replicas=False),
     Case("parameter hooks", parameter_hooks, whole=False),
     Case("hooks after accumulation", accumulation_hooks, whole=False),
 )
