@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from tests.support.equality import Pools
+from tests.support.ranks import run_once
 
 WIDTH, LAYERS = 1536, 12  # 108 MiB of parameters
 
@@ -64,15 +65,22 @@ def train(
     return grown, held, [(each.microbatch, each.kind, each.start_ns, each.end_ns) for each in record]
 
 
-def test_a_rank_holds_its_own_part_only(pool: Pools) -> None:
-    [(single, whole, _)] = pool(1).run(measure, 1, {})
-    for grown, held, _ in pool(2).run(measure, 2, {"optimize": "memory"}):
+def fresh(partitions: int, settings: dict[str, Any]) -> list[Any]:
+    """Measured in new processes whose threads share one heap, so that freed memory is seen to be free."""
+    outcomes = run_once(partitions, measure, partitions, settings, env={"MALLOC_ARENA_MAX": "1"})
+    assert [outcome.kind for outcome in outcomes] == ["value"] * partitions, outcomes
+    return [outcome.value for outcome in outcomes]
+
+
+def test_a_rank_holds_its_own_part_only() -> None:
+    [(single, whole, _)] = fresh(1, {})
+    for grown, held, _ in fresh(2, {"optimize": "memory"}):
         assert 0.3 * whole < held < 0.7 * whole
         # the transient memory of Adam's step comes on top
         assert grown < (held / whole + 0.25) * single, (grown, single, held / whole)
 
 
-@pytest.mark.parametrize(("active", "expected"), [(1, [1, 1]), (2, [2, 1]), (4, [2, 1])])
+@pytest.mark.parametrize(("active", "expected"), [(1, [1, 1]), (2, [2, 1]), (4, [3, 1])])
 def test_no_more_microbatches_are_under_way_than_allowed(
     pool: Pools, active: int, expected: list[int]
 ) -> None:

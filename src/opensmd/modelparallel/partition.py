@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from opensmd.modelparallel.plan import Plan, SharedParameter, ancestors
 from opensmd.modelparallel.predict import predict
+from opensmd.modelparallel.schedule import window as schedule_window
 from opensmd.modelparallel.sequence import Groups, UnitSequence, Weights
 from opensmd.modelparallel.trace import ModelTrace
 
@@ -107,7 +108,13 @@ def manual_partition(
 def window(stages: int, microbatches: int, active_microbatches: int | None) -> list[int]:
     """How many microbatches' activations each stage holds at most under the interleaved schedule."""
     active = stages + 2 if active_microbatches is None else active_microbatches
-    return [max(1, min(microbatches, active, stages - stage)) for stage in range(stages)]
+    return [
+        min(
+            microbatches,
+            schedule_window(partitions=stages, stage=stage, chain=True, active_microbatches=active),
+        )
+        for stage in range(stages)
+    ]
 
 
 def _slightly_worse(rank: tuple[float, float]) -> tuple[float, float]:

@@ -53,10 +53,12 @@ class Policy(Protocol):
 def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int) -> int:
     """How many microbatches may be under way on a stage at once.
 
-    In a chain the stage needs as many as there are stages from it to the end. Placements that come back to a
-    stage need one for each stage everywhere. ``active_microbatches`` bounds both.
+    In a chain the stage needs as many as there are stages from it to the end, and one more, so that the next
+    stage finds its input when it has finished a backward; the last stage needs one. Placements that come back
+    to a stage need one for each stage everywhere. ``active_microbatches`` bounds all.
     """
-    needed = partitions - stage if chain else partitions
+    last = stage == partitions - 1
+    needed = partitions if not chain else 1 if last else partitions - stage + 1
     return max(1, min(needed, active_microbatches))
 
 
