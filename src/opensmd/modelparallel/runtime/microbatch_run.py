@@ -311,6 +311,7 @@ class MicrobatchRun:
         buffers = list(call.owner.buffers()) if known is None and isinstance(call.owner, nn.Module) else []
         if buffers or key in self.shared.stateful:
             self.shared.wait_for_earlier(self)
+            known = self.shared.descriptions.get(key)  # an earlier one may have told it meanwhile
         buffer_versions = list(map(version_of, buffers))
         watch, effects, versions = None, None, []
         if known is None or known.depends_on_data:
