@@ -14,7 +14,7 @@ import smdistributed.modelparallel.torch as smp
 from tests.support.ranks import Outcome, run_once
 
 STEPS = 5
-TIMEOUT = 5.0  # of the process groups
+TIMEOUT = 10.0  # of the process groups
 PATIENCE = 25.0  # until a rank that has not ended counts as hung; includes start and the first step
 
 
