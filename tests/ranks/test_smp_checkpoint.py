@@ -147,12 +147,14 @@ def check_damage(folder: str) -> None:
         communicate.barrier()
 
     def both_raise(match: str, error: type[Exception] = SMPCheckpointError) -> None:
+        communicate.barrier()  # the files are as they shall be
         with pytest.raises(error, match=match):
             load(name)
         communicate.barrier()
 
     fresh()
     assert load(name)["me"] == me
+    communicate.barrier()
     if me == 1:
         damage(path)
     both_raise("is damaged: the checksum of its record" if me == 1 else "mp_rank 1: SMPCheckpointError")
