@@ -24,7 +24,7 @@ from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.report.table import print_plan
-from opensmd.modelparallel.roots import root_gradient
+from opensmd.modelparallel.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.engine import Engine
 from opensmd.modelparallel.state import state as smp_state
 
@@ -113,15 +113,11 @@ class DistributedModel(ModelState):
         if is_tracing():
             return
         step = self._require_step("backward")
-        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if grad_tensors is None or isinstance(grad_tensors, Tensor):
-            given: list[Tensor | None] = [grad_tensors] * len(roots)
-        else:
-            given = list(grad_tensors)
         share = 1 / step.microbatches if self._average else 1.0
         if self._engine is not None:
-            self._engine.backward(roots, given, retain_graph, share=share)
+            self._engine.backward(tensors, grad_tensors, retain_graph, share=share)
             return
+        roots, given = root_pairs(tensors, grad_tensors)
         gradients = [root_gradient(root, each, share) for root, each in zip(roots, given, strict=True)]
         if self._replicas is not None and step.is_last_backward():
             self._replicas.before_last_backward(roots)

@@ -1,11 +1,13 @@
-"""The gradients that a backward begins with."""
+"""What a backward begins with: its roots and their gradients."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["root_gradient"]
+__all__ = ["root_gradient", "root_pairs"]
 
 
 def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Tensor:
@@ -22,3 +24,13 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
             )
         return torch.full_like(root, share)
     return given if share == 1.0 else given * share
+
+
+def root_pairs(
+    tensors: Tensor | Sequence[Tensor], gradients: Tensor | Sequence[Tensor | None] | None
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The roots and the gradient given for each; a single gradient is that of every root."""
+    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    if gradients is None or isinstance(gradients, Tensor):
+        return roots, [gradients] * len(roots)
+    return roots, list(gradients)

@@ -191,14 +191,10 @@ class Baton:
             self._random.begin(microbatch)
             try:
                 self._begin(microbatch)
-            except StepAborted:
-                self._record.end()
             except BaseException as error:
-                self._record.end()
-                if self.error is None:
+                if self.error is None:  # a StepAborted follows the error that aborted the step
                     self.error, self.failed = error, microbatch
-            else:
-                self._record.end()
+            self._record.end()
             self.progress[microbatch] = Progress.DONE
             chosen = self._next()
             if chosen is not None and self._workers[chosen] is None:

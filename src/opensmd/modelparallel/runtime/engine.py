@@ -16,7 +16,7 @@ from opensmd.modelparallel._torch_internals import has_backward_hooks
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.plan import Plan
-from opensmd.modelparallel.roots import root_gradient
+from opensmd.modelparallel.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.baton import Baton
 from opensmd.modelparallel.runtime.glue import Glue
 from opensmd.modelparallel.runtime.inputs import agreed_inputs
@@ -320,12 +320,7 @@ class Engine:
             raise SMPError("backward inside a smp.step function takes neither create_graph nor inputs")
         run = current_run()
         assert run is not None and self._baton is not None
-        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        given = (
-            [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, Tensor) else list(grad_tensors)
-        )
-        if len(given) == 1:
-            given = given * len(roots)
+        roots, given = root_pairs(tensors, grad_tensors)
         with run.as_a_whole():
             self._backwards[run.index] += 1
             edges = run.edges_of(roots)
@@ -347,12 +342,8 @@ class Engine:
             self._record.turn("backward")
             if self.before_last_backward is not None and self._is_last_backward(run.index):
                 self.before_last_backward(starts)
-            self._plain_backward(starts, gradients, retain_graph)
+            torch.autograd.backward(starts, gradients, retain_graph=retain_graph)
             self._record.turn("forward")
-
-    @staticmethod
-    def _plain_backward(starts: list[Tensor], gradients: list[Tensor], retain_graph: bool | None) -> None:
-        torch.autograd.backward(starts, gradients, retain_graph=retain_graph)
 
     def _is_last_backward(self, index: int) -> bool:
         """The last one of the last microbatch, if all microbatches have equally many."""
