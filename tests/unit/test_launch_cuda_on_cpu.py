@@ -65,6 +65,16 @@ def test_a_device_is_selected_by_number_text_or_object() -> None:
 
 
 @pytest.mark.usefixtures("mapped")
+def test_functions_answer_alike_in_the_submodules_that_define_them() -> None:
+    torch.cuda.random.set_rng_state(torch.cuda.random.get_rng_state())
+    assert len(torch.cuda.random.get_rng_state_all()) == 2
+    assert torch.cuda.memory.memory_allocated() > 0
+    torch.cuda.streams.Event(enable_timing=True).record()
+    with torch.random.fork_rng([0, 1]):
+        torch.rand(3)
+
+
+@pytest.mark.usefixtures("mapped")
 def test_mixed_precision_trains() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).cuda()

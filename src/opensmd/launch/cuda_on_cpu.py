@@ -100,7 +100,9 @@ def uninstall() -> None:
 def _places() -> Iterator[_Place]:
     """Every change, as (owner, name, replacement)."""
     for name, call in CALLS.items():
-        yield torch.cuda, name, call
+        for owner in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda):
+            if getattr(owner, name, None) is getattr(torch.cuda, name):
+                yield owner, name, call
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         yield torch.cuda.nvtx, name, CALLS["synchronize"]
     for name in _TYPES:

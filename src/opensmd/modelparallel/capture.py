@@ -207,7 +207,9 @@ def _untouched(module: nn.Module) -> Iterator[None]:
         parameter.grad = None
     _local.depth = getattr(_local, "depth", 0) + 1
     try:
-        with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
+        # of several devices only the current one is used; asking for all would start CUDA on each
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         _local.depth -= 1
