@@ -1,15 +1,19 @@
 """Which ways to run a case: a few for every test run, all of them on request.
 
-``python -m tests.support.matrix [family ...]`` runs every case with 1 to 4 stages, 1 to 8 microbatches, both
-schedules, every placement, and replicas, and prints what differs from plain PyTorch.
+``python -m tests.support.matrix [family ...]`` runs every case with 2 and 4 stages, 1 to 8 microbatches, both
+schedules and every placement, alone and with a second replica, and prints what differs from plain PyTorch.
+``--steps 20`` trains longer; ``--seconds`` and ``--start`` cut the whole into pieces.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import math
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tests.ranks.models.case import Case
 from tests.support.equality import Setup, cases, compare
@@ -33,6 +37,7 @@ FAMILIES = (
     "calls",
 )
 SCHEDULES = ("simple", "interleaved")
+CHOICES = {"stages": int, "microbatches": int, "placement": str, "schedule": str, "replicas": int}
 
 
 def some_setups(case: Case, number: int) -> Iterator[Setup]:
@@ -56,34 +61,65 @@ def some_setups(case: Case, number: int) -> Iterator[Setup]:
 
 
 def every_setup(case: Case) -> Iterator[Setup]:
-    """All placements, numbers of microbatches and schedules; replicas with two stages."""
-    for stages, schedule, microbatches in itertools.product((2, 4), SCHEDULES, case.microbatches):
-        for placement in case.placements(stages):
-            yield Setup(stages, microbatches, placement, schedule)
-    if not case.replicas:
-        return
-    for placement, microbatches in itertools.product(case.placements(2), {1, 4} & set(case.microbatches)):
-        yield Setup(2, microbatches, placement, replicas=2)
+    """All placements, numbers of microbatches and schedules, without and with a second replica."""
+    for replicas, stages in itertools.product((1, 2), (2, 4)):
+        if replicas > 1 and not case.replicas:
+            continue
+        for schedule, microbatches in itertools.product(SCHEDULES, case.microbatches):
+            for placement in case.placements(stages):
+                yield Setup(stages, microbatches, placement, schedule, replicas)
 
 
-def main(families: list[str]) -> int:
-    """Run everything; the number of setups that differ."""
-    pools: dict[int, RankPool] = {}
-    failed = ran = 0
-    for family in families:
-        started = time.monotonic()
+def chosen(options: argparse.Namespace) -> Iterator[tuple[str, Case, Setup]]:
+    """The ways that the command line asks for, always in the same order."""
+    for family in options.families or [*FAMILIES, "huggingface"]:
         for case in cases(family):
+            if options.case and case.name not in options.case:
+                continue
             for setup in every_setup(case):
-                ran += 1
-                lines = compare(lambda n: pools.setdefault(n, RankPool(n)), family, case, setup)
-                failed += bool(lines)
-                for line in lines:
-                    print(f"{family}: {_short(line)}", flush=True)
-        print(f"{family}: {time.monotonic() - started:.0f} s", flush=True)
+                if all(
+                    getattr(setup, name) in wanted for name in CHOICES if (wanted := getattr(options, name))
+                ):
+                    yield family, case, replace(setup, steps=options.steps)
+
+
+def main(arguments: list[str]) -> int:
+    """Run what was asked for; how many ways differ."""
+    options = _parser().parse_args(arguments)
+    ways = [way for way in chosen(options) for _ in range(options.repeat)]
+    pools: dict[int, RankPool] = {}
+    started = time.monotonic()
+    ran = failed = 0
+    for family, case, setup in ways[options.start :]:
+        if time.monotonic() - started > options.seconds:
+            break
+        ran += 1
+        lines = compare(lambda n: pools.setdefault(n, RankPool(n)), family, case, setup)
+        failed += bool(lines)
+        for line in lines:
+            print(f"{family}: {_short(line)}", flush=True)
     for pool in pools.values():
         pool.close()
-    print(f"{ran} setups, {failed} differ from plain PyTorch")
+    done, seconds = options.start + ran, time.monotonic() - started
+    print(
+        f"{ran} ways in {seconds:.0f} s, {failed} differ from plain PyTorch; {done} of {len(ways)} are done"
+    )
+    if done < len(ways):
+        print(f"go on with --start {done}")
     return failed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.matrix", description=__doc__)
+    parser.add_argument("families", nargs="*", metavar="family", help="all when none is named")
+    parser.add_argument("--case", action="append", help="a case's name; may be given several times")
+    for name, kind in CHOICES.items():
+        parser.add_argument(f"--{name}", type=kind, nargs="+", help=f"of all {name}, only these")
+    parser.add_argument("--steps", type=int, default=2, help="optimizer steps of each way (default 2)")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each way (default 1)")
+    parser.add_argument("--start", type=int, default=0, help="leave out so many ways at the beginning")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no way after this time")
+    return parser
 
 
 def _short(line: str) -> str:
@@ -93,4 +129,4 @@ def _short(line: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(min(1, main(sys.argv[1:] or [*FAMILIES, "huggingface"])))
+    sys.exit(min(1, main(sys.argv[1:])))
