@@ -185,18 +185,30 @@ def check_scaler() -> None:
         scales = communicate.allgather(scaler.get_scale(), CommGroup.WORLD)
         assert set(scales) == {4.0}
 
+
+def check_ranks_without_parameters() -> None:
+    """They may take part in what an optimizer's step exchanges or skip it, as public scripts do."""
     restart(partitions=dist.get_world_size())
-    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU(), nn.ReLU(), nn.ReLU(), nn.ReLU())
+    inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), *[nn.ReLU() for _ in range(4)])
     model = ModelState(inner)
-    optimizer = DistributedOptimizer(torch.optim.SGD(inner.parameters(), lr=0.1))
+    optimizer = DistributedOptimizer(FusedLAMB(inner.parameters(), lr=0.1))
     split(model)
-    scaler = GradScaler(init_scale=4.0)
-    set_grads(inner, 0, model.is_local)
-    scaler.step(optimizer)
-    scaler.update()
+    owns = len(list(model.local_parameters())) > 0
+    assert communicate.allgather(owns, CommGroup.WORLD) == [True] + [False] * (dist.get_world_size() - 1)
+    scaler = GradScaler(init_scale=4.0, growth_interval=1)
+    for step, (guarded, bad) in enumerate([(True, False), (False, False), (True, True)]):
+        set_grads(inner, step, model.is_local)
+        if bad and owns:
+            inner[0].bias.grad[0] = float("nan")
+        if owns or not guarded:
+            scaler.step(optimizer)
+            scaler.update()
+        scaler.follow_owners()
+        assert scaler.get_scale() == [8.0, 16.0, 8.0][step]
     off = GradScaler(enabled=False)
     assert off.scale(torch.tensor(3.0)).item() == 3.0
     off.step(optimizer)
+    off.follow_owners()
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -212,3 +224,7 @@ def test_foreign_parameters_names_and_clipping(pool: Callable[[int], RankPool]) 
 
 def test_an_infinity_on_one_rank_skips_the_step_on_all(pool: Callable[[int], RankPool]) -> None:
     pool(3).run(check_scaler, backend="gloo")
+
+
+def test_ranks_without_parameters_may_skip_the_optimizers_step(pool: Callable[[int], RankPool]) -> None:
+    pool(3).run(check_ranks_without_parameters, backend="gloo")

@@ -100,6 +100,8 @@ def test_more_stages_than_modules_leaves_stages_empty() -> None:
     plan = partition(chain([1.0, 1.0]), 4)
     assert len({plan.homes["0"], plan.homes["1"]}) == 2
     assert [load.parameter_bytes for load in plan.loads].count(0) == 2
+    (note,) = plan.notes
+    assert "nothing of the model lives on partition" in note
 
 
 def test_shared_parameters_live_on_one_stage() -> None:

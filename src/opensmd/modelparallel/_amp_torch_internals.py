@@ -17,6 +17,17 @@ class UnscalingScaler(torch.amp.GradScaler):
         if self._enabled:
             self._lazy_init_scale_growth_tracker(device)
 
+    def scale_state(self) -> torch.Tensor:
+        """The scale, and how many steps it has gone without an infinity, as one vector."""
+        assert self._scale is not None and self._growth_tracker is not None
+        return torch.stack([self._scale.double(), self._growth_tracker.double()])
+
+    def set_scale_state(self, values: torch.Tensor) -> None:
+        """Take over another scaler's :meth:`scale_state`."""
+        assert self._scale is not None and self._growth_tracker is not None
+        self._scale.copy_(values[0])
+        self._growth_tracker.copy_(values[1])
+
     def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
         """Replace what was found on this rank by what was found anywhere; to be overridden."""
         raise NotImplementedError

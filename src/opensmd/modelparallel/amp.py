@@ -1,10 +1,13 @@
 """``smp.amp.GradScaler``: torch's, with infinities shared over all partitions.
 
 Each rank sees only its own gradients. If any of them overflows, all ranks skip the step and lower the scale,
-so that the partitions stay at the same step with the same scale.
+so that the partitions stay at the same step with the same scale. Ranks without parameters need not take part,
+because scripts guard ``scaler.step(optimizer)`` with ``len(list(model.local_parameters())) > 0``.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,8 @@ from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.state import state
 
 __all__ = ["GradScaler"]
+
+_numbers = itertools.count()
 
 
 class GradScaler(UnscalingScaler):
@@ -39,14 +44,28 @@ class GradScaler(UnscalingScaler):
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self.start_scale(torch.device(device))
+        state.scalers[next(_numbers)] = self
 
     def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
-        """Leave the maximum over this rank's devices and all ranks of the replica in every entry."""
-        group = state.require("smp.amp.GradScaler").groups[CommGroup.MP_GROUP]
-        if dist.get_world_size(group) == 1:
+        """Leave the maximum over this rank's devices and all ranks with parameters in every entry."""
+        group = state.require("smp.amp.GradScaler").groups.owners
+        if group is None or dist.get_world_size(group) == 1:
             return
         first = next(iter(found.values()))
         worst = torch.stack([each.to(first.device) for each in found.values()]).max()
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
         for each in found.values():
             each.copy_(worst)
+
+    def follow_owners(self) -> None:
+        """Take the scale over from the ranks with parameters; called on all ranks when a step begins.
+
+        A rank without parameters takes no part in :meth:`step`, and scripts may skip :meth:`step` and
+        :meth:`update` there, but the loss may be scaled on it.
+        """
+        groups = state.groups
+        if not self.is_enabled() or len(groups.owner_stages) == groups.size(CommGroup.MP_GROUP):
+            return
+        values = self.scale_state()
+        dist.broadcast(values, group=groups[CommGroup.MP_GROUP], group_src=groups.owner_stages[0])
+        self.set_scale_state(values)

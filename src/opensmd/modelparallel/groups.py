@@ -6,6 +6,7 @@ of groups with the same members (pipeline and model-parallel groups without tens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -26,6 +27,8 @@ class Groups:
 
     Attributes:
         messages: all ranks, for objects; its traffic never meets the user's.
+        owners: the ranks of this replica that have parameters, or None on one without.
+        owner_stages: their numbers in the replica. All of it until :meth:`split_off_owners` says otherwise.
     """
 
     def __init__(
@@ -41,6 +44,9 @@ class Groups:
                     made[members] = _new_group(members, backend, timeout)
         self.messages = _new_group(world, backend, timeout)
         self._groups = {kind: made[grid.members(kind, rank)] for kind in CommGroup}
+        self.owners: dist.ProcessGroup | None = self._groups[CommGroup.MP_GROUP]
+        self.owner_stages = tuple(range(self.size(CommGroup.MP_GROUP)))
+        self._like = backend, timeout
         self._made = [group for members, group in made.items() if members != world] + [self.messages]
 
     def __getitem__(self, kind: CommGroup) -> dist.ProcessGroup:
@@ -57,6 +63,22 @@ class Groups:
     def size(self, kind: CommGroup) -> int:
         """How many ranks this rank's group has."""
         return len(self.members(kind))
+
+    def split_off_owners(self, stages: Sequence[int]) -> None:
+        """Set :attr:`owners` to the ranks with these numbers in each replica; called on all ranks alike.
+
+        Scripts skip ``optimizer.step()`` and its kind on a rank without parameters, so what such a call
+        exchanges may go through this group only.
+        """
+        if len(stages) == self.size(CommGroup.MP_GROUP):
+            return
+        self.owners, self.owner_stages = None, tuple(stages)
+        for members in self.grid.partition(CommGroup.MP_GROUP):
+            owners = tuple(members[stage] for stage in stages)
+            group = _new_group(owners, *self._like)
+            self._made.append(group)
+            if self.rank in owners:
+                self.owners = group
 
     def destroy(self) -> None:
         """Give up every group made here, in the same order on all ranks."""

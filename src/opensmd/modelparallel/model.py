@@ -178,6 +178,8 @@ class DistributedModel(ModelState):
         calls = split(args, kwargs)
         if not self.partitioned:
             self._place(lambda: function(*calls[0][0], **calls[0][1]))
+        for scaler in smp_state.scalers.values():
+            scaler.follow_owners()
         if self._replicas is not None:
             self._replicas.before_step()
         self._step = step = _Step(len(calls))

@@ -244,6 +244,9 @@ class ModelState(nn.Module):
     def finish_partition(self, plan: Plan) -> None:
         """Told by the engine when parts are in place: load what waited, cut the optimizer, run the hooks."""
         self.plan = plan
+        homes = {self._home_of(name) for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        if homes:
+            state.groups.split_off_owners(sorted(homes))
         if self._pending_local is not None:
             pending, self._pending_local = self._pending_local, None
             self._load_same_partition(pending)

@@ -131,7 +131,7 @@ class _Methods:
             for group in self.param_groups:
                 self._cut(group)
             if hasattr(self, "norm_group"):
-                self.norm_group = state.groups[CommGroup.MP_GROUP]
+                self.norm_group = state.groups.owners
 
     def _cut(self, group: dict[str, Any]) -> None:
         """Take one group's remote parameters out, with their state."""

@@ -13,12 +13,14 @@ __all__ = ["bubble", "predict"]
 
 
 def predict(plan: Plan, trace: ModelTrace, *, in_flight: Sequence[int], optimizer_bytes: float) -> Plan:
-    """``plan`` with its ``loads``, ``crossings`` and ``rows`` filled in."""
+    """``plan`` with its ``loads``, ``crossings`` and ``rows`` filled in, and a note of empty stages."""
+    rows = _rows(plan, trace)
     return replace(
         plan,
         loads=_loads(plan, trace, in_flight, optimizer_bytes),
         crossings=_crossings(plan, trace),
-        rows=_rows(plan, trace),
+        rows=rows,
+        notes=plan.notes + _idle(plan, rows),
     )
 
 
@@ -115,6 +117,18 @@ def _rows(plan: Plan, trace: ModelTrace) -> tuple[PlanRow, ...]:
             )
         )
     return tuple(rows)
+
+
+def _idle(plan: Plan, rows: Sequence[PlanRow]) -> tuple[str, ...]:
+    stages = sorted(set(range(plan.stages)) - {row.stage for row in rows})
+    if not stages:
+        return ()
+    named = ", ".join(map(str, stages))
+    return (
+        f"nothing of the model lives on partition {named} of {plan.stages}: its processes only wait. Use "
+        "fewer partitions, or divide the model's largest modules into children (compiled and scripted "
+        "modules are never divided)",
+    )
 
 
 def _row_of(name: str, split: set[str]) -> str:

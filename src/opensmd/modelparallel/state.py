@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from opensmd.modelparallel.exceptions import SMPNotInitializedError
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from opensmd.modelparallel.amp import GradScaler
     from opensmd.modelparallel.config import Config
     from opensmd.modelparallel.groups import Groups
     from opensmd.modelparallel.model_state import ModelState
@@ -40,6 +42,7 @@ class State:
         engine: what runs steps; set when the model has been partitioned.
         model: the script's DistributedModel.
         optimizer: the script's latest DistributedOptimizer.
+        scalers: the script's GradScalers, in the order in which it made them.
         owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
     """
 
@@ -54,6 +57,7 @@ class State:
         self.rank = 0
         self.model: ModelState | None = None
         self.optimizer: torch.optim.Optimizer | None = None
+        self.scalers: WeakValueDictionary[int, GradScaler] = WeakValueDictionary()
         self.engine: Any = None
         self.owns_world = False
         self.module_manager = ModuleManager()
