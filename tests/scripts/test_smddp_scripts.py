@@ -172,6 +172,21 @@ def test_the_smddp_script_of_the_seed_trains_in_mixed_precision(launcher: str, t
     assert (tmp_path / "model" / "model.pt").stat().st_size > 10_000
 
 
+def test_a_script_that_chooses_its_own_port_does_not_wait_for_the_launchers(tmp_path: Path) -> None:
+    port = str(free_port() - 2)
+    done = run(
+        [*ON_CPU["smdrun"], str(SCRIPTS / "throughput.py")], cwd=tmp_path, SMDATAPARALLEL_SERVER_PORT=port
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] sum 32.0", "[1] sum 32.0"], done.stderr
+
+
+def test_helpers_of_detection_code_work_and_only_rank_0_warns_of_the_v1_interface(tmp_path: Path) -> None:
+    done = run([*ON_CPU["smdrun"], str(SCRIPTS / "detection_v1.py")], cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[0] same model: True", "[1] same model: True"], done.stderr
+    assert "[0]" in done.stderr and "all_gather is deprecated since 1.4.0" in done.stderr
+    assert "[1]" not in done.stderr
+
+
 def test_the_same_script_runs_without_the_library_in_a_local_run(tmp_path: Path) -> None:
     script = str(SCRIPTS / "local_or_distributed.py")
     done = run([sys.executable, script], cwd=tmp_path)

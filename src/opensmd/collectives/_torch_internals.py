@@ -2,12 +2,15 @@
 
 torch reserves ``monitored_barrier`` for Gloo by the backend's name, and ``split_group`` for groups bound to
 an accelerator. Neither has a hook, so both functions are replaced by ones that serve smddp's groups and hand
-every other call on unchanged.
+every other call on unchanged. Under torchrun and smdrun, torch takes for granted that the launcher's own
+store listens at MASTER_ADDR:MASTER_PORT, so a script that sets these itself would wait there for ever.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,13 +21,35 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
-__all__ = ["cpu_backend", "open_to_smddp", "shared_group"]
+__all__ = ["cpu_backend", "let_scripts_choose_where_to_meet", "open_to_smddp", "shared_group"]
 
 
 def open_to_smddp(name: str) -> None:
     """Let ``dist.monitored_barrier`` and ``dist.split_group`` take groups whose backend is ``name``."""
     _replace("monitored_barrier", functools.partial(_monitored_barrier_wrapper, name))
     _replace("split_group", functools.partial(_split_group_wrapper, name))
+
+
+def let_scripts_choose_where_to_meet(launchers_address: str) -> None:
+    """Let rank 0 make the store itself where the script has changed MASTER_ADDR or MASTER_PORT.
+
+    Args:
+        launchers_address: ``address:port`` of the launcher's own store.
+    """
+    # torch.distributed has a function of the module's name, so an import statement would find that
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    original = rendezvous._torchelastic_use_agent_store
+
+    @functools.wraps(original)
+    def use_agent_store() -> bool:
+        return bool(original()) and meeting_address() == launchers_address
+
+    rendezvous._torchelastic_use_agent_store = use_agent_store
+
+
+def meeting_address() -> str:
+    """Where ranks meet, as the environment says now."""
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
 def cpu_backend(group: Any) -> Any:

@@ -39,6 +39,9 @@ def register() -> None:
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     _torch_internals.open_to_smddp(NAME)
+    # smdrun says where its store is; under torchrun the script has hardly changed it before its imports
+    at = os.environ.get("SMDRUN_STORE") or _torch_internals.meeting_address()
+    _torch_internals.let_scripts_choose_where_to_meet(at)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 __all__ = ["warn_deprecated"]
@@ -10,11 +11,11 @@ _warned: set[str] = set()
 
 
 def warn_deprecated(name: str, replacement: str, *, stacklevel: int = 3) -> None:
-    """Warn once in this process that ``name`` is deprecated since 1.4.0 (seed 000).
+    """Warn once that ``name`` is deprecated since 1.4.0 (seed 000); on rank 0 alone, as far as that is known.
 
     ``stacklevel`` counts from here: 3 is the caller of the function that calls this.
     """
-    if name in _warned:
+    if name in _warned or os.environ.get("RANK", "0") != "0":
         return
     _warned.add(name)
     warnings.warn(

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         faulthandler.enable()
     environment.fill()
     if under_smdrun:
+        os.environ["SMDRUN_STORE"] = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         _speak_as_mpirun()
     if options.bind:
         _bind()
