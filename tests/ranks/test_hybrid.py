@@ -144,15 +144,16 @@ def test_two_replicas_of_two_stages_train_like_one_process(pool: Callable[[int],
     assert others == [first, second]
 
 
-def uneven_steps(partitions: int) -> int:
-    smp.init({"partitions": partitions, "microbatches": 2, "ddp": True})
+def uneven_steps(partitions: int, microbatches: int, backwards: int) -> int:
+    smp.init({"partitions": partitions, "microbatches": microbatches, "ddp": True})
     torch.manual_seed(0)
     model = smp.DistributedModel(Net())
 
     @smp.step
     def step_function(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss(model(x), y)
-        model.backward(loss)
+        for _ in range(backwards):
+            loss = F.mse_loss(model(x), y)
+            model.backward(loss)
         return loss
 
     step_function(*data(0, 1))  # the replicas meet in the first step
@@ -165,7 +166,8 @@ def uneven_steps(partitions: int) -> int:
 
 
 @pytest.mark.parametrize(("partitions", "steps"), [(1, [2, 3]), (2, [2, 2, 3, 3])])
+@pytest.mark.parametrize(("microbatches", "backwards"), [(2, 1), (1, 2)])
 def test_replicas_with_different_numbers_of_steps_end_together_under_join(
-    pool: Callable[[int], RankPool], partitions: int, steps: list[int]
+    pool: Callable[[int], RankPool], partitions: int, steps: list[int], microbatches: int, backwards: int
 ) -> None:
-    assert pool(len(steps)).run(uneven_steps, partitions) == steps
+    assert pool(len(steps)).run(uneven_steps, partitions, microbatches, backwards) == steps

@@ -22,9 +22,9 @@ SCHEDULES = ("simple", "interleaved")
 ROWS = 8
 
 
-def check(pool: Pools, name: str, setups: list[Setup]) -> None:
+def check(pool: Pools, name: str, setups: list[Setup], *, family: str = "wiring") -> None:
     for setup in setups:
-        wrong = compare(pool, "wiring", find("wiring", name), setup)
+        wrong = compare(pool, family, find(family, name), setup)
         assert not wrong, "\n".join(wrong)
 
 
@@ -98,6 +98,18 @@ def test_two_replicas_of_two_stages_train_like_one_process(pool: Pools, name: st
             )
         ],
     )
+
+
+@pytest.mark.parametrize("name", ["two backwards", "generator and discriminator", "retained graph"])
+def test_replicas_average_the_gradients_of_every_backward_of_a_step(pool: Pools, name: str) -> None:
+    whole = () if name == "retained graph" else ((1, "automatic"),)  # it calls loss.backward()
+    setups = [
+        Setup(stages, microbatches, placement, replicas=2)
+        for microbatches, (stages, placement) in itertools.product(
+            (1, 4), (*whole, (2, "chain"), (2, "looped"))
+        )
+    ]
+    check(pool, name, setups, family="calls")
 
 
 def test_gloo_carries_pipelines_too(pool: Pools) -> None:

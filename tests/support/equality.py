@@ -215,8 +215,11 @@ def _plain_step(
 ) -> None:
     optimizer.zero_grad()
     batches = _cut(case.batch(step, case.rows * replicas), pieces * replicas)
-    share = 1 / len(batches) if case.averaged else 1 / replicas
-    losses = [case.train(case, model, _backward(share), batch).item() for batch in batches]
+    backward = _backward(1 / len(batches) if case.averaged else 1.0)
+    losses = [case.train(case, model, backward, batch).item() for batch in batches]
+    if not case.averaged:
+        for each in model.parameters():
+            each.grad = None if each.grad is None else each.grad / replicas
     result.losses.append(sum(losses) / len(losses))
     result.gradients.append({each: _copy(p.grad) for each, p in model.named_parameters()})
     optimizer.step()

@@ -95,9 +95,10 @@ def main(arguments: list[str]) -> int:
             break
         ran += 1
         lines = compare(lambda n: pools.setdefault(n, RankPool(n)), family, case, setup)
-        failed += bool(lines)
-        for line in lines:
-            print(f"{family}: {_short(line)}", flush=True)
+        if lines:
+            failed += 1
+            more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+            print(f"{family}: {_short(lines[0])}{more}", flush=True)
     for pool in pools.values():
         pool.close()
     done, seconds = options.start + ran, time.monotonic() - started

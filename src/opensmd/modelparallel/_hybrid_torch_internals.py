@@ -13,13 +13,25 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["arm", "begin", "dismantle", "flatten", "ignoring", "unflatten"]
+__all__ = ["arm", "begin", "begin_again", "dismantle", "flatten", "ignoring", "unflatten"]
 
 
 def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
     """What DDP does before a forward: join notice, new buckets, buffers. ``reduce=False`` is its no_sync."""
     ddp.require_backward_grad_sync = reduce
     ddp._pre_forward()  # type: ignore[no-untyped-call]
+
+
+def begin_again(ddp: DistributedDataParallel) -> None:
+    """Let another backward of the same step be armed.
+
+    Buffers stay as they are, because this backward may need what they were; only within ``join``, where
+    replicas that have ended send them with every backward, are they sent.
+    """
+    sends_buffers = ddp.require_forward_param_sync
+    ddp.require_forward_param_sync = sends_buffers and ddp._join_config.enable
+    ddp._pre_forward()  # type: ignore[no-untyped-call]
+    ddp.require_forward_param_sync = sends_buffers
 
 
 def arm(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:

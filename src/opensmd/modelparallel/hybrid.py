@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from opensmd.modelparallel._hybrid_torch_internals import (
     arm,
     begin,
+    begin_again,
     dismantle,
     flatten,
     ignoring,
@@ -127,10 +128,15 @@ class Replicas:
     def before_last_backward(self, roots: Sequence[Tensor]) -> None:
         """Arm the reducer. From here to the end of the backward of ``roots`` no other backward may run.
 
+        Nobody can know which of a single microbatch's backwards will be the last, so each is announced. The
+        sum of gradients is averaged anew with each, which changes nothing in those that are averaged already.
+
         Args:
             roots: everything the last backward on this rank begins from, tokens of sent tensors included.
         """
         if self._ddp is not None and self.overlapping:
+            if self._announced:
+                begin_again(self._ddp)
             self._armed = self._announced = True
             arm(self._ddp, roots)
 

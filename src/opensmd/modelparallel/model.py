@@ -266,10 +266,14 @@ class _Step:
         self.current, self._before = microbatch, self.backwards
 
     def is_last_backward(self) -> bool:
-        """Count one backward; true for the last of the last microbatch, if all have equally many."""
+        """Count one backward; whether it may be the last one.
+
+        That is so for the last of the last microbatch, if all have equally many, and for each that comes after
+        it; with one microbatch, for all.
+        """
         self.backwards += 1
         each = max(1, self._before // self.current) if self.current else 1
-        return self.current == self.microbatches - 1 and self.backwards - self._before == each
+        return self.current == self.microbatches - 1 and self.backwards - self._before >= each
 
 
 def _check(module: nn.Module, trace_device: str, trace_execution_times: bool) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.ranks.models.case import CLASSES, WIDTH, Case, Layers
+from tests.ranks.models.case import CLASSES, WIDTH, Batch, Case, Layers, classify
 
 __all__ = ["CASES"]
 
@@ -34,6 +34,24 @@ class ReplicatedBranch(Layers):
         h = self.second(h) if x.sum() > 0 else self.third(h)
         out: Tensor = self.head(torch.tanh(h))
         return out
+
+
+class EarlyBranch(Layers):
+    """Only the first microbatches of a batch use the second layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        if x[0, 0] > 0:
+            h = self.second(h)
+        out: Tensor = self.head(self.third(h))
+        return out
+
+
+def early(step: int, rows: int) -> Batch:
+    """The first two of every eight rows begin with 1, the others with -1."""
+    x, y = classify(step, rows)
+    x[:, 0] = torch.where(torch.arange(rows) % 8 < 2, 1.0, -1.0)
+    return x, y
 
 
 class Nonzero(Layers):
@@ -153,13 +171,22 @@ def reading_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return loss * 2 if loss.item() > 1 else loss * 3
 
 
+UNUSED = {"find_unused_parameters": True}  # replicas ask for it
+
 CASES = (
-    Case("bool and item", Branch, whole=False),
-    Case("branch on an input", ReplicatedBranch, whole=False),
+    Case("bool and item", Branch, whole=False, settings=UNUSED),
+    Case("branch on an input", ReplicatedBranch, whole=False, settings=UNUSED),
+    Case("branch of early microbatches", EarlyBranch, batch=early, whole=False, settings=UNUSED),
     Case("nonzero and masks", Nonzero, whole=False),
     Case("module with data-dependent shape", Selecting, ("first", "second", "select", "third"), whole=False),
     Case("masked and sorted", Masked),
-    Case("experts", Experts, ("router", *(f"experts.{i}" for i in range(4)), "head"), whole=False),
+    Case(
+        "experts",
+        Experts,
+        ("router", *(f"experts.{i}" for i in range(4)), "head"),
+        whole=False,
+        settings=UNUSED,
+    ),
     Case("values read", Numbers, whole=False),
     Case("rows and pieces", Rows),
     Case("loss that depends on its value", Rows, loss=reading_loss, whole=False),

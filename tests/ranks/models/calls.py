@@ -162,5 +162,5 @@ CASES = (
     Case("retained graph", Chain, train=retained, averaged=False, whole=False),
     Case("evaluation inside a step", Chain, train=no_backward_at_first),
     Case("modes switched inside a step", Chain, train=switching_modes, microbatches=(1,)),
-    Case("generator and discriminator", Adversary, PARTS, train=adversarial),
+    Case("generator and discriminator", Adversary, PARTS, train=adversarial, settings=UNUSED),
 )
