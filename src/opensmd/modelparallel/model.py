@@ -268,7 +268,7 @@ class _Step:
     def is_last_backward(self) -> bool:
         """Count one backward; whether it may be the last one.
 
-        That is so for the last of the last microbatch, if all have equally many, and for each that comes after
+        That is so for the last of the last microbatch, if all have equally many, and for any after
         it; with one microbatch, for all.
         """
         self.backwards += 1
