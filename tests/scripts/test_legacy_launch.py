@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,3 +109,21 @@ def test_the_example_of_2017_learns() -> None:
     )
     assert code == 0, errors
     assert float(out.splitlines()[-1].rpartition(" ")[2]) > 0.85, out
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_tutorial_of_2017_runs_in_processes_that_it_forks_itself(size: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "tests/scripts/legacy/tutorial.py", str(size), str(free_port())],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    said = [line.split() for line in done.stdout.splitlines()]
+    assert sorted(int(rank) for _, rank, *_ in said) == list(range(size))
+    assert len({checksum for *_, checksum in said}) == 1
+    assert all(float(loss) < 1.2 for _, _, _, loss, *_ in said)

@@ -32,7 +32,7 @@ class Session:
         self.rank = transport.rank
         self.world_size = transport.world_size
         self.world = Group(list(range(transport.world_size)), transport.world)
-        self._groups: set[Group] = {self.world}
+        self._groups = [self.world]
 
     def new_group(self, ranks: Sequence[int] | None) -> Group:
         """Make a group; all processes of the job call, in the same order.
@@ -49,17 +49,22 @@ class Session:
                 "least one"
             )
         made = Group(members, self.transport.channel(members))
-        self._groups.add(made)
+        self._groups.append(made)
         return made
 
     def resolve(self, given: object) -> Group:
-        """The group meant by an argument.
+        """The group meant by an argument: a handle, or its number, because handles once were numbers.
+
+        The tutorial of 2017 passes ``group=0``, which was and is ``group.WORLD``; the groups that
+        ``new_group`` made follow from 1.
 
         Raises:
             ValueError: it is not a group of this job.
         """
         if given is group.WORLD:
             return self.world
+        if type(given) is int and 0 <= given < len(self._groups):
+            return self._groups[given]
         if not isinstance(given, Group) or given not in self._groups:
             raise ValueError(f"group={given!r}: expected group.WORLD or what new_group returned in this job")
         return given

@@ -275,6 +275,7 @@ def check_groups(rank: int, size: int) -> None:
         check_multigpu(rank, ranks, group)
         dist.barrier(group)
     check_all_reduce(rank, list(range(size)), dist.new_group())
+    check_all_reduce(rank, list(range(size)), 0)  # WORLD, in scripts of 2017
 
 
 def check_no_op(rank: int, ranks: list[int], group: object) -> None:
@@ -326,7 +327,7 @@ def check_arguments(rank: int, size: int) -> None:
         (ValueError, "expected a rank", lambda: dist.irecv(tensor, None)),
         (ValueError, "not in the group", lambda: dist.broadcast(tensor, size)),
         (ValueError, "reduce_op", lambda: dist.all_reduce(tensor, "sum")),
-        (ValueError, "new_group", lambda: dist.all_reduce(tensor, group=3)),
+        (ValueError, "new_group", lambda: dist.all_reduce(tensor, group=99)),
         (ValueError, "different ranks", lambda: dist.new_group([0, 0])),
         (ValueError, "different ranks", lambda: dist.new_group([size])),
     ]
