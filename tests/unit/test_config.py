@@ -66,7 +66,7 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
         ({"pipeline": "gpipe"}, "pipeline='gpipe'.*interleaved"),
         ({"optimize": "cost"}, "optimize='cost'.*memory"),
         ({"memory_weight": 1.5}, "memory_weight=1.5"),
-        ({"placement_strategy": "DPD"}, "placement_strategy='DPD': 'DPD': expected 'cluster'"),
+        ({"placement_strategy": "DPD"}, "placement_strategy='DPD': expected 'cluster'"),
         ({"partitions": 2, "default_partition": 2}, "default_partition=2 must be less than"),
         ({"auto_partition": False}, "auto_partition=False needs default_partition"),
         ({"partitions": 2, "pipeline_parallel_degree": 4}, "two names of one setting"),
@@ -99,11 +99,16 @@ def test_undocumented_keys_of_notebooks_warn_and_are_ignored() -> None:
     for name in names:
         with pytest.warns(UserWarning, match=f"'{name}' is undocumented and ignored"):
             load({name: True})
+    for name in ("horovod", "contiguous"):
+        with pytest.warns(UserWarning, match=f"'{name}' is for TensorFlow alone and ignored"):
+            load({name: False})
 
 
 def test_keys_without_effect_warn_only_when_they_ask_for_something() -> None:
     with pytest.warns(UserWarning, match="skip_tracing=True has no effect"):
         load({"skip_tracing": True})
+    with pytest.warns(UserWarning, match="delayed_parameter_initialization=True has no effect"):
+        load({"delayed_parameter_initialization": True})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(

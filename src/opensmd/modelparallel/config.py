@@ -32,6 +32,8 @@ _UNDOCUMENTED = {
     "use_times",
     "xla",
 }
+# Documented for TensorFlow alone; the launcher takes them for PyTorch too.
+_OF_TENSORFLOW = {"horovod", "contiguous"}
 # Keys of later versions whose features do not exist here; their defaults ask for nothing.
 _ABSENT = (
     "tensor_parallel_degree",
@@ -41,12 +43,12 @@ _ABSENT = (
     "fp16",
     "bf16",
     "sharded_data_parallel_degree",
-    "delayed_parameter_initialization",
     "load_partition",
     "partition_file",
 )
 # Details of absent features: harmless, but without effect.
 _WITHOUT_EFFECT = {
+    "delayed_parameter_initialization",
     "activation_loading_horizon",
     "sdp_reduce_bucket_size",
     "sdp_param_persistence_threshold",
@@ -132,7 +134,7 @@ class Config(BaseModel):
     @classmethod
     def _placement(cls, value: str) -> str:
         if value not in ("cluster", "spread") and sorted(value) != sorted("DPT"):
-            raise ValueError(f"{value!r}: expected 'cluster', 'spread' or an order of the letters D, P and T")
+            raise ValueError(f"expected 'cluster', 'spread' or an order of the letters D, P and T")
         return value
 
     @model_validator(mode="after")
@@ -180,9 +182,10 @@ def load_config(
     arguments = sys.argv[1:] if arguments is None else arguments
     sources = (given or {}, _from_variable(environ), _from_arguments(arguments))
     values = {name: each for source in sources for name, each in _one_name(source).items()}
-    for name in sorted(_UNDOCUMENTED & set(values)):
-        warnings.warn(f"modelparallel parameter {name!r} is undocumented and ignored", stacklevel=3)
-        del values[name]
+    for names, why in ((_UNDOCUMENTED, "undocumented"), (_OF_TENSORFLOW, "for TensorFlow alone")):
+        for name in sorted(names & set(values)):
+            warnings.warn(f"modelparallel parameter {name!r} is {why} and ignored", stacklevel=3)
+            del values[name]
     unknown = sorted(set(values) - set(Config.model_fields))
     if unknown:
         valid = ", ".join(sorted({*Config.model_fields, "partitions"}))
