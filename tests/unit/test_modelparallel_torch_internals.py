@@ -92,7 +92,7 @@ def test_a_mode_is_set_aside_and_put_back() -> None:
     with Counting() as mode:
         torch.ones(1) + 1
         seen = mode.count
-        with internals.without_mode(mode):
+        with internals.WithoutMode(mode):
             torch.ones(1) + 1
         assert mode.count == seen
         torch.ones(1) + 1

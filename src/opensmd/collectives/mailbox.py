@@ -57,7 +57,8 @@ class Mailbox:
 
         ``tensor`` must not be changed until it has left; what is sent is kept alive until then.
         """
-        data = tensor.detach().contiguous()
+        data = tensor.detach() if tensor.requires_grad else tensor
+        data = data.contiguous()
         if data.nbytes >= BLOCK_BYTES:
             offset = self._blocks.put(data)
             self._post(dst, tag, torch.tensor([-1 if offset is None else offset, data.nbytes]))

@@ -11,14 +11,20 @@ tests/unit/test_modelparallel_torch_internals.py fails when torch changes one of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["is_reentrant_checkpoint", "replaced_calls", "replaced_functions", "without_mode"]
+__all__ = [
+    "WithoutMode",
+    "is_reentrant_checkpoint",
+    "replaced_calls",
+    "replaced_functions",
+    "run_backward",
+]
 
 Function = Callable[..., Any]
 
@@ -115,18 +121,33 @@ def has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
-@contextlib.contextmanager
-def without_mode(mode: torch.overrides.TorchFunctionMode) -> Iterator[None]:
-    """Take ``mode`` off this thread's stack if it is on top."""
-    height = torch._C._len_torch_function_stack()
-    if height == 0 or torch._C._get_function_stack_at(height - 1) is not mode:
-        yield
-        return
-    torch._C._pop_torch_function_stack()
-    try:
-        yield
-    finally:
-        torch._C._push_on_torch_function_stack(mode)
+class WithoutMode:
+    """Takes a function mode off this thread's stack for a while, if it is on top."""
+
+    __slots__ = ("_mode", "_taken")
+
+    def __init__(self, mode: torch.overrides.TorchFunctionMode) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        height = torch._C._len_torch_function_stack()
+        self._taken = height > 0 and torch._C._get_function_stack_at(height - 1) is self._mode
+        if self._taken:
+            torch._C._pop_torch_function_stack()
+
+    def __exit__(self, *_: object) -> None:
+        if self._taken:
+            torch._C._push_on_torch_function_stack(self._mode)
+
+
+def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], *, retain_graph: bool) -> None:
+    """``torch.autograd.backward`` for gradients whose shapes and dtypes are known to be right.
+
+    Its checks in Python take longer than the graph of a small stage.
+    """
+    torch.autograd.graph._engine_run_backward(
+        tuple(roots), tuple(gradients), retain_graph, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def function_modes() -> list[torch.overrides.TorchFunctionMode]:

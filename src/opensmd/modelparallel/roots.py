@@ -14,7 +14,7 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
     """The gradient of a root: the given one or, for a single element, 1; times ``share``.
 
     Raises:
-        RuntimeError: several elements and no gradient, as torch's own.
+        RuntimeError: several elements and no gradient, or one of another shape, as torch's own.
     """
     if given is None:
         if root.numel() != 1:
@@ -23,6 +23,11 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
                 f"{tuple(root.shape)}: pass grad_tensors, or reduce the loss to one element"
             )
         return torch.full_like(root, share)
+    if given.shape != root.shape:
+        raise RuntimeError(
+            f"Mismatch in shape: a gradient has shape {tuple(given.shape)}, the tensor that backward begins "
+            f"at has {tuple(root.shape)}"
+        )
     return given if share == 1.0 else given * share
 
 

@@ -78,18 +78,23 @@ class ReadyFirst:
 
     def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
         """See :class:`Policy`."""
-        gathered = all(each not in (Progress.NEW, Progress.FORWARD) for each in progress)
-        order = [Progress.BACKWARD, Progress.AT_BACKWARD, Progress.FORWARD]
-        if self.simple and not gathered:
-            order = [Progress.FORWARD]
-        for wanted in order:
-            for microbatch, each in enumerate(progress):
-                if each is wanted and can_go_on(microbatch):
-                    return microbatch
-        under_way = sum(each not in (Progress.NEW, Progress.DONE) for each in progress)
-        if Progress.NEW in progress and (self.simple or under_way < self.window):
-            return progress.index(Progress.NEW)
-        return None
+        fresh: int | None = None
+        backward, at_backward, forward = [], [], []
+        for microbatch, each in enumerate(progress):
+            if each is Progress.AT_BACKWARD:
+                at_backward.append(microbatch)
+            elif each is Progress.FORWARD:
+                forward.append(microbatch)
+            elif each is Progress.BACKWARD:
+                backward.append(microbatch)
+            elif each is Progress.NEW and fresh is None:
+                fresh = microbatch
+        only_forwards = self.simple and (forward or fresh is not None)
+        for microbatch in forward if only_forwards else [*backward, *at_backward, *forward]:
+            if can_go_on(microbatch):
+                return microbatch
+        under_way = len(backward) + len(at_backward) + len(forward)
+        return fresh if self.simple or under_way < self.window else None
 
 
 class FixedOrder:

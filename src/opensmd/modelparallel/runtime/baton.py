@@ -71,6 +71,7 @@ class Baton:
         random: OwnRandom,
     ) -> None:
         self.progress = [Progress.NEW] * count
+        self._left = count
         self.error: BaseException | None = None
         self.failed: int | None = None
         self._policy = policy
@@ -196,6 +197,7 @@ class Baton:
                     self.error, self.failed = error, microbatch
             self._record.end()
             self.progress[microbatch] = Progress.DONE
+            self._left -= 1
             chosen = self._next()
             if chosen is not None and self._workers[chosen] is None:
                 microbatch = chosen
@@ -216,7 +218,7 @@ class Baton:
         while True:
             if self.error is not None:
                 return self._next_to_abort()
-            if all(each is Progress.DONE for each in self.progress):
+            if self._left == 0:
                 return None
             chosen = self._policy.pick(self.progress, self._can_go_on)
             if chosen is not None:
@@ -230,18 +232,24 @@ class Baton:
         return None
 
     def _can_go_on(self, microbatch: int) -> bool:
-        if self.progress[microbatch] is Progress.AT_BACKWARD and self._held(microbatch, self.progress):
+        if self._waits_for_others(microbatch):
             return False
         until, messages = self._until[microbatch], self._messages[microbatch]
         if until is not None and until():
             return True
-        return any(map(self._transport.ready, messages)) or (not messages and until is None)
+        for message in messages:
+            if self._transport.ready(message):
+                return True
+        return not messages and until is None
+
+    def _waits_for_others(self, microbatch: int) -> bool:
+        return self.progress[microbatch] is Progress.AT_BACKWARD and self._held(microbatch, self.progress)
 
     def _wait_for_any(self) -> None:
         messages = [
             message
-            for microbatch, progress in enumerate(self.progress)
-            if progress is not Progress.AT_BACKWARD or not self._held(microbatch, self.progress)
+            for microbatch in range(len(self.progress))
+            if not self._waits_for_others(microbatch)
             for message in self._messages[microbatch]
         ]
         assert messages, self.progress

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.placeholder import Placeholder
+from opensmd.modelparallel.runtime.tags import Form
 
 __all__ = [
     "Description",
@@ -50,6 +51,11 @@ class TensorDescription:
     argument: int | None = None
     shares: int | None = None
     is_view: bool = False
+
+    @property
+    def form(self) -> Form:
+        """What a tag knows of it."""
+        return (self.shape, self.stride, self.dtype)
 
     def placeholder(self) -> Placeholder:
         """A tensor like it without data."""
@@ -89,6 +95,11 @@ class Description:
     pickled: bytes = b""
     left: Left | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a further call like it has nothing to be told and changes nothing."""
+        return not self.depends_on_data and not self.changed and self.left is None
+
     def build(self, tensors: Sequence[Any]) -> Any:
         """The result with ``tensors`` in it."""
         if self.form == "tensor":
@@ -102,7 +113,7 @@ class Description:
         return structure.load(self.pickled, tensors)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Hidden:
     """A result taken apart: its tensors, and its form."""
 

@@ -51,17 +51,19 @@ class _Receive(torch.autograd.Function):
         return None, None, None
 
 
+# Past the Python of Function.apply, which costs as much again and which a step redirects for the user.
+_apply_send: Callable[..., Any] = super(torch.autograd.Function, _Send).apply
+_apply_receive: Callable[..., Any] = super(torch.autograd.Function, _Receive).apply
+_ANCHOR = torch.empty(0, requires_grad=True)
+
+
 def send_edge(tensor: Tensor, receive: ReceiveGradient) -> Tensor:
     """The sender's token; in backward ``receive`` returns the gradient, or None."""
-    token: Tensor = _Send.apply(tensor, receive)  # type: ignore[no-untyped-call]
+    token: Tensor = _apply_send(tensor, receive)
     return token
 
 
 def receive_edge(received: Tensor, send: SendGradient) -> tuple[Tensor, Tensor]:
     """The received tensor as part of the graph, and the receiver's token."""
-    anchor = torch.empty(0, requires_grad=True)
-    tensor, token = _Receive.apply(anchor, [received], send)  # type: ignore[no-untyped-call]
+    tensor, token = _apply_receive(_ANCHOR, [received], send)
     return tensor, token
-
-
-EDGES = (_Send, _Receive)

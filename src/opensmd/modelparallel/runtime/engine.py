@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from opensmd.modelparallel._torch_internals import has_backward_hooks
+from opensmd.modelparallel._torch_internals import has_backward_hooks, run_backward
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.plan import Plan
@@ -20,7 +20,7 @@ from opensmd.modelparallel.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.baton import Baton
 from opensmd.modelparallel.runtime.glue import Glue
 from opensmd.modelparallel.runtime.inputs import agreed_inputs
-from opensmd.modelparallel.runtime.interception import current_run, intercepted, running
+from opensmd.modelparallel.runtime.interception import current_run, intercepted, set_run
 from opensmd.modelparallel.runtime.keys import stable_hash
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.placeholder import make_remote
@@ -200,12 +200,14 @@ class Engine:
         def begin(index: int) -> None:
             args, kwargs = calls[index]
             run = runs[index]
-            with running(run), Glue(run, self.backward) as mode:
-                run.mode = mode
-                try:
+            set_run(run)
+            try:
+                with Glue(run, self.backward) as mode:
+                    run.mode = mode
                     results.share(run, function(*args, **kwargs))
-                finally:
-                    run.release()
+            finally:
+                set_run(None)
+                run.release()
 
         random = OwnRandom(self._generators)
         self._baton = Baton(
@@ -288,16 +290,16 @@ class Engine:
         abort(self._shared.transport, self._shared.others, text)
 
     def _wait(
-        self, run: MicrobatchRun, messages: list[Message], until: Callable[[], bool] | None = None
+        self, microbatch: int, messages: list[Message], until: Callable[[], bool] | None = None
     ) -> None:
         assert self._baton is not None
-        self._baton.wait(run.index, messages, until)
+        self._baton.wait(microbatch, messages, until)
 
-    def _wait_for_earlier(self, run: MicrobatchRun) -> None:
+    def _wait_for_earlier(self, microbatch: int) -> None:
         baton = self._baton
         assert baton is not None
-        if not baton.forwards_before(run.index):
-            baton.wait(run.index, [], lambda: baton.forwards_before(run.index))
+        if not baton.forwards_before(microbatch):
+            baton.wait(microbatch, [], lambda: baton.forwards_before(microbatch))
 
     # --- backward --------------------------------------------------------------------------------------
 
@@ -325,24 +327,21 @@ class Engine:
             self._backwards[run.index] += 1
             edges = run.edges_of(roots)
             tokens = run.tokens(edges, keep=bool(retain_graph))
-            mine = [
-                (run.real(root), gradient)
-                for root, gradient in zip(roots, given, strict=True)
-                if _is_here(root, self.rank)
-            ]
-            mine = [(root, gradient) for root, gradient in mine if root.requires_grad]
-            self._baton.at_backward(run.index, [] if mine else run.first_gradient(edges))
-            starts = [*(root for root, _ in mine), *tokens]
-            gradients = [
-                *(root_gradient(root, each, share) for root, each in mine),
-                *(token.detach() for token in tokens),
-            ]
+            starts, gradients = [], []
+            for root, gradient in zip(roots, given, strict=True):
+                real = run.real(root)
+                if _is_here(root, self.rank) and real.requires_grad:
+                    starts.append(real)
+                    gradients.append(root_gradient(real, gradient, share))
+            self._baton.at_backward(run.index, [] if starts else run.first_gradient(edges))
+            starts += tokens
+            gradients += [token.detach() for token in tokens]
             if not starts:
                 return
             self._record.turn("backward")
             if self.before_last_backward is not None and self._is_last_backward(run.index):
                 self.before_last_backward(starts)
-            torch.autograd.backward(starts, gradients, retain_graph=retain_graph)
+            run_backward(starts, gradients, retain_graph=bool(retain_graph))
             self._record.turn("forward")
 
     def _is_last_backward(self, index: int) -> bool:

@@ -6,6 +6,7 @@ highest of these homes, so that a chain flows one way and the loss is computed o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
-from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.microbatch_run import Call
 from opensmd.modelparallel.runtime.operations import (
     CHANGES_FIRST,
@@ -51,19 +51,6 @@ class Glue(TorchFunctionMode):
         super().__init__()
         self._run = run
         self._backward_of_step = backward
-        self._special: dict[Function, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
-            getter("requires_grad"): self._requires_grad,
-            getter("is_leaf"): self._is_leaf,
-            getter("grad_fn"): self._grad_fn,
-            Tensor.backward: lambda args, kwargs: self._backward(*args, **kwargs),
-            Tensor.__iter__: self._iterate,
-            Tensor.register_hook: self._hook(Tensor.register_hook),
-            Tensor.retain_grad: self._hook(Tensor.retain_grad),
-            Tensor.register_post_accumulate_grad_hook: self._hook(Tensor.register_post_accumulate_grad_hook),
-            Tensor.__deepcopy__: self._refuse("copy.deepcopy of a tensor"),
-            Tensor.data_ptr: self._refuse("Tensor.data_ptr()"),
-            torch.autograd.grad: self._refuse("torch.autograd.grad"),
-        }
 
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -72,23 +59,18 @@ class Glue(TorchFunctionMode):
         run = self._run
         if run.inside:
             return func(*args, **kwargs)
-        leaves: list[Tensor] = []
-        structure.collect(args, leaves)
-        if kwargs:
-            structure.collect(kwargs, leaves)
-        if run.adopts:
-            run.adopt(leaves)
-        if all(tag_of(leaf) is None for leaf in leaves):
+        leaves = run.leaves_of(args, kwargs)
+        if highest_home(leaves) is None:
             if func in CHANGES_FIRST and any(map(run.is_replicated_memory, leaves)):
-                run.shared.wait_for_earlier(run)
+                run.shared.wait_for_earlier(run.index)
             if func in RANDOM:
                 return run.replicated_random(Call("", func, func, args, kwargs, leaves))
             return func(*args, **kwargs)
         if func in KNOWN_EVERYWHERE:
             return func(*args, **kwargs)
-        special = self._special.get(func)
+        special = _SPECIAL.get(func)
         if special is not None:
-            return special(args, kwargs)
+            return special(self, func, args, kwargs)
         return self._intercept(func, args, kwargs, leaves)
 
     def _intercept(
@@ -115,46 +97,61 @@ class Glue(TorchFunctionMode):
         assert home is not None
         return run.run_at(home, call)
 
-    def _requires_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _requires_grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         tag = tag_of(args[0])
         assert tag is not None
         return tag.requires_grad
 
-    def _is_leaf(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return isinstance(args[0], nn.Parameter) or not self._requires_grad(args, kwargs)
+    def _is_leaf(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return isinstance(args[0], nn.Parameter) or not self._requires_grad(func, args, kwargs)
 
-    def _grad_fn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _grad_fn(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor = args[0]
         if not isinstance(tensor, Placeholder):
             return tensor.grad_fn
-        return None if self._is_leaf(args, kwargs) else _RemoteNode()
+        return None if self._is_leaf(func, args, kwargs) else _RemoteNode()
 
-    def _backward(self, tensor: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-        self._backward_of_step(tensor, gradient, *args, **kwargs)
+    def _backward(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def backward(tensor: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+            self._backward_of_step(tensor, gradient, *args, **kwargs)
 
-    def _iterate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        backward(*args, **kwargs)
+
+    def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return iter(self._intercept(Tensor.unbind, (args[0], 0), {}, [args[0]]))
 
-    def _hook(self, func: Function) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    def _hook(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hooks on a tensor act at its home only."""
+        tag = tag_of(args[0])
+        assert tag is not None
+        if tag.home != self._run.rank:
+            return _NoHook()
+        return func(self._run.real(args[0]), *args[1:], **kwargs)
 
-        def register(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tag = tag_of(args[0])
-            assert tag is not None
-            if tag.home != self._run.rank:
-                return _NoHook()
-            return func(self._run.real(args[0]), *args[1:], **kwargs)
+    def _refuse(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise SMPUnsupportedError(
+            f"{_REFUSED[func]} inside a smp.step function needs data that is on another pipeline rank. Put "
+            "the code that calls it into an nn.Module, which runs as a whole on one partition"
+        )
 
-        return register
 
-    def _refuse(self, what: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        def refuse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            raise SMPUnsupportedError(
-                f"{what} inside a smp.step function needs data that is on another pipeline rank. Put the "
-                "code that calls it into an nn.Module, which runs as a whole on one partition"
-            )
-
-        return refuse
+_REFUSED: dict[Function, str] = {
+    Tensor.__deepcopy__: "copy.deepcopy of a tensor",
+    Tensor.data_ptr: "Tensor.data_ptr()",
+    torch.autograd.grad: "torch.autograd.grad",
+}
+_Handler = Callable[[Glue, Function, tuple[Any, ...], dict[str, Any]], Any]
+_SPECIAL: dict[Function, _Handler] = {
+    getter("requires_grad"): Glue._requires_grad,
+    getter("is_leaf"): Glue._is_leaf,
+    getter("grad_fn"): Glue._grad_fn,
+    Tensor.backward: Glue._backward,
+    Tensor.__iter__: Glue._iterate,
+    Tensor.register_hook: Glue._hook,
+    Tensor.retain_grad: Glue._hook,
+    Tensor.register_post_accumulate_grad_hook: Glue._hook,
+    **dict.fromkeys(_REFUSED, Glue._refuse),
+}
 
 
 class _RemoteNode:
@@ -173,5 +170,6 @@ class _NoHook:
         """Nothing is registered here."""
 
 
+@functools.cache
 def _name(func: Function) -> str:
     return str(resolve_name(func) or getattr(func, "__qualname__", repr(func)))

@@ -12,15 +12,13 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
-from opensmd.modelparallel.runtime import structure
-from opensmd.modelparallel.runtime.edges import EDGES
 from opensmd.modelparallel.runtime.microbatch_run import Call
 from opensmd.modelparallel.runtime.tags import highest_home
 
 if TYPE_CHECKING:
     from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 
-__all__ = ["current_run", "intercepted", "redirected", "running"]
+__all__ = ["current_run", "intercepted", "redirected", "set_run"]
 
 Function = Callable[..., Any]
 _thread = threading.local()
@@ -32,14 +30,9 @@ def current_run() -> MicrobatchRun | None:
     return None if run is None or run.inside else run
 
 
-@contextlib.contextmanager
-def running(run: MicrobatchRun) -> Iterator[None]:
-    """This thread runs a microbatch."""
+def set_run(run: MicrobatchRun | None) -> None:
+    """This thread runs a microbatch from now on, or none."""
     _thread.run = run
-    try:
-        yield
-    finally:
-        _thread.run = None
 
 
 @contextlib.contextmanager
@@ -92,12 +85,8 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
                 f"{shown} was switched with train() or eval() inside a smp.step function. The "
                 "microbatches of a step share its modules and take turns: switch between steps"
             )
-        with internals.without_mode(run.mode):
-            leaves: list[Any] = []
-            structure.collect(args, leaves)
-            structure.collect(kwargs, leaves)
-            if run.adopts:
-                run.adopt(leaves)
+        with internals.WithoutMode(run.mode):
+            leaves = run.leaves_of(args, kwargs)
             key = ("module", name, module.training)
             return run.run_at(
                 home, Call(shown, key, function, args, kwargs, leaves, whole=True, owner=module)
@@ -109,7 +98,7 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
 def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``autograd.Function.apply`` in glue."""
     run = current_run()
-    if run is None or function in EDGES:
+    if run is None:
         return original(*args, **kwargs)
     if internals.is_reentrant_checkpoint(function):
         # as torch: without an input that needs gradients there are none inside either
@@ -139,15 +128,11 @@ def _follow(
     kwargs: dict[str, Any],
 ) -> Any:
     """Run a function as a whole where its arguments are."""
-    leaves: list[Any] = []
-    structure.collect(args, leaves)
-    structure.collect(kwargs, leaves)
-    if run.adopts:
-        run.adopt(leaves)
+    leaves = run.leaves_of(args, kwargs)
     home = highest_home(leaves)
     if home is None:
         return original(*args, **kwargs)
-    with internals.without_mode(run.mode):
+    with internals.WithoutMode(run.mode):
         return run.run_at(home, Call(name, key, original, args, kwargs, leaves, whole=True))
 
 

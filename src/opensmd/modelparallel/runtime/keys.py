@@ -20,12 +20,15 @@ def argument_key(value: Any) -> Any:
     if isinstance(value, Tensor):
         tag = tag_of(value)
         if tag is None:
-            return (value.shape, value.stride(), value.dtype, value.requires_grad)
-        return (value.shape, value.stride(), value.dtype, tag.requires_grad, tag.home)
+            return ((value.shape, value.stride(), value.dtype), value.requires_grad)
+        form = tag.form
+        if form is None:
+            form = (value.shape, value.stride(), value.dtype)
+        return (form, tag.requires_grad, tag.home)
     if value is None or isinstance(value, (int, float, str, bool, torch.dtype, torch.device)):
         return (type(value), value)
     if isinstance(value, (tuple, list)):
-        return (type(value), *map(argument_key, value))
+        return (type(value), *[argument_key(each) for each in value])
     if isinstance(value, Mapping):
         return (type(value), *((key, argument_key(each)) for key, each in value.items()))
     if isinstance(value, slice):
@@ -39,7 +42,7 @@ def argument_key(value: Any) -> Any:
 def modes_key() -> tuple[Any, ...]:
     """The modes of this thread that results depend on."""
     autocast = tuple(
-        torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+        [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     )
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype())
 

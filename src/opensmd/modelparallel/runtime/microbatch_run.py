@@ -1,13 +1,10 @@
-"""One microbatch's pass through the user's step function on this rank.
-
-Here tensors move between ranks and operations run at their home. Everything that counts (program points,
-copies, edges) counts on every rank, whether or not the rank takes part, so that all agree without a word.
-"""
+"""One microbatch's pass through the user's step function on this rank: operations run at their home."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from opensmd.modelparallel._torch_internals import without_mode
+from opensmd.modelparallel._torch_internals import WithoutMode
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.descriptions import (
@@ -28,13 +25,12 @@ from opensmd.modelparallel.runtime.descriptions import (
     describe,
     version_of,
 )
-from opensmd.modelparallel.runtime.edges import receive_edge, send_edge
 from opensmd.modelparallel.runtime.effects import Effects, apply
 from opensmd.modelparallel.runtime.keys import argument_key, modes_key, stable_hash
-from opensmd.modelparallel.runtime.layout import arranged, in_memory_order
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Family, Tag, highest_home, put_tag, tag_of
-from opensmd.modelparallel.runtime.transport import Kind, gradient_messages, make_tag
+from opensmd.modelparallel.runtime.transfers import Transfers
+from opensmd.modelparallel.runtime.transport import Kind, make_tag
 
 __all__ = ["Call", "MicrobatchRun"]
 
@@ -53,6 +49,7 @@ class Call:
         destination: the argument that it writes into.
         depends_on_data: its result's shape does.
         owner: the module whose attributes it may set.
+        parents: the tags of arguments that gradients go back to.
     """
 
     name: str
@@ -65,9 +62,28 @@ class Call:
     destination: Tensor | None = None
     depends_on_data: bool = False
     owner: Any = None
+    parents: tuple[Tag, ...] = ()
 
 
-class MicrobatchRun:
+class AsAWhole:
+    """Nothing of a microbatch is intercepted inside."""
+
+    __slots__ = ("_run", "_without")
+
+    def __init__(self, run: MicrobatchRun) -> None:
+        self._run = run
+        self._without = WithoutMode(run.mode)
+
+    def __enter__(self) -> None:
+        self._run.inside = True
+        self._without.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._without.__exit__()
+        self._run.inside = False
+
+
+class MicrobatchRun(Transfers):
     """The state of one microbatch.
 
     Args:
@@ -77,127 +93,46 @@ class MicrobatchRun:
     Attributes:
         inside: a module is running as a whole; nothing is intercepted.
         checkpointing: how many activation checkpoints are open around the current program point.
-        point: where in the program it is, for messages.
     """
 
     def __init__(self, shared: Shared, index: int) -> None:
-        self.shared = shared
-        self.index = index
-        self.rank = shared.rank
-        self.transport = shared.transport
+        super().__init__(shared, index)
         self.inside = False
         self.checkpointing = 0
-        self.point = "the beginning of the step function"
         self.mode = TorchFunctionMode()
-        self._counter = 0
-        self._copies: dict[tuple[Tag, int, bool], tuple[int, Tensor | None]] = {}
-        self._edges: dict[Tag, list[int]] = {}
-        self._tokens: dict[int, Tensor | None] = {}
-        self._gradients: dict[int, list[tuple[int, int]]] = {}
         self._memories: dict[int, tuple[int, Family, Any]] = {}
 
-    # --- tensors with homes ----------------------------------------------------------------------------
+    def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The tensors in a call's arguments.
 
-    def adopt(self, leaves: Sequence[Tensor]) -> None:
-        """Tag tensors whose memory has got a home since they were made: a homed value was written into it."""
-        for leaf in leaves:
-            if tag_of(leaf) is None and leaf.layout is torch.strided:
-                found = self._memories.get(leaf.untyped_storage()._cdata)
-                if found is not None:
-                    put_tag(leaf, Tag(found[0], family=found[1]))
-
-    @property
-    def adopts(self) -> bool:
-        """Whether :meth:`adopt` has anything to look for."""
-        return bool(self._memories)
-
-    def real(self, tensor: Tensor) -> Tensor:
-        """At its home, the tensor that has the data."""
-        tag = tag_of(tensor)
-        return tensor if tag is None or tag.real is None else tag.real
+        Those without a tag get one if their memory has got a home since they were made: a homed value was
+        written into it.
+        """
+        leaves: list[Tensor] = []
+        structure.collect(args, leaves)
+        if kwargs:
+            structure.collect(kwargs, leaves)
+        if self._memories:
+            for leaf in leaves:
+                if tag_of(leaf) is None and leaf.layout is torch.strided:
+                    found = self._memories.get(leaf.untyped_storage()._cdata)
+                    if found is not None:
+                        put_tag(leaf, Tag(found[0], family=found[1]))
+        return leaves
 
     def is_replicated_memory(self, tensor: Tensor) -> bool:
         """Whether this is a buffer that all ranks keep alike, or a view of one."""
         found = self.shared.replicated_memory
         return bool(found) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in found
 
-    def bring(self, tensor: Tensor, target: int) -> Tensor | None:
-        """The tensor on rank ``target``: None on the others. All ranks call it at the same program point."""
-        tag = tag_of(tensor)
-        if tag is None:
-            return tensor
-        if tag.family.memory.lost is not None:
-            raise SMPError(tag.family.memory.lost)
-        if tag.home == target:
-            return self.real(tensor) if self.rank == target else None
-        return self._transfer(tensor, tag, target)
+    def as_a_whole(self) -> AsAWhole:
+        """Intercept nothing inside; for what a mode's own handler does, setting ``inside`` is enough."""
+        return AsAWhole(self)
 
-    def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
-        grad = tag.requires_grad and torch.is_grad_enabled()
-        changes = tag.family.memory.changes
-        known = self._copies.get((tag, target, grad))
-        if known is not None and known[0] == changes:
-            return known[1]
-        number = self._next()
-        if grad:
-            self._edges.setdefault(tag, []).append(number)
-        copy: Tensor | None = None
-        if self.rank == tag.home:
-            self._send(self.real(tensor), tag, target, number, grad)
-        elif self.rank == target:
-            copy = self._receive(tensor, tag.home, number, grad)
-        self._copies[(tag, target, grad)] = (changes, copy)
-        return copy
-
-    def _send(self, real: Tensor, tag: Tag, target: int, number: int, grad: bool) -> None:
-        if real.requires_grad != tag.requires_grad:
-            raise SMPError(
-                f"a tensor of shape {tuple(real.shape)} has requires_grad={real.requires_grad}, but the "
-                f"other pipeline ranks were told {tag.requires_grad}; do not change it inside a step"
-            )
-        check = _shape_check(real.shape)
-        with torch.no_grad():
-            data = in_memory_order(real.detach())
-        if grad:
-            back = make_tag(Kind.GRADIENT, self.index, number, check)
-            shape, dtype = real.shape, real.dtype
-            self._gradients[number] = gradient_messages(target, back)
-            self._tokens[number] = send_edge(
-                real, lambda: self._wait_for_gradient(target, back, shape, dtype)
-            )
-        self.transport.send(target, make_tag(Kind.TENSOR, self.index, number, check), data)
-        self.shared.sent_since_flush = True
-
-    def _receive(self, like: Tensor, source: int, number: int, grad: bool) -> Tensor:
-        check = _shape_check(like.shape)
-        message = (source, make_tag(Kind.TENSOR, self.index, number, check))
-        self._wait([message])
-        received = arranged(self.transport.receive(*message, like.numel(), like.dtype), like)
-        if not grad:
-            return received
-        back = make_tag(Kind.GRADIENT, self.index, number, check)
-        result, token = receive_edge(
-            received, lambda gradient: self.transport.send_gradient(source, back, gradient)
-        )
-        self._tokens[number] = token
-        return result
-
-    def _wait_for_gradient(
-        self, source: int, tag: int, shape: torch.Size, dtype: torch.dtype
-    ) -> Tensor | None:
-        self.point = f"the gradient of a tensor of shape {tuple(shape)} from pipeline rank {source}"
-        self._wait(gradient_messages(source, tag))
-        gradient = self.transport.receive_gradient(source, tag, shape.numel(), dtype)
-        return None if gradient is None else gradient.view(shape)
-
-    def _wait(self, messages: list[tuple[int, int]]) -> None:
-        if not any(map(self.transport.ready, messages)):
-            self.shared.wait(self, messages)
-
-    def _next(self) -> int:
-        """The number of this program point; advances alike on all ranks."""
-        self._counter += 1
-        return self._counter
+    def release(self) -> None:
+        """Let go of everything."""
+        super().release()
+        self._memories.clear()
 
     # --- values and random numbers ---------------------------------------------------------------------
 
@@ -206,11 +141,11 @@ class MicrobatchRun:
         home = highest_home(call.leaves)
         assert home is not None
         tensors = [self.bring(leaf, home) for leaf in call.leaves]
-        number = self._next()
+        number = self.next_point()
         self.point = f"the value of {call.name} from pipeline rank {home}"
         tag = make_tag(Kind.OBJECT, self.index, number, stable_hash(call.name, 10))
         if self.rank != home:
-            self._wait([(home, tag)])
+            self.wait([(home, tag)])
             return self.transport.receive_object(home, tag)
         result = self._run(call, tensors)
         for rank in self.shared.others:
@@ -224,7 +159,7 @@ class MicrobatchRun:
 
     def run_everywhere(self, call: Call) -> Any:
         """Run on every rank, with copies of what has a home: for writing into replicated memory."""
-        self.shared.wait_for_earlier(self)
+        self.shared.wait_for_earlier(self.index)
         tensors: list[Tensor | None] = []
         for leaf in call.leaves:
             copies = [self.bring(leaf, rank) for rank in range(self.shared.size)]
@@ -235,37 +170,40 @@ class MicrobatchRun:
 
     def run_at(self, home: int, call: Call) -> Any:
         """Run a call at ``home``; elsewhere make placeholders of its results."""
+        shared = self.shared
         tensors = [self.bring(leaf, home) for leaf in call.leaves]
-        key = (call.key, argument_key(call.args), argument_key(call.kwargs), modes_key(), self.shared.epoch)
-        known = self.shared.descriptions.get(key)
-        number = self._next()
+        key = (call.key, argument_key(call.args), argument_key(call.kwargs), modes_key(), shared.epoch)
+        known = shared.descriptions.get(key)
+        number = self.next_point()
         self.point = f"{call.name} on pipeline rank {home}"
-        if self.rank == home:
-            result, description = self._run_here(home, call, tensors, key, known, number)
-        else:
-            description = self._description(home, key, known, number)
-            result = None
-        parents = self._parents(call)
-        for index, requires_grad in description.changed:
-            self._changed(call, index, home, requires_grad, parents, tensors[index])
+        call.parents = _parents(call.leaves)
         if self.rank != home:
-            made = [self._placeholder(each, call, home, parents) for each in description.tensors]
-            result = description.build(made)
-            if description.left is not None:
-                apply(
-                    description.left,
-                    (call.args, call.kwargs),
-                    call.leaves,
-                    call.owner,
-                    lambda told: self._placeholder(told, call, home, parents),
-                )
+            return self._stand_in(home, call, self._description(home, key, known, number))
+        if known is not None and known.is_plain and not (shared.stateful and key in shared.stateful):
+            result = self._run(call, tensors)
+            parts = Hidden.of(result, call.name)
+            check_result(known, parts, call.name)
+            return self._tagged(call, home, parts, known, result)
+        result, description = self._run_watched(home, call, tensors, key, known, number)
+        for index, requires_grad in description.changed:
+            self._changed(call, index, home, requires_grad, tensors[index])
         return result
 
-    def _parents(self, call: Call) -> tuple[Tag, ...]:
-        if not torch.is_grad_enabled():
-            return ()
-        tags = [tag_of(leaf) for leaf in call.leaves]
-        return tuple([tag for tag in tags if tag is not None and tag.requires_grad])
+    def _stand_in(self, home: int, call: Call, description: Description) -> Any:
+        """What a call at ``home`` means on another rank."""
+        for index, requires_grad in description.changed:
+            self._changed(call, index, home, requires_grad, None)
+        result = description.build([self._placeholder(each, call, home) for each in description.tensors])
+        if description.left is not None:
+            arguments = (call.args, call.kwargs)
+            apply(
+                description.left,
+                arguments,
+                call.leaves,
+                call.owner,
+                lambda told: self._placeholder(told, call, home),
+            )
+        return result
 
     def _description(self, home: int, key: Any, known: Description | None, number: int) -> Description:
         """What the home tells of the result."""
@@ -276,7 +214,7 @@ class MicrobatchRun:
             known = self.shared.descriptions[key]
         if known.depends_on_data:
             tag = make_tag(Kind.OBJECT, self.index, number)
-            self._wait([(home, tag)])
+            self.wait([(home, tag)])
             told: Description = self.transport.receive_object(home, tag)
             return told
         return known
@@ -292,9 +230,9 @@ class MicrobatchRun:
                     )
                 self.shared.descriptions[key] = told
             else:
-                self.shared.wait(self, [(home, tag)], until=lambda: key in self.shared.descriptions)
+                self.shared.wait(self.index, [(home, tag)], until=lambda: key in self.shared.descriptions)
 
-    def _run_here(
+    def _run_watched(
         self,
         home: int,
         call: Call,
@@ -303,6 +241,7 @@ class MicrobatchRun:
         known: Description | None,
         number: int,
     ) -> tuple[Any, Description]:
+        """Run a call of which is not known, or not for good, what it returns and changes; tell the others."""
         real = [each for each in tensors if each is not None]
         assert len(real) == len(tensors)
         if self.shared.sent_since_flush and (known is None or known.changed or call.destination is not None):
@@ -310,7 +249,7 @@ class MicrobatchRun:
             self.shared.sent_since_flush = False
         buffers = list(call.owner.buffers()) if known is None and isinstance(call.owner, nn.Module) else []
         if buffers or key in self.shared.stateful:
-            self.shared.wait_for_earlier(self)
+            self.shared.wait_for_earlier(self.index)
             known = self.shared.descriptions.get(key)  # an earlier one may have told it meanwhile
         buffer_versions = list(map(version_of, buffers))
         watch, effects, versions = None, None, []
@@ -345,8 +284,10 @@ class MicrobatchRun:
                 left=found,
             )
             self._tell(description, key, known, number)
-        made = found[1] if found is not None else []
-        return self._tagged(call, home, parts, description, result, made), description
+        for tensor in found[1] if found is not None else ():
+            if tag_of(tensor) is None:
+                put_tag(tensor, Tag(home, tensor.requires_grad, parents=call.parents))
+        return self._tagged(call, home, parts, description, result), description
 
     def _tell(self, description: Description, key: Any, known: Description | None, number: int) -> None:
         if known is None:
@@ -361,12 +302,11 @@ class MicrobatchRun:
 
     def _run(self, call: Call, tensors: Sequence[Tensor | None]) -> Any:
         """Call the function on the tensors that are here."""
-        if all(mine is leaf for mine, leaf in zip(tensors, call.leaves, strict=True)):
-            args, kwargs = call.args, call.kwargs
-        else:
+        args, kwargs = call.args, call.kwargs
+        if not all(map(operator.is_, tensors, call.leaves)):
             replacements = iter(tensors)
-            args = structure.substitute(call.args, replacements)  # type: ignore[arg-type]
-            kwargs = structure.substitute(call.kwargs, replacements)  # type: ignore[arg-type]
+            args = structure.substitute(args, replacements)  # type: ignore[arg-type]
+            kwargs = structure.substitute(kwargs, replacements)  # type: ignore[arg-type]
         if not call.whole:
             return call.function(*args, **kwargs)
         self.inside = True
@@ -377,57 +317,26 @@ class MicrobatchRun:
         finally:
             self.inside = False
 
-    @contextlib.contextmanager
-    def as_a_whole(self) -> Iterator[None]:
-        """Intercept nothing; for what a mode's own handler does, setting ``inside`` is enough."""
-        self.inside = True
-        try:
-            with without_mode(self.mode):
-                yield
-        finally:
-            self.inside = False
-
-    def _tagged(
-        self,
-        call: Call,
-        home: int,
-        parts: Hidden,
-        description: Description,
-        result: Any,
-        left: Sequence[Tensor],
-    ) -> Any:
+    def _tagged(self, call: Call, home: int, parts: Hidden, description: Description, result: Any) -> Any:
         """The result with its tensors tagged, at home."""
-        parents = self._parents(call)
+        same = True
         handles = []
         for tensor, told in zip(parts.tensors, description.tensors, strict=True):
+            handle = tensor
             if told.argument is not None:
-                handles.append(call.leaves[told.argument])
-                continue
-            if tag_of(tensor) is None:
-                put_tag(tensor, self._new_tag(told, call, home, parents))
-            handles.append(tensor)
-        for tensor in left:
-            if tag_of(tensor) is None:
-                put_tag(tensor, Tag(home, tensor.requires_grad, parents=parents))
-        if all(handle is tensor for handle, tensor in zip(handles, parts.tensors, strict=True)):
-            return result
-        return description.build(handles)
+                handle = call.leaves[told.argument]
+                same = same and handle is tensor
+            elif tag_of(tensor) is None:
+                put_tag(tensor, _new_tag(told, call, home))
+            handles.append(handle)
+        return result if same else description.build(handles)
 
-    def _placeholder(
-        self, told: TensorDescription, call: Call, home: int, parents: tuple[Tag, ...]
-    ) -> Tensor:
+    def _placeholder(self, told: TensorDescription, call: Call, home: int) -> Tensor:
         if told.argument is not None:
             return call.leaves[told.argument]
         made = told.placeholder()
-        put_tag(made, self._new_tag(told, call, home, parents))
+        put_tag(made, _new_tag(told, call, home))
         return made
-
-    def _new_tag(self, told: TensorDescription, call: Call, home: int, parents: tuple[Tag, ...]) -> Tag:
-        family: Family | None = None
-        shared = tag_of(call.leaves[told.shares]) if told.shares is not None else None
-        if shared is not None and shared.home == home:
-            family = shared.family if told.is_view else Family(shared.family.memory)
-        return Tag(home, told.requires_grad, family=family, parents=parents)
 
     def _changed(
         self,
@@ -435,24 +344,24 @@ class MicrobatchRun:
         index: int,
         home: int,
         requires_grad: bool,
-        parents: tuple[Tag, ...],
         real: Tensor | None,
     ) -> None:
         """Argument ``index`` was changed in place at ``home``."""
         leaf = call.leaves[index]
         tag = tag_of(leaf)
         if tag is not None and tag.home == home:
+            tag.form = None  # the change may be one of shape
             tag.family.memory.changes += 1
-            tag.family.parents += parents
+            tag.family.parents += call.parents
             if requires_grad != tag.requires_grad:
-                if torch.is_grad_enabled() and requires_grad and parents:
+                if torch.is_grad_enabled() and requires_grad and call.parents:
                     tag.family.requires_grad = True
                 else:
                     tag.requires_grad = requires_grad
             return
         moved = Tag(home)
         moved.family.requires_grad = requires_grad
-        moved.family.parents = parents
+        moved.family.parents = call.parents
         if tag is None:
             storage = leaf.untyped_storage()
             self._memories[storage._cdata] = (home, moved.family, storage)
@@ -466,46 +375,21 @@ class MicrobatchRun:
             moved.real = real
         put_tag(leaf, moved)
 
-    # --- backward --------------------------------------------------------------------------------------
 
-    def edges_of(self, roots: Sequence[Tensor]) -> list[int]:
-        """The edges at this rank that ``roots`` depend on, in order of creation."""
-        ancestry: set[Tag] = set()
-        for root in roots:
-            tag = tag_of(root)
-            if tag is not None:
-                ancestry |= tag.ancestry()
-        numbers = (number for tag in ancestry for number in self._edges.get(tag, ()))
-        return sorted(number for number in numbers if number in self._tokens)
+def _parents(leaves: Sequence[Tensor]) -> tuple[Tag, ...]:
+    """The tags of arguments that gradients go back to."""
+    if not torch.is_grad_enabled():
+        return ()
+    tags = [tag_of(leaf) for leaf in leaves]
+    return tuple([tag for tag in tags if tag is not None and tag.requires_grad])
 
-    def tokens(self, edges: Sequence[int], *, keep: bool) -> list[Tensor]:
-        """The tokens of edges, which backward begins at.
 
-        Raises:
-            RuntimeError: backward has been through one of them already.
-        """
-        found = []
-        for number in edges:
-            token = self._tokens[number]
-            if token is None:
-                raise RuntimeError(
-                    "Trying to backward through the graph a second time: specify retain_graph=True in the "
-                    "first backward of this microbatch"
-                )
-            found.append(token)
-            if not keep:
-                self._tokens[number] = None
-        return found
-
-    def first_gradient(self, edges: Sequence[int]) -> list[tuple[int, int]]:
-        """The messages of which the latest edge waits for one, if that edge is a sent tensor's."""
-        return self._gradients.get(edges[-1], []) if edges else []
-
-    def release(self) -> None:
-        """Let go of copies and tokens."""
-        self._copies.clear()
-        self._tokens.clear()
-        self._memories.clear()
+def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
+    family: Family | None = None
+    shared = tag_of(call.leaves[told.shares]) if told.shares is not None else None
+    if shared is not None and shared.home == home:
+        family = shared.family if told.is_view else Family(shared.family.memory)
+    return Tag(home, told.requires_grad, family=family, parents=call.parents, form=told.form)
 
 
 def _changed_buffers(owner: nn.Module, before: Sequence[Tensor], versions: Sequence[int]) -> bool:
@@ -519,7 +403,3 @@ def _changed_buffers(owner: nn.Module, before: Sequence[Tensor], versions: Seque
 
 def _place_of(destination: Tensor | None, leaves: Sequence[Tensor]) -> int | None:
     return next((place for place, leaf in enumerate(leaves) if leaf is destination), None)
-
-
-def _shape_check(shape: Sequence[int]) -> int:
-    return hash(tuple(shape)) & 1023

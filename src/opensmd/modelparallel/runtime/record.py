@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Record", "Stretch"]
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """One stretch of work or waiting; times are ``time.perf_counter_ns()``.
 
     Attributes:

@@ -10,7 +10,6 @@ from opensmd.modelparallel.runtime.random import ReplicatedRandom
 
 if TYPE_CHECKING:
     from opensmd.modelparallel.runtime.descriptions import Description
-    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
     from opensmd.modelparallel.runtime.transport import Message, Transport
 
 __all__ = ["Shared", "Wait"]
@@ -20,7 +19,7 @@ class Wait(Protocol):
     """Lets others go on until a message has come."""
 
     def __call__(
-        self, run: MicrobatchRun, messages: list[Message], until: Callable[[], bool] | None = None
+        self, microbatch: int, messages: list[Message], until: Callable[[], bool] | None = None
     ) -> None:
         """Return when one of ``messages`` has come, or when ``until`` holds."""
 
@@ -31,6 +30,7 @@ class Shared:
 
     Attributes:
         rank, size: this rank of the pipeline, and how many there are.
+        others: the other ranks.
         transport: to the other ranks.
         random: for replicated tensors.
         descriptions: what is known of results, by key.
@@ -47,14 +47,13 @@ class Shared:
     transport: Transport
     random: ReplicatedRandom
     wait: Wait
-    wait_for_earlier: Callable[[MicrobatchRun], None]
+    wait_for_earlier: Callable[[int], None]
     descriptions: dict[Any, Description] = field(default_factory=dict)
     stateful: set[Any] = field(default_factory=set)
     epoch: int = 0
     replicated_memory: frozenset[int] = frozenset()
     sent_since_flush: bool = False
+    others: list[int] = field(init=False)
 
-    @property
-    def others(self) -> list[int]:
-        """The other ranks of the pipeline."""
-        return [rank for rank in range(self.size) if rank != self.rank]
+    def __post_init__(self) -> None:
+        self.others = [rank for rank in range(self.size) if rank != self.rank]

@@ -6,13 +6,15 @@ they say of ``requires_grad`` therefore comes from descriptions only, never from
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["Family", "Memory", "Tag", "highest_home", "put_tag", "tag_of"]
+__all__ = ["Family", "Memory", "Tag", "ancestors", "highest_home", "put_tag", "tag_of"]
 
+Form = tuple[Sequence[int], Sequence[int], torch.dtype]
 ATTRIBUTE = "_opensmd_tag"
 
 
@@ -52,12 +54,12 @@ class Tag:
 
     Attributes:
         home: the pipeline rank that has the data.
-        family: shared with the tensor's views.
         parents: the tensors with a home that this one was computed from, if it requires gradients.
         real: at home, the tensor that has the data if it is not the tagged one itself.
+        form: shape, strides and dtype of the tensor where the tag knows them, to be quick.
     """
 
-    __slots__ = ("__weakref__", "_requires_grad", "family", "home", "parents", "real")
+    __slots__ = ("__weakref__", "_family", "_requires_grad", "form", "home", "parents", "real")
 
     def __init__(
         self,
@@ -66,36 +68,60 @@ class Tag:
         *,
         family: Family | None = None,
         parents: tuple[Tag, ...] = (),
+        form: Form | None = None,
     ) -> None:
         self.home = home
-        self.family = family or Family()
+        self.form = form
         self.parents = parents
         self.real: Tensor | None = None
+        self._family = family
         self._requires_grad = requires_grad
+
+    @property
+    def family(self) -> Family:
+        """Shared with the tensor's views; most tensors have none and never need it."""
+        if self._family is None:
+            self._family = Family()
+        return self._family
+
+    @property
+    def changes(self) -> int:
+        """In-place changes of the tensor's memory."""
+        return 0 if self._family is None else self._family.memory.changes
+
+    @property
+    def lost(self) -> str | None:
+        """Why the tensor cannot be used any more."""
+        return None if self._family is None else self._family.memory.lost
 
     @property
     def requires_grad(self) -> bool:
         """Whether gradients flow through the tensor; the same on every rank."""
-        return self._requires_grad or self.family.requires_grad
+        return self._requires_grad or (self._family is not None and self._family.requires_grad)
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
         self._requires_grad = value
 
-    def ancestry(self) -> set[Tag]:
-        """This tag and all that it depends on."""
-        found: set[Tag] = set()
-        left: list[Tag] = [self]
-        while left:
-            tag = left.pop()
-            if tag not in found:
-                found.add(tag)
-                left.extend(tag.parents)
-                left.extend(tag.family.parents)
-        return found
+    @property
+    def sources(self) -> tuple[Tag, ...]:
+        """What the tensor's values have come from, through whichever of its views."""
+        return self.parents if self._family is None else self.parents + self._family.parents
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Tag, (self.home, self.requires_grad))
+
+
+def ancestors(tags: Iterable[Tag]) -> set[Tag]:
+    """The tags and all that they depend on."""
+    found: set[Tag] = set()
+    left = list(tags)
+    while left:
+        tag = left.pop()
+        if tag not in found:
+            found.add(tag)
+            left.extend(tag.sources)
+    return found
 
 
 def tag_of(tensor: Tensor) -> Tag | None:

@@ -81,8 +81,8 @@ class Transport(Protocol):
     def ready(self, message: Message) -> bool:
         """Whether a message has come; ordered transports cannot know and say True."""
 
-    def wait_any(self, messages: Sequence[Message]) -> None:
-        """Wait until one of the messages has come."""
+    def wait_any(self, messages: Sequence[Message]) -> int:
+        """Wait until one of the messages has come, and say which."""
 
     def flush(self) -> None:
         """Wait until everything sent may be changed."""
@@ -128,7 +128,8 @@ class MailboxTransport:
         self._mailbox.send(target, tag, tensor)
 
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
-        self.wait_any([(source, tag)])
+        if not self._mailbox.ready(source, tag):
+            self.wait_any([(source, tag)])
         return self._mailbox.receive(source, tag, count, dtype)
 
     def send_gradient(self, target: int, tag: int, gradient: Tensor | None) -> None:
@@ -138,12 +139,12 @@ class MailboxTransport:
             self._mailbox.send(target, tag, gradient)
 
     def receive_gradient(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor | None:
-        messages = gradient_messages(source, tag)
-        self.wait_any(messages)
-        if self._mailbox.ready(*messages[0]):
-            return self._mailbox.receive(source, tag, count, dtype)
-        self._mailbox.receive(*messages[1], 1, torch.uint8)
-        return None
+        if not self._mailbox.ready(source, tag):
+            missing = _without_gradient(tag)
+            if self.wait_any([(source, tag), (source, missing)]) == 1:
+                self._mailbox.receive(source, missing, 1, torch.uint8)
+                return None
+        return self._mailbox.receive(source, tag, count, dtype)
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         data = _to_bytes(value)
@@ -162,11 +163,12 @@ class MailboxTransport:
     def ready(self, message: Message) -> bool:
         return self._mailbox.ready(*message)
 
-    def wait_any(self, messages: Sequence[Message]) -> None:
+    def wait_any(self, messages: Sequence[Message]) -> int:
         found = self._mailbox.wait_any([*messages, *self._aborts])
         if found >= len(messages):
             source, tag = self._aborts[found - len(messages)]
             raise PeerFailed(self._receive_object(source, tag))
+        return found
 
     def flush(self) -> None:
         self._mailbox.flush()
@@ -228,8 +230,8 @@ class GroupTransport:
     def ready(self, message: Message) -> bool:
         return True
 
-    def wait_any(self, messages: Sequence[Message]) -> None:
-        return None
+    def wait_any(self, messages: Sequence[Message]) -> int:
+        return 0
 
     def flush(self) -> None:
         while self._leaving:

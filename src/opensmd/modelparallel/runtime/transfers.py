@@ -1,0 +1,178 @@
+"""Tensors of one microbatch on their way between ranks, forward as data and backward as gradients.
+
+Everything that counts (program points, copies, edges) counts on every rank, whether or not the rank takes
+part, so that all agree without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.edges import receive_edge, send_edge
+from opensmd.modelparallel.runtime.layout import arranged, in_memory_order
+from opensmd.modelparallel.runtime.shared import Shared
+from opensmd.modelparallel.runtime.tags import Tag, ancestors, tag_of
+from opensmd.modelparallel.runtime.transport import Kind, Message, gradient_messages, make_tag
+
+__all__ = ["Transfers"]
+
+
+class Transfers:
+    """What one microbatch sends and receives.
+
+    Args:
+        shared: what the microbatches of a pipeline have in common.
+        index: which microbatch this is.
+
+    Attributes:
+        point: where in the program it is, for messages.
+    """
+
+    def __init__(self, shared: Shared, index: int) -> None:
+        self.shared = shared
+        self.index = index
+        self.rank = shared.rank
+        self.transport = shared.transport
+        self.point = "the beginning of the step function"
+        self._counter = 0
+        self._copies: dict[tuple[Tag, int, bool], tuple[int, Tensor | None]] = {}
+        self._edges: dict[Tag, list[int]] = {}
+        self._tokens: dict[int, Tensor | None] = {}
+        self._gradients: dict[int, list[Message]] = {}
+
+    def next_point(self) -> int:
+        """The number of this program point; advances alike on all ranks."""
+        self._counter += 1
+        return self._counter
+
+    def wait(self, messages: list[Message], until: Callable[[], bool] | None = None) -> None:
+        """Let other microbatches go on until one of ``messages`` has come, or ``until`` holds."""
+        for message in messages:
+            if self.transport.ready(message):
+                return
+        self.shared.wait(self.index, messages, until)
+
+    def real(self, tensor: Tensor) -> Tensor:
+        """At its home, the tensor that has the data."""
+        tag = tag_of(tensor)
+        return tensor if tag is None or tag.real is None else tag.real
+
+    def bring(self, tensor: Tensor, target: int) -> Tensor | None:
+        """The tensor on rank ``target``: None on the others. All ranks call it at the same program point."""
+        tag = tag_of(tensor)
+        if tag is None:
+            return tensor
+        if tag.lost is not None:
+            raise SMPError(tag.lost)
+        if tag.home != target:
+            return self._transfer(tensor, tag, target)
+        if self.rank != target:
+            return None
+        return tensor if tag.real is None else tag.real
+
+    def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
+        grad = tag.requires_grad and torch.is_grad_enabled()
+        place, changes = (tag, target, grad), tag.changes
+        known = self._copies.get(place)
+        if known is not None and known[0] == changes:
+            return known[1]
+        number = self.next_point()
+        if grad:
+            self._edges.setdefault(tag, []).append(number)
+        copy: Tensor | None = None
+        if self.rank == tag.home:
+            self._send(tensor if tag.real is None else tag.real, tag, target, number, grad)
+        elif self.rank == target:
+            copy = self._receive(tensor, tag.home, number, grad)
+        self._copies[place] = (changes, copy)
+        return copy
+
+    def _send(self, real: Tensor, tag: Tag, target: int, number: int, grad: bool) -> None:
+        if real.requires_grad != tag.requires_grad:
+            raise SMPError(
+                f"a tensor of shape {tuple(real.shape)} has requires_grad={real.requires_grad}, but the "
+                f"other pipeline ranks were told {tag.requires_grad}; do not change it inside a step"
+            )
+        shape = real.shape
+        check = _shape_check(shape)
+        # A detached tensor is no part of the graph, so that nothing of this is recorded.
+        data = in_memory_order(real.detach())
+        self.transport.send(target, make_tag(Kind.TENSOR, self.index, number, check), data)
+        self.shared.sent_since_flush = True
+        if grad:
+            messages = gradient_messages(target, make_tag(Kind.GRADIENT, self.index, number, check))
+            self._gradients[number] = messages
+            dtype = real.dtype
+            self._tokens[number] = send_edge(real, lambda: self._wait_for_gradient(messages, shape, dtype))
+
+    def _receive(self, like: Tensor, source: int, number: int, grad: bool) -> Tensor:
+        check = _shape_check(like.shape)
+        message = (source, make_tag(Kind.TENSOR, self.index, number, check))
+        self.wait([message])
+        received = arranged(self.transport.receive(*message, like.numel(), like.dtype), like)
+        if not grad:
+            return received
+        back = make_tag(Kind.GRADIENT, self.index, number, check)
+        result, self._tokens[number] = receive_edge(
+            received, lambda gradient: self.transport.send_gradient(source, back, gradient)
+        )
+        return result
+
+    def _wait_for_gradient(
+        self, messages: list[Message], shape: torch.Size, dtype: torch.dtype
+    ) -> Tensor | None:
+        self.point = f"the gradient of a tensor of shape {tuple(shape)} from pipeline rank {messages[0][0]}"
+        self.wait(messages)
+        gradient = self.transport.receive_gradient(*messages[0], shape.numel(), dtype)
+        return None if gradient is None else gradient.view(shape)
+
+    # --- backward --------------------------------------------------------------------------------------
+
+    def edges_of(self, roots: Sequence[Tensor]) -> list[int]:
+        """The edges at this rank that ``roots`` depend on, in order of creation."""
+        if not self._tokens:
+            return []
+        ancestry = ancestors(tag for tag in map(tag_of, roots) if tag is not None)
+        return sorted(
+            number
+            for tag, numbers in self._edges.items()
+            if tag in ancestry
+            for number in numbers
+            if number in self._tokens
+        )
+
+    def tokens(self, edges: Sequence[int], *, keep: bool) -> list[Tensor]:
+        """The tokens of edges, which backward begins at.
+
+        Raises:
+            RuntimeError: backward has been through one of them already.
+        """
+        found = []
+        for number in edges:
+            token = self._tokens[number]
+            if token is None:
+                raise RuntimeError(
+                    "Trying to backward through the graph a second time: specify retain_graph=True in the "
+                    "first backward of this microbatch"
+                )
+            found.append(token)
+            if not keep:
+                self._tokens[number] = None
+        return found
+
+    def first_gradient(self, edges: Sequence[int]) -> list[Message]:
+        """The messages of which the latest edge waits for one, if that edge is a sent tensor's."""
+        return self._gradients.get(edges[-1], []) if edges else []
+
+    def release(self) -> None:
+        """Let go of copies and tokens."""
+        self._copies.clear()
+        self._tokens.clear()
+
+
+def _shape_check(shape: Sequence[int]) -> int:
+    return hash(shape) & 1023
