@@ -134,7 +134,7 @@ class Config(BaseModel):
     @classmethod
     def _placement(cls, value: str) -> str:
         if value not in ("cluster", "spread") and sorted(value) != sorted("DPT"):
-            raise ValueError(f"expected 'cluster', 'spread' or an order of the letters D, P and T")
+            raise ValueError("expected 'cluster', 'spread' or an order of the letters D, P and T")
         return value
 
     @model_validator(mode="after")
