@@ -224,6 +224,13 @@ def wait_until_gone(marker: str) -> None:
     assert left == []
 
 
+def test_ranks_that_fail_alike_are_said_in_one_line(tmp_path: Path) -> None:
+    done = run([str(BIN / "smdrun"), "-n", "3", str(SCRIPTS / "fails.py"), "all"], cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("ValueError: the batch is empty") == 2, done.stderr  # a traceback and a summary
+    assert re.search(r"smdrun: ranks \d, \d failed in the same way\n", done.stderr), done.stderr
+
+
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [

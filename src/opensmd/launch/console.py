@@ -104,10 +104,7 @@ class Console(threading.Thread):
 
     def show_report(self, report: reports.Report) -> None:
         """Show a rank's traceback, unless the very same text has been shown for another rank."""
-        if not report.text:
-            return
-        if report.text in self._texts:
-            self.say(f"rank {report.rank} failed in the same way: {report.message.splitlines()[0]}")
+        if self.was_shown(report):
             return
         self._texts.add(report.text)
         self._end_line()

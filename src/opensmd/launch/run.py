@@ -137,7 +137,11 @@ def _explain(failures: list[reports.Failure], console: Console) -> int:
     if first.report is not None and not console.was_shown(first.report):
         console.show_report(first.report)
     console.say(f"rank {first.rank} failed first: {_in_a_line(first)}")
-    rest = [failure for failure in failures if failure is not first]
+    alike = [failure.rank for failure in failures if failure is not first and _same_text(failure, first)]
+    if alike:
+        ranks = f"rank{'s' * (len(alike) > 1)} {', '.join(map(str, sorted(alike)))}"
+        console.say(f"{ranks} failed in the same way")
+    rest = [failure for failure in failures if failure is not first and failure.rank not in alike]
     for failure in sorted(rest, key=lambda each: each.report.nanoseconds if each.report else 0):
         report = failure.report
         if report is None or report.of_communication or console.was_shown(report):
@@ -145,6 +149,11 @@ def _explain(failures: list[reports.Failure], console: Console) -> int:
         else:
             console.show_report(report)
     return reports.exit_status(first)
+
+
+def _same_text(one: reports.Failure, other: reports.Failure) -> bool:
+    """Whether both ranks left the same traceback."""
+    return one.report is not None and other.report is not None and one.report.text == other.report.text != ""
 
 
 def _in_a_line(failure: reports.Failure) -> str:
