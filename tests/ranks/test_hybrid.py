@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -171,3 +172,41 @@ def test_replicas_with_different_numbers_of_steps_end_together_under_join(
     pool: Callable[[int], RankPool], partitions: int, steps: list[int], microbatches: int, backwards: int
 ) -> None:
     assert pool(len(steps)).run(uneven_steps, partitions, microbatches, backwards) == steps
+
+
+def fail_after_the_last_backward(microbatches: int) -> None:
+    """One replica's step function raises when its gradients have been reduced; both train on."""
+    smp.init({"microbatches": microbatches, "ddp": True})
+    torch.manual_seed(0)
+    model = smp.DistributedModel(Net(), bucket_cap_mb=0.0001)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+    calls = 0
+
+    @smp.step
+    def step_function(x: Tensor, y: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        loss = F.mse_loss(model(x), y)
+        model.backward(loss)
+        if smp.dp_rank() == 1 and calls == 2 * microbatches:
+            raise LookupError("no such metric")
+        return loss
+
+    for step in range(STEPS):
+        mine = slice(smp.dp_rank() * ROWS, (smp.dp_rank() + 1) * ROWS)
+        x, y = data(step, 2)
+        with contextlib.suppress(LookupError):
+            step_function(x[mine], y[mine])
+        optimizer.step()
+        optimizer.zero_grad()
+    parameters = dict(model.get_module().named_parameters())
+    shutdown()
+    for name, wanted in one_process(Case(), 2)[1].items():
+        torch.testing.assert_close(parameters[name].detach(), wanted, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_step_that_fails_on_one_replica_after_its_last_backward_leaves_the_replicas_in_step(
+    pool: Callable[[int], RankPool],
+) -> None:
+    for microbatches in (1, 4):
+        pool(2).run(fail_after_the_last_backward, microbatches)

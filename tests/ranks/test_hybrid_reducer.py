@@ -290,7 +290,7 @@ def failing_step(model: Stage, replicas: Replicas, where: str) -> None:
             if where == "armed":
                 raise Stop
         loss.backward()
-    replicas.after_last_backward()
+    replicas.after_backward()
     raise Stop
 
 

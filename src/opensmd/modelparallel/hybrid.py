@@ -140,8 +140,12 @@ class Replicas:
             self._armed = self._announced = True
             arm(self._ddp, roots)
 
-    def after_last_backward(self) -> None:
-        """The backward that :meth:`before_last_backward` announced has returned."""
+    def after_backward(self) -> None:
+        """A backward has returned: if it was the announced one, the gradients have been reduced.
+
+        An exception that comes later in the step leaves torch's reducer as it is, on this replica as on the
+        others, which may not have met with it.
+        """
         self._armed = False
 
     def abandon_step(self) -> None:

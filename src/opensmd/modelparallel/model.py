@@ -113,6 +113,17 @@ class DistributedModel(ModelState):
         if is_tracing():
             return
         step = self._require_step("backward")
+        self._run_backward(step, tensors, grad_tensors, retain_graph)
+        if self._replicas is not None:
+            self._replicas.after_backward()
+
+    def _run_backward(
+        self,
+        step: _Step,
+        tensors: Tensor | Sequence[Tensor],
+        grad_tensors: Tensor | Sequence[Tensor | None] | None,
+        retain_graph: bool | None,
+    ) -> None:
         share = 1 / step.microbatches if self._average else 1.0
         if self._engine is not None:
             self._engine.backward(tensors, grad_tensors, retain_graph, share=share)
