@@ -112,6 +112,16 @@ def test_replicas_average_the_gradients_of_every_backward_of_a_step(pool: Pools,
     check(pool, name, setups, family="calls")
 
 
+def test_replicas_average_gradients_that_only_some_microbatches_of_some_replicas_have(pool: Pools) -> None:
+    setups = [
+        Setup(stages, microbatches, placement, replicas=2, steps=4)
+        for microbatches, (stages, placement) in itertools.product(
+            (1, 4), ((1, "automatic"), (2, "looped"), (2, "a stage of its own"))
+        )
+    ]
+    check(pool, "branch that some microbatches take", setups, family="branches")
+
+
 def test_gloo_carries_pipelines_too(pool: Pools) -> None:
     setups = [
         Setup(2, microbatches, placement, schedule, backend="gloo")

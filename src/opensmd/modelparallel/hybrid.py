@@ -176,11 +176,14 @@ class Replicas:
         if self._ddp is not None and self._is_reducing:
             if not self.overlapping:
                 self._reduce_now()
-            elif not self._announced and not self._ddp.find_unused_parameters:
+            elif not self._announced and self._ddp.find_unused_parameters:
+                self._reduce_without_backward()
+            elif not self._announced:
                 raise RuntimeError(
                     "the gradients of this step were not averaged over the replicas: their reduction begins "
                     "with the last microbatch's backward, and it ran none on this stage, or fewer than the "
-                    "others. Call model.backward equally often in every microbatch, or use "
+                    "others. Call model.backward equally often in every microbatch; if a loss does not "
+                    "depend on this stage's parameters, use find_unused_parameters=True; or use "
                     "overlapping_allreduce=False"
                 )
         self._passes += 1
@@ -235,6 +238,16 @@ class Replicas:
             if id(tensor) in local:
                 dist.broadcast(tensor.detach(), group=self.group, group_src=0)
 
+    def _reduce_without_backward(self) -> None:
+        """Reduce what earlier microbatches brought; the last one's backward has not reached this stage.
+
+        It may have reached the same stage of other replicas, so the reducer itself must take part.
+        """
+        assert self._ddp is not None
+        nothing = _Nothing.apply(self._parameters[0])  # type: ignore[no-untyped-call]
+        arm(self._ddp, [nothing])
+        torch.autograd.backward(nothing)
+
     def _reduce_now(self) -> None:
         """Average all gradients; one that only some replicas have counts as zero in the others."""
         have = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.uint8)
@@ -267,6 +280,18 @@ class Replicas:
                     bucket, size = [], 0
             if bucket:
                 yield bucket
+
+
+class _Nothing(torch.autograd.Function):
+    """Its backward reaches a parameter and leaves its gradient as it is, even if that is None."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        return parameter.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        return None
 
 
 def _names(module: nn.Module) -> list[str]:

@@ -36,8 +36,8 @@ class ReplicatedBranch(Layers):
         return out
 
 
-class EarlyBranch(Layers):
-    """Only the first microbatches of a batch use the second layer."""
+class RareBranch(Layers):
+    """Some microbatches do not use the second layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.first(x))
@@ -47,10 +47,11 @@ class EarlyBranch(Layers):
         return out
 
 
-def early(step: int, rows: int) -> Batch:
-    """The first two of every eight rows begin with 1, the others with -1."""
+def rare(step: int, rows: int) -> Batch:
+    """Rows that begin with 1 use the layer: the first of eight, or the first and last of sixteen."""
     x, y = classify(step, rows)
-    x[:, 0] = torch.where(torch.arange(rows) % 8 < 2, 1.0, -1.0)
+    place = torch.arange(rows) % (8 if step % 2 else 16)
+    x[:, 0] = torch.where((place < 2) | (place > 13), 1.0, -1.0)
     return x, y
 
 
@@ -176,7 +177,14 @@ UNUSED = {"find_unused_parameters": True}  # replicas ask for it
 CASES = (
     Case("bool and item", Branch, whole=False, settings=UNUSED),
     Case("branch on an input", ReplicatedBranch, whole=False, settings=UNUSED),
-    Case("branch of early microbatches", EarlyBranch, batch=early, whole=False, settings=UNUSED),
+    Case(
+        "branch that some microbatches take",
+        RareBranch,
+        batch=rare,
+        fixed={2: {"a stage of its own": {"second": 1}}},
+        whole=False,
+        settings=UNUSED,
+    ),
     Case("nonzero and masks", Nonzero, whole=False),
     Case("module with data-dependent shape", Selecting, ("first", "second", "select", "third"), whole=False),
     Case("masked and sorted", Masked),

@@ -116,6 +116,6 @@ CASES = (
     Case("frozen layers", Frozen),
     Case("frozen trunk", trunk_frozen),
     Case("frozen head", head_frozen),
-    Case("detached values", Detached),
+    Case("detached values", Detached, settings={"find_unused_parameters": True}),
     Case("new leaves", Meaning),
 )
