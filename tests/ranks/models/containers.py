@@ -236,6 +236,12 @@ CASES = (
     Case("dataclasses", Dataclasses, loss=answer_loss),
     Case("tuples", Tuples, loss=tuple_loss),
     Case("keywords and None", Keywords, loss=keyword_loss),
-    Case("a dict as batch", Keywords, batch=dict_batch, loss=dict_batch_loss),
+    Case(
+        "a dict as batch",
+        Keywords,
+        batch=dict_batch,
+        loss=dict_batch_loss,
+        settings={"find_unused_parameters": True},
+    ),
     Case("lists filled inside a stage", side_effects, ("0", "1", "2", "3"), automatic=False),
 )
