@@ -36,6 +36,7 @@ FAMILIES = (
     "parameters",
     "calls",
 )
+LONG = 20  # steps
 SCHEDULES = ("simple", "interleaved")
 CHOICES = {"stages": int, "microbatches": int, "placement": str, "schedule": str, "replicas": int}
 
@@ -43,7 +44,7 @@ CHOICES = {"stages": int, "microbatches": int, "placement": str, "schedule": str
 def some_setups(case: Case, number: int) -> Iterator[Setup]:
     """Some placements on two stages, among them those of the case alone, and one on four.
 
-    Placements, microbatches and schedules vary with ``number``.
+    Placements, microbatches and schedules vary with ``number``; every second case trains one way longer.
     """
     counts = sorted(case.microbatches, key=(4, 1, 8, 2).index)
     ways = itertools.cycle(itertools.product(counts, ("interleaved", "simple")))
@@ -52,8 +53,9 @@ def some_setups(case: Case, number: int) -> Iterator[Setup]:
     usual = [each for each in case.placements(2) if each not in case.fixed.get(2, {})]
     chosen = {usual[(number + i) % len(usual)] for i in range(2)} if usual else set()
     placements = [*sorted(chosen), *case.fixed.get(2, {})]
+    steps = itertools.chain([LONG if number % 2 == 0 else 2], itertools.repeat(2))
     for placement, (microbatches, schedule) in zip(placements, ways, strict=False):
-        yield Setup(2, microbatches, placement, schedule)
+        yield Setup(2, microbatches, placement, schedule, steps=next(steps))
     deep = list(case.placements(4))
     if deep:
         microbatches, schedule = next(ways)
