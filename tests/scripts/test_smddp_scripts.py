@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from tests.support.ranks import free_port
 
@@ -222,6 +223,13 @@ def wait_until_gone(marker: str) -> None:
     for process in left:
         process.kill()
     assert left == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only a machine without CUDA gives this advice")
+def test_a_script_that_hard_codes_cuda_is_told_how_to_run_without_it(tmp_path: Path) -> None:
+    done = run([*LAUNCHERS["smdrun"], str(SCRIPTS / "detection_v1.py")], cwd=tmp_path)
+    assert done.returncode == 1
+    assert "smdrun: there is no CUDA device here; --device cpu runs scripts" in done.stderr
 
 
 def test_ranks_that_fail_alike_are_said_in_one_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel
+from transformers import BertForPreTraining, GPT2LMHeadModel
 
 from opensmd.optim import FusedLAMB
 from tests.scripts.smp import bert, gpt2
@@ -50,20 +50,7 @@ def evaluation(printed: str) -> float:
 def plain_gpt2(steps: int, replicas: int) -> tuple[dict[int, float], float, dict[str, Any]]:
     """Losses by step, the evaluation after the last, and the model, of plain PyTorch on the same data."""
     torch.manual_seed(7)
-    config = GPT2Config(
-        vocab_size=gpt2.VOCABULARY,
-        n_positions=gpt2.LENGTH,
-        n_embd=16,
-        n_layer=4,
-        n_head=2,
-        use_cache=False,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = GPT2LMHeadModel(config)
+    model = GPT2LMHeadModel(gpt2.configuration())
     decayed = [each for each in model.parameters() if each.dim() > 1]
     others = [each for each in model.parameters() if each.dim() <= 1]
     groups: list[dict[str, Any]] = [
@@ -123,18 +110,8 @@ def test_the_gpt2_like_script_learns_with_replicas_checkpointing_and_places_by_h
 
 def plain_bert(steps: int, *, autocast: bool = False) -> dict[int, float]:
     """Losses by step of plain PyTorch on the same data; with autocast in the pieces of two microbatches."""
-    config = BertConfig(
-        vocab_size=bert.VOCABULARY,
-        hidden_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=bert.LENGTH,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
     torch.manual_seed(3)
-    model = BertForPreTraining(config)
+    model = BertForPreTraining(bert.configuration())
     bare = ("bias", "gamma", "beta", "LayerNorm")
     named = [(name, each) for name, each in model.named_parameters()]
     groups = [

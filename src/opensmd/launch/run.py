@@ -128,7 +128,15 @@ def run(options: Options) -> int:
             console.finish()
     if status:
         console.say(f"ended by {signal.Signals(status - 128).name}")
-    return _explain(failures, console) if failures else status
+    if not failures:
+        return status
+    if options.device != "cpu" and any(map(_asks_for_cuda, failures)) and not gpu_count(options.device):
+        console.say("there is no CUDA device here; --device cpu runs scripts that hard-code CUDA on the CPU")
+    return _explain(failures, console)
+
+
+def _asks_for_cuda(failure: reports.Failure) -> bool:
+    return failure.report is not None and "cuda" in failure.report.message.lower()
 
 
 def _explain(failures: list[reports.Failure], console: Console) -> int:

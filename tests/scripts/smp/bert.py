@@ -67,8 +67,8 @@ def batches(count, size):
         yield torch.where(masked, torch.tensor(MASK), input_ids), segments, mask, labels, following
 
 
-def prepare_model_and_optimizer(args, device):
-    config = BertConfig(
+def configuration():
+    return BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=16,
         num_hidden_layers=4,
@@ -78,8 +78,11 @@ def prepare_model_and_optimizer(args, device):
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
+
+
+def prepare_model_and_optimizer(args, device):
     torch.manual_seed(3)
-    model = smp.DistributedModel(BertForPreTraining(config))
+    model = smp.DistributedModel(BertForPreTraining(configuration()))
     model.to(device)
     param_optimizer = list(model.named_parameters())
     no_decay = ["bias", "gamma", "beta", "LayerNorm"]

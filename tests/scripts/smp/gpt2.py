@@ -131,6 +131,22 @@ def train(model, optimizer, lr_scheduler, args, total_steps):
     return total_steps
 
 
+def configuration():
+    return GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=LENGTH,
+        n_embd=16,
+        n_layer=4,
+        n_head=2,
+        use_cache=False,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--pipeline_parallel_degree", type=int, default=2)
@@ -168,22 +184,9 @@ def main():
     }
     smp.init(smp_config)
     torch.manual_seed(7)
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=LENGTH,
-        n_embd=16,
-        n_layer=4,
-        n_head=2,
-        use_cache=False,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
     assert SMP_VERSION >= (1, 10)
     with smp.model_creation(tensor_parallelism=False, dtype=torch.get_default_dtype()):
-        model = GPT2LMHeadModel(config)
+        model = GPT2LMHeadModel(configuration())
     model = smp.DistributedModel(model, trace_device="gpu", backward_passes_per_step=1)
     m = model.get_module()
     if args.manual:
