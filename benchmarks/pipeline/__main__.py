@@ -12,7 +12,12 @@ from benchmarks.harness.options import command_parser, rank_arguments
 from benchmarks.harness.results import Results
 from benchmarks.pipeline.cases import CASES
 
-SINGLE, TORCH, OURS = "one process", "torch 1F1B", "opensmd"  # names of candidates, as in rank.py
+SINGLE, TORCH, OURS, ALONE = (
+    "one process",
+    "torch 1F1B",
+    "opensmd",
+    "stages alone",
+)  # names of candidates, as in rank.py
 
 
 def main() -> None:
@@ -33,21 +38,37 @@ def main() -> None:
                 merged.rows += results.rows
     if merged is None:
         raise SystemExit("nothing to measure: give --cases and --microbatches")
-    Console(width=150).print(as_table(merged))
+    Console(width=180).print(as_table(merged))
     merged.save(options.out / "pipeline-2.json")
 
 
-HEADINGS = ("case", "microbatches", SINGLE, TORCH, OURS, "share of ideal", "faster than torch")
+HEADINGS = (
+    "case",
+    "microbatches",
+    SINGLE,
+    TORCH,
+    OURS,
+    ALONE,
+    "share of ideal",
+    "share of the stages' limit",
+    "faster than torch",
+)
 
 
 def lines(results: Results) -> Iterator[tuple[str, ...]]:
-    """Milliseconds a step, the share of the bubble-limited ideal, and the factor against torch."""
+    """Milliseconds a step, shares of two limits, and the factor against torch.
+
+    The ideal halves the work of one process; the stages' limit takes the busiest stage as it is. Both add the
+    bubble: one microbatch more than there are.
+    """
     for case, microbatches in results.cases():
-        times = [results.p50(case, microbatches, name) or float("nan") for name in (SINGLE, TORCH, OURS)]
-        single, rival, mine = times
-        ideal = single * (microbatches + 1) / (2 * microbatches)
-        milliseconds = (f"{each / 1e3:.2f}" for each in times)
-        yield (case, str(microbatches), *milliseconds, f"{ideal / mine:.1%}", f"{rival / mine:.2f}x")
+        found = {name: results.p50(case, microbatches, name) for name in (SINGLE, TORCH, OURS, ALONE)}
+        milliseconds = ("-" if each is None else f"{each / 1e3:.2f}" for each in found.values())
+        single, rival, mine, alone = (each or float("nan") for each in found.values())
+        bubble = (microbatches + 1) / microbatches
+        shares = (single / 2 * bubble / mine, alone * bubble / mine)
+        shown = ("-" if each != each else f"{each:.1%}" for each in shares)
+        yield (case, str(microbatches), *milliseconds, *shown, f"{rival / mine:.2f}x")
 
 
 def as_table(results: Results) -> Table:

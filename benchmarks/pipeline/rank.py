@@ -19,7 +19,7 @@ from benchmarks.pipeline.cases import CASES, Case
 from opensmd.collectives.backend import register
 
 LEARNING_RATE = 1e-4
-SINGLE, TORCH, OURS = "one process", "torch 1F1B", "opensmd"
+SINGLE, TORCH, OURS, ALONE = "one process", "torch 1F1B", "opensmd", "stages alone"
 
 Step = Callable[[], Tensor | None]  # the loss on the ranks that know it
 
@@ -38,6 +38,8 @@ def main() -> None:
         OURS: ours(case, microbatches),
     }
     compare(steps)
+    if not case.automatic:
+        steps[ALONE] = alone(case, microbatches, me)
     candidates = [Candidate(name, timed(step)) for name, step in steps.items()]
     results = Results("pipeline", me.layout)
     for name, samples in sample(candidates, me.meeting, me.distance, Plan(options.seconds)).items():
@@ -100,6 +102,30 @@ def torch_pipeline(case: Case, microbatches: int, me: Rank) -> Step:
             schedule.step(target=targets, losses=losses)
         optimizer.step()
         return torch.stack(losses).detach().mean() if losses else None
+
+    return step
+
+
+def alone(case: Case, microbatches: int, me: Rank) -> Step:
+    """Every rank trains its stage on what it would receive, without the other; the busiest is the limit."""
+    whole = build(case)
+    inputs, targets = (each.chunk(microbatches) for each in case.batch(microbatches))
+    first, last = whole[: case.half], whole[case.half :]
+    with torch.no_grad():
+        received = [first(x) for x in inputs]
+    gradients = [torch.full_like(each, 1 / each.numel()) for each in received]
+    mine = first if me.rank == 0 else last
+    optimizer = torch.optim.SGD(mine.parameters(), lr=LEARNING_RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for number in range(microbatches):
+            if me.rank == 0:
+                torch.autograd.backward(mine(inputs[number]), gradients[number])
+            else:
+                x = received[number].detach().requires_grad_()
+                torch.autograd.backward(case.loss(mine(x), targets[number]) / microbatches)
+        optimizer.step()
 
     return step
 

@@ -174,6 +174,30 @@ def test_replicas_with_different_numbers_of_steps_end_together_under_join(
     assert pool(len(steps)).run(uneven_steps, partitions, microbatches, backwards) == steps
 
 
+def more_backwards_in_the_last_microbatch() -> list[Tensor]:
+    smp.init({"partitions": 2, "microbatches": 2, "ddp": True})
+    torch.manual_seed(0)
+    model = smp.DistributedModel(Net())
+
+    @smp.step
+    def step_function(x: Tensor, y: Tensor, backwards: Tensor) -> None:
+        for _ in range(int(backwards)):
+            model.backward(F.mse_loss(model(x), y))
+
+    x, y = data(smp.dp_rank(), 1)
+    step_function(x, y, torch.tensor([1, 2]))
+    gradients = [each.grad.clone() for each in model.local_parameters() if each.grad is not None]
+    shutdown()
+    return gradients
+
+
+def test_replicas_average_also_what_only_the_last_microbatch_adds(pool: Callable[[int], RankPool]) -> None:
+    first, second, *others = pool(4).run(more_backwards_in_the_last_microbatch)
+    assert first and second
+    for mine, other in zip([first, second], others, strict=True):
+        assert all(map(torch.equal, mine, other))
+
+
 def fail_after_the_last_backward(microbatches: int) -> None:
     """One replica's step function raises when its gradients have been reduced; both train on."""
     smp.init({"microbatches": microbatches, "ddp": True})

@@ -7,7 +7,7 @@ fills the block again. Through a ring both sides would have to work at the same 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
 from typing import Any
 
 import torch
@@ -17,17 +17,40 @@ __all__ = ["BLOCK_BYTES", "Blocks"]
 
 BLOCK_BYTES = 256 << 10  # smaller messages fit into the ring
 HEADER_BYTES = 64
+MAX_FORMS = 64  # of messages that a block remembers how to hold
 
 
-@dataclass
 class _Block:
-    memory: Tensor
-    in_use: Tensor  # one int64, cleared by the receiver
-    offset: int
+    """One block of this member's heap: a word that says whether it is in use, then the message."""
+
+    def __init__(self, memory: Tensor, offset: int) -> None:
+        self.room = memory.numel() - HEADER_BYTES
+        self.offset = offset
+        self._memory = memory
+        # Read and written without torch: with cold caches its operations on one word cost more than the copy.
+        self._in_use = ctypes.c_int64.from_address(memory.data_ptr())
+        self._windows: dict[tuple[torch.Size, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     @property
-    def room(self) -> int:
-        return self.memory.numel() - HEADER_BYTES
+    def is_free(self) -> bool:
+        """Whether the receiver of the last message has done with it."""
+        return self._in_use.value == 0
+
+    def fill(self, data: Tensor) -> Tensor:
+        """Copy a message in; what tells the receiver where it is, and how many bytes."""
+        form = (data.shape, data.dtype)
+        if form not in self._windows:
+            if len(self._windows) == MAX_FORMS:
+                self._windows.clear()
+            raw = self._memory[HEADER_BYTES : HEADER_BYTES + data.nbytes]
+            self._windows[form] = (
+                raw.view(data.dtype).view(data.shape),
+                torch.tensor([self.offset, data.nbytes]),
+            )
+        window, place = self._windows[form]
+        self._in_use.value = 1
+        window.copy_(data)
+        return place
 
 
 class Blocks:
@@ -43,15 +66,13 @@ class Blocks:
         self._blocks: list[_Block] = []
         self._full = False
 
-    def put(self, data: Tensor) -> int | None:
-        """Copy a contiguous tensor into a block; its offset in the heap, or None when the heap is full."""
-        raw = data.view(-1).view(torch.uint8)
-        block = self._take(raw.numel())
-        if block is None:
-            return None
-        block.in_use.fill_(1)
-        block.memory[HEADER_BYTES : HEADER_BYTES + raw.numel()].copy_(raw)
-        return block.offset
+    def put(self, data: Tensor) -> Tensor | None:
+        """Copy a contiguous tensor into a block; where it lies (offset in the heap, bytes) for the receiver.
+
+        None when the heap is full.
+        """
+        block = self._take(data.nbytes)
+        return None if block is None else block.fill(data)
 
     def lent(self, member: int, offset: int, size: int) -> Tensor:
         """The bytes of a message that ``member`` has put; the block is free again when they are gone."""
@@ -60,7 +81,7 @@ class Blocks:
 
     def _take(self, size: int) -> _Block | None:
         for block in self._blocks:
-            if size <= block.room <= 2 * size and not block.in_use.item():
+            if size <= block.room <= 2 * size and block.is_free:
                 return block
         return self._allocate(size)
 
@@ -73,6 +94,6 @@ class Blocks:
         if not self._group.heap_contains(memory):
             self._full = True
             return None
-        block = _Block(memory, memory[:8].view(torch.int64), self._group.heap_offset(memory))
+        block = _Block(memory, self._group.heap_offset(memory))
         self._blocks.append(block)
         return block

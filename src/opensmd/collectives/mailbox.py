@@ -60,9 +60,9 @@ class Mailbox:
         data = tensor.detach() if tensor.requires_grad else tensor
         data = data.contiguous()
         if data.nbytes >= BLOCK_BYTES:
-            offset = self._blocks.put(data)
-            self._post(dst, tag, torch.tensor([-1 if offset is None else offset, data.nbytes]))
-            if offset is not None:
+            place = self._blocks.put(data)
+            self._post(dst, tag, torch.tensor([-1, data.nbytes]) if place is None else place)
+            if place is not None:
                 return
         self._post(dst, tag, data)
 

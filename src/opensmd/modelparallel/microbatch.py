@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -55,9 +56,14 @@ def split_arguments(
     ]
 
 
+@functools.lru_cache(maxsize=64)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
 def _names(function: Callable[..., Any], count: int) -> tuple[list[str], str]:
     """The names of the first ``count`` positional parameters, and that of ``*args``."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = _signature(function).parameters.values()
     positional = [
         each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
@@ -66,7 +72,9 @@ def _names(function: Callable[..., Any], count: int) -> tuple[list[str], str]:
 
 
 def _check_names(function: Callable[..., Any], wanted: Sequence[str]) -> None:
-    parameters = inspect.signature(function).parameters
+    if not wanted:
+        return
+    parameters = _signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
     unknown = [name for name in wanted if name not in parameters]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from opensmd.modelparallel._torch_internals import run_backward
 from opensmd.modelparallel.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.first_plan import agree_on_plan
@@ -132,7 +133,7 @@ class DistributedModel(ModelState):
         gradients = [root_gradient(root, each, share) for root, each in zip(roots, given, strict=True)]
         if self._replicas is not None and step.is_last_backward():
             self._replicas.before_last_backward(roots)
-        torch.autograd.backward(roots, gradients, retain_graph=retain_graph)
+        run_backward(roots, gradients, retain_graph=bool(retain_graph))
 
     def join(self, *args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:
         """torch's ``DistributedDataParallel.join`` for replicas with different numbers of steps.

@@ -345,9 +345,9 @@ class Engine:
             self._record.turn("forward")
 
     def _is_last_backward(self, index: int) -> bool:
-        """The last one of the last microbatch, if all microbatches have equally many."""
+        """The last one of the last microbatch, if all microbatches have equally many; and any further one."""
         last = len(self._backwards) - 1
-        return index == last and (last == 0 or self._backwards[last] == self._backwards[0])
+        return index == last and (last == 0 or self._backwards[last] >= self._backwards[0])
 
     def _is_held(self, index: int, progress: Sequence[Progress]) -> bool:
         """With replicas, the last microbatch goes backward after all others: its gradients are the last."""
