@@ -72,7 +72,7 @@ def test_the_log_begins_with_the_originals_line_and_names_every_part(
         print_plan(make_plan())
     message = caplog.records[0].getMessage()
     assert message.startswith("Partition assignments:\n")
-    for word in ("0", "3", "parameters", "activations", "peak memory", "0 -> 1: 1 tensors, 2.0 KiB"):
+    for word in ("0", "3", "parameters", "activations", "peak memory", "0 -> 1: 1 tensor, 2.0 KiB"):
         assert word in message
 
 
@@ -136,6 +136,13 @@ def test_smd_plan_shows_plan_memory_and_bubble(factory: str) -> None:
     assert result.exit_code == 0, result.output
     for word in ("Modules in the order of execution", "peak memory", "predicted bubble with 8 microbatches"):
         assert word in result.output
+
+
+def test_smd_plan_says_when_partitions_stay_empty() -> None:
+    result = CliRunner().invoke(plan_command, [f"{HERE}:model_alone", "--partitions", "60"])
+    assert result.exit_code == 0, result.output
+    assert "nothing of the model lives on partition" in result.stderr
+    assert "predicted bubble with 1 microbatch:" in result.output
 
 
 def test_smd_plan_writes_json_that_is_a_plan() -> None:

@@ -65,6 +65,8 @@ def plan(
     else:
         width = None if sys.stdout.isatty() else 120  # a pipe or a file has no width of its own
         Console(width=width).print(plan_table(made, microbatches=microbatches))
+    for note in made.notes:
+        click.echo(note, err=True)
 
 
 def _load(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:

@@ -36,14 +36,15 @@ def plan_table(plan: Plan, *, microbatches: int | None = None) -> RenderableType
     """Modules and stages; with ``microbatches`` also the predicted bubble. Times are of one microbatch."""
     parts: list[RenderableType] = [_modules(plan), _stages(plan)]
     parts.extend(
-        f"{crossing.source} -> {crossing.target}: {crossing.tensors} tensors, {_bytes(crossing.bytes)} "
-        "in each microbatch's forward, as much in its backward where they need gradients"
+        f"{crossing.source} -> {crossing.target}: {_counted(crossing.tensors, 'tensor')}, "
+        f"{_bytes(crossing.bytes)} in each microbatch's forward, as much in its backward where they need gradients"
         for crossing in plan.crossings
     )
     parts.extend(f"shared: {' = '.join(shared.names)} on stage {shared.home}" for shared in plan.shared)
     if microbatches is not None:
         parts.append(
-            f"predicted bubble with {microbatches} microbatches: {bubble(plan, microbatches):.1%} of a step"
+            f"predicted bubble with {_counted(microbatches, 'microbatch')}: "
+            f"{bubble(plan, microbatches):.1%} of a step"
         )
     return Group(*parts)
 
@@ -87,6 +88,11 @@ def _stages(plan: Plan) -> Table:
             f"{load.seconds * 1e3:.2f} ms",
         )
     return table
+
+
+def _counted(number: int, what: str) -> str:
+    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
 
 
 def _bytes(size: float) -> str:
