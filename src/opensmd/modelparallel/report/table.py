@@ -37,7 +37,8 @@ def plan_table(plan: Plan, *, microbatches: int | None = None) -> RenderableType
     parts: list[RenderableType] = [_modules(plan), _stages(plan)]
     parts.extend(
         f"{crossing.source} -> {crossing.target}: {_counted(crossing.tensors, 'tensor')}, "
-        f"{_bytes(crossing.bytes)} in each microbatch's forward, as much in its backward where they need gradients"
+        f"{_bytes(crossing.bytes)} in each microbatch's forward, as much in its backward where they "
+        "need gradients"
         for crossing in plan.crossings
     )
     parts.extend(f"shared: {' = '.join(shared.names)} on stage {shared.home}" for shared in plan.shared)
