@@ -178,6 +178,12 @@ def test_the_documented_parameters_are_accepted_and_other_groups_refused(pool: P
         assert module == "Sequential"
 
 
+def test_parameters_that_the_old_wrapper_dropped_or_never_had_are_refused_with_what_to_use() -> None:
+    for name in ("gradient_accumulation_steps", "find_unused_parameters"):
+        with pytest.raises(TypeError, match=rf"takes no {name}. .*no_sync.*torch.nn.parallel"):
+            DDP(network(), **{name: True})
+
+
 def test_wrapping_before_initialisation_says_what_is_missing() -> None:
     with pytest.raises(SMDDPNotInitializedError, match=r"init_process_group\(\)"):
         DDP(network())

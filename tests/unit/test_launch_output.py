@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from opensmd.launch import reports
 from opensmd.launch.console import Console
 from opensmd.launch.lines import LineAssembler, Segment
 from opensmd.launch.reports import Failure, Report
+from opensmd.modelparallel.runtime.transport import PeerFailed
 
 
 def segments(*chunks: bytes) -> list[tuple[str, str]]:
@@ -134,6 +136,9 @@ def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert "Traceback (most recent call last)" in found.text
     assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
     assert reports.read(tmp_path / "none.json", 0) is None
+    reports.write(path, PeerFailed("rank 1 failed: ValueError: boom"), None, 0)
+    told = reports.read(path, 0)
+    assert told is not None and told.of_communication, "a pipeline that another rank has stopped"
 
 
 def test_a_consequence_waits_until_its_cause_has_been_shown(
@@ -147,6 +152,8 @@ def test_a_consequence_waits_until_its_cause_has_been_shown(
     for rank, error in ((0, RuntimeError("Connection closed by peer")), (1, ValueError("the cause"))):
         reports.write(tmp_path / str(rank), error, None, rank)
         console._look_for_reports()
+    time.sleep(1.1)  # longer than a consequence is held back
+    console._look_for_reports()
     console.start()
     console.finish()
     assert "the cause" in out.getvalue()

@@ -39,6 +39,7 @@ class DistributedDataParallel(TorchDDP):
     Raises:
         SMDDPNotInitializedError: there was no ``init_process_group()`` before.
         SMDDPGroupError: another process group was given.
+        TypeError: a parameter that this interface never had, or dropped.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class DistributedDataParallel(TorchDDP):
         broadcast_buffers: bool = True,
         process_group: object = None,
         bucket_cap_mb: int | None = None,
+        **others: Any,
     ) -> None:
+        _refuse(others)
         warn_deprecated(_PATH, "torch.nn.parallel.DistributedDataParallel")
         require_initialized("DistributedDataParallel")
         if process_group is not None:
@@ -105,3 +108,12 @@ class DistributedDataParallel(TorchDDP):
     def _kind(self) -> tuple[torch.device, torch.dtype] | None:
         first = next(self.module.parameters(), None)
         return None if first is None else (first.device, first.dtype)
+
+
+def _refuse(others: dict[str, Any]) -> None:
+    if others:
+        raise TypeError(
+            f"DistributedDataParallel of the v1 interface takes no {', '.join(sorted(others))}. To add up "
+            "gradients over several backward passes use model.no_sync(); for find_unused_parameters and its "
+            "kind use torch.nn.parallel.DistributedDataParallel with the smddp backend"
+        )

@@ -61,6 +61,7 @@ class Console(threading.Thread):
         self._reports: dict[Path, int] = {}
         self._held: dict[Path, tuple[float, reports.Report]] = {}
         self._texts: set[str] = set()
+        self._cause_shown = False
         self._unfinished: _Unfinished | None = None  # only a terminal shows unfinished lines
         self._ending = threading.Event()
 
@@ -140,7 +141,11 @@ class Console(threading.Thread):
         if due:
             self._drain()
         for _, path in sorted(due):
-            self.show_report(self._held.pop(path)[1])
+            report = self._held.pop(path)[1]
+            # a consequence of what has been shown is only counted up at the end
+            if not (report.of_communication and self._cause_shown):
+                self.show_report(report)
+            self._cause_shown |= not report.of_communication
 
     def _show(self, stream: _Stream, segment: Segment) -> None:
         if segment.end == "\n":

@@ -20,9 +20,9 @@ from types import TracebackType
 
 __all__ = ["Failure", "Report", "describe_exit", "exit_status", "first_failure", "read", "write"]
 
-# What a rank raises when it loses a peer: torch's classes, by name so that torch need not be imported, and
-# the words of Gloo, which raises plain RuntimeErrors.
-_LOST_PEER_CLASSES = {"DistError"}
+# What a rank raises when it loses a peer: torch's classes and a pipeline's, by name so that neither need be
+# imported, and the words of Gloo, which raises plain RuntimeErrors.
+_LOST_PEER_CLASSES = {"DistError", "PeerFailed"}
 _LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
