@@ -35,6 +35,7 @@ from opensmd.modelparallel.runtime.transport import Kind, make_tag
 __all__ = ["Call", "MicrobatchRun"]
 
 Function = Callable[..., Any]
+_NO_MODE = TorchFunctionMode()
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class MicrobatchRun(Transfers):
         super().__init__(shared, index)
         self.inside = False
         self.checkpointing = 0
-        self.mode = TorchFunctionMode()
+        self.mode = _NO_MODE
         self._memories: dict[int, tuple[int, Family, Any]] = {}
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -133,6 +134,7 @@ class MicrobatchRun(Transfers):
         """Let go of everything."""
         super().release()
         self._memories.clear()
+        self.mode = _NO_MODE  # which refers to this run
 
     # --- values and random numbers ---------------------------------------------------------------------
 
