@@ -6,6 +6,7 @@ pipeline's doing.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -59,3 +60,15 @@ def test_the_comparison_sees_what_is_wrong() -> None:
     assert not any(line.startswith("step 0:") for line in lines)
     assert any(line.startswith("parameter first.bias[") for line in lines)
     assert wanted.gradients[1]["second.weight"] is None
+
+
+@pytest.mark.parametrize(("family", "name"), [("attention", "encoder"), ("buffers", "residual network")])
+def test_the_comparison_allows_over_many_steps_what_rounding_does_and_no_more(family: str, name: str) -> None:
+    wanted, rounded = (reference(family, name, 2, steps=20, rounded=each) for each in (False, True))
+    assert not list(differences(rounded, wanted, tolerance=1e-6, rounded=rounded))
+    wrong = deepcopy(wanted)
+    for gradient in wrong.gradients[12].values():
+        assert gradient is not None
+        gradient.mul_(1 + 1e-4)
+    lines = list(differences(wrong, wanted, tolerance=1e-6, rounded=rounded))
+    assert lines and all(line.startswith("step 12: gradient") for line in lines)

@@ -37,7 +37,7 @@ ROUNDING = (
     1e-7  # of the model's largest gradient: some gradients, such as that of an attention's key bias or of
 )
 # a bias before BatchNorm, are zero but for rounding
-SWAY = 4.0  # times the distance of two plain trainings; it varies from one draw of roundings to the next
+SWAY = 2.0  # times the distance of two plain trainings: it varies from one draw of roundings to the next
 STRICT = 2  # steps
 GROUP_TIMEOUT, TIMEOUT = 20.0, 90.0  # a rank's first import of transformers takes long
 Pools = Callable[[int], RankPool]
