@@ -178,3 +178,28 @@ def test_the_bert_like_script_learns_under_autocast() -> None:
 def test_the_bert_like_script_is_told_why_its_debugging_helpers_do_not_exist() -> None:
     printed = run("bert.py", "--debug", ranks=1, fails=True)
     assert "dump_model: this helper of the original library's own tests was never documented" in printed
+
+
+# --- MNIST with CUDA hard-coded -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "ranks"),
+    [
+        (["--amp", 1], "partitions=2,microbatches=2,ddp=True", 4),
+        (["--amp", 1, "--compile", 1], "partitions=2,microbatches=2", 2),  # one partition gets nothing
+    ],
+)
+def test_the_mnist_like_script_that_hard_codes_cuda_learns_on_the_cpu(
+    options: list[object], settings: str, ranks: int
+) -> None:
+    command = [SMDRUN, "-n", ranks, "--device", "cpu", "--mp-parameters", settings, SCRIPTS / "mnist_cuda.py"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=110, env=environ
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    accuracies = [float(each) for each in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    assert len(accuracies) == ranks // 2
+    assert min(accuracies) > 0.9
+    assert ("nothing of the model lives on partition 0 of 2" in done.stderr) == ("--compile" in options)
