@@ -200,6 +200,7 @@ def test_replicas_average_also_what_only_the_last_microbatch_adds(pool: Callable
 
 def fail_after_the_last_backward(microbatches: int) -> None:
     """One replica's step function raises when its gradients have been reduced; both train on."""
+    shutdown()
     smp.init({"microbatches": microbatches, "ddp": True})
     torch.manual_seed(0)
     model = smp.DistributedModel(Net(), bucket_cap_mb=0.0001)

@@ -151,6 +151,7 @@ def measured_plans() -> None:
 
 
 def everything() -> None:
+    smp.shutdown()  # what an earlier test on these processes may have left
     for check in (arguments_of_every_kind, answers_of_later_versions, measured_plans):
         check()
         smp.shutdown()
