@@ -16,7 +16,8 @@ from benchmarks.collectives.__main__ import ratios as collectives_ratios
 from benchmarks.ddp.__main__ import RATIOS as DDP_RATIOS
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Ratio, markdown
-from benchmarks.pipeline.__main__ import markdown as pipeline_markdown
+from benchmarks.one_partition.__main__ import grid as one_partition_grid
+from benchmarks.pipeline.__main__ import grid as pipeline_grid
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
@@ -38,19 +39,24 @@ def main() -> None:
 
 def table(name: str, before: str) -> str:
     """The Markdown of one result, or what stood there before."""
+    old = before.split("\n", 1)[1].removesuffix("<!-- end -->")
     if name == "targets":
-        return targets.markdown(OUT)
+        missing = targets.missing(OUT)
+        print("".join(f"no {stem}*.json: the table of targets stays as it was\n" for stem in missing), end="")
+        return old if missing else targets.markdown(OUT)
     path = OUT / f"{name}.json"
     if not path.exists():
         print(f"no {path.relative_to(ROOT)}: its table stays as it was")
-        return before.split("\n", 1)[1].removesuffix("<!-- end -->")
+        return old
     results = Results.load(path)
     notes = "; ".join(f"{key}: {value}" for key, value in results.notes.items())
     if results.claim == "floor":
         lines = [f"| {row.case} | {row.p50:.3g} |" for row in results.rows]
         body = "| limit | median |\n| --- | --- |\n" + "\n".join(lines) + "\n"
     elif results.claim == "pipeline":
-        body = pipeline_markdown(results)
+        body = pipeline_grid(results).markdown()
+    elif results.claim == "one partition":
+        body = one_partition_grid(results).markdown()
     else:
         body = markdown(results, _ratios(results))
     return f"{body}\n{results.layout}, medians. {notes}.\n"

@@ -101,6 +101,12 @@ def worst(target: Target, results: Sequence[Results]) -> Found | None:
     return min(found, key=lambda f: f.ratio, default=None)
 
 
+def missing(folder: Path) -> list[str]:
+    """The results that targets ask for and that are not there."""
+    stems = dict.fromkeys(target.stem for target in TARGETS)
+    return [stem for stem in stems if not any(folder.glob(f"{stem}*.json"))]
+
+
 def markdown(folder: Path) -> str:
     """All targets as a Markdown table."""
     lines = ["| target | worst case measured | met |", "| --- | --- | --- |"]

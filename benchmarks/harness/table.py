@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.harness.results import Results, human_bytes, human_time
 
-__all__ = ["Ratio", "markdown", "print_table", "ratio"]
+__all__ = ["Grid", "Ratio", "markdown", "print_table", "ratio"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,29 @@ class Ratio:
     mine: str
     rivals: Sequence[str]
     above: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table whose cells are text already; the first column is the case."""
+
+    title: str
+    headings: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    def print(self) -> None:
+        """For the terminal."""
+        table = Table(title=self.title)
+        for number, heading in enumerate(self.headings):
+            table.add_column(heading, justify="right" if number else "left")
+        for line in self.lines:
+            table.add_row(*line)
+        Console(width=None if sys.stdout.isatty() else 180).print(table)
+
+    def markdown(self) -> str:
+        """For the docs."""
+        rows = [self.headings, ["---"] * len(self.headings), *self.lines]
+        return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
 def print_table(results: Results, ratios: Sequence[Ratio] = ()) -> None:

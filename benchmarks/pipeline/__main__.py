@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.harness import launch
 from benchmarks.harness.options import command_parser, rank_arguments
 from benchmarks.harness.results import Results
+from benchmarks.harness.table import Grid
 from benchmarks.pipeline.cases import CASES
 
 SINGLE, TORCH, OURS, ALONE = (
@@ -22,7 +20,7 @@ SINGLE, TORCH, OURS, ALONE = (
 
 def main() -> None:
     """Measure all cases on two ranks."""
-    parser = command_parser(__doc__, seconds=5.0)
+    parser = command_parser(__doc__, seconds=15.0)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--microbatches", type=int, nargs="+", default=[4, 8, 16])
     options = parser.parse_args()
@@ -38,7 +36,7 @@ def main() -> None:
                 merged.rows += results.rows
     if merged is None:
         raise SystemExit("nothing to measure: give --cases and --microbatches")
-    Console(width=180).print(as_table(merged))
+    grid(merged).print()
     merged.save(options.out / "pipeline-2.json")
 
 
@@ -71,20 +69,9 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
         yield (case, str(microbatches), *milliseconds, *shown, f"{rival / mine:.2f}x")
 
 
-def as_table(results: Results) -> Table:
-    """For the terminal."""
-    table = Table(title="pipeline of 2 stages, milliseconds a step")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "case" else "right")
-    for line in lines(results):
-        table.add_row(*line)
-    return table
-
-
-def markdown(results: Results) -> str:
-    """For docs/benchmarks.md."""
-    rows = [HEADINGS, ("---",) * len(HEADINGS), *lines(results)]
-    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+def grid(results: Results) -> Grid:
+    """The table."""
+    return Grid("pipeline of 2 stages, milliseconds a step", HEADINGS, list(lines(results)))
 
 
 if __name__ == "__main__":

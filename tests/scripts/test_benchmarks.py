@@ -50,6 +50,20 @@ def test_ddp_measures_a_small_model(tmp_path: Path) -> None:
     assert set(Results.load(tmp_path / "ddp-2.json").candidates()) == names
 
 
+def test_the_pipeline_is_measured_beside_torchs_and_one_process(tmp_path: Path) -> None:
+    run_benchmark("pipeline", tmp_path, "--cases", "tiny", "--microbatches", "2")
+    names = {"one process", "torch 1F1B", "opensmd", "stages alone"}
+    assert set(Results.load(tmp_path / "pipeline-2.json").candidates()) == names
+
+
+def test_one_partition_is_measured_beside_plain_pytorch(tmp_path: Path) -> None:
+    command = ["--cases", "tiny", "--microbatches", "1", "2"]
+    run_benchmark("one_partition", tmp_path, *command)
+    results = Results.load(tmp_path / "one-partition.json")
+    assert set(results.candidates()) == {"plain PyTorch", "opensmd"}
+    assert [microbatches for _, microbatches in results.cases()] == [1, 2]
+
+
 def test_ratios_compare_with_the_best_rival_and_above_a_base() -> None:
     results = Results("claim", "layout")
     for name, p50 in {"mine": 3.0, "slow": 60.0, "fast": 30.0, "base": 1.0}.items():

@@ -1,0 +1,116 @@
+"""``python -m benchmarks.one_partition``: a smp step that has nothing to divide, against plain PyTorch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import smdistributed.modelparallel.torch as smp
+from benchmarks.harness.options import command_parser
+from benchmarks.harness.results import Results, machine, row
+from benchmarks.harness.table import Grid
+from benchmarks.pipeline.cases import CASES, Case
+from opensmd.modelparallel.init import shutdown
+
+LEARNING_RATE = 1e-4
+PLAIN, OURS = "plain PyTorch", "opensmd"
+
+Step = Callable[[], Tensor]
+
+
+def main() -> None:
+    """Both take steps in turn in this process, on one core."""
+    parser = command_parser(__doc__, seconds=6.0)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=["gpt", "mlp", "tiny"])
+    parser.add_argument("--microbatches", type=int, nargs="+", default=[1, 4, 16])
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    results = Results("one partition", "1 process on 1 core", machine())
+    for name in options.cases:
+        for microbatches in options.microbatches:
+            case = CASES[name]
+            samples = measure(case, microbatches, options.seconds)
+            results.rows += [row(case.title, microbatches, *each) for each in samples.items()]
+    grid(results).print()
+    results.save(options.out / "one-partition.json")
+
+
+def grid(results: Results) -> Grid:
+    """Medians, and how much longer ours takes."""
+    lines = []
+    for case, microbatches in results.cases():
+        first, second = (results.p50(case, microbatches, name) or float("nan") for name in (PLAIN, OURS))
+        times = (f"{each / 1e3:.2f}" for each in (first, second))
+        lines.append([case, str(microbatches), *times, f"{second / first - 1:+.1%}"])
+    headings = ["case", "microbatches", PLAIN, OURS, "longer"]
+    return Grid("a step with one partition, milliseconds", headings, lines)
+
+
+def measure(case: Case, microbatches: int, seconds: float) -> dict[str, list[float]]:
+    """Microseconds of single steps."""
+    steps = {PLAIN: plain(case, microbatches), OURS: ours(case, microbatches)}
+    for _ in range(3):
+        first, second = (float(step()) for step in steps.values())
+        if abs(first - second) > 1e-5 * abs(first):
+            raise RuntimeError(f"the losses differ: {first} and {second}")
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            samples[name].append((time.perf_counter() - start) * 1e6)
+    shutdown()
+    return samples
+
+
+def plain(case: Case, microbatches: int) -> Step:
+    """The same microbatches by hand."""
+    torch.manual_seed(0)
+    model = case.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    inputs, targets = case.batch(microbatches)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        losses = []
+        for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
+            loss = case.loss(model(x), y)
+            torch.autograd.backward(loss / microbatches)
+            losses.append(loss.detach())
+        optimizer.step()
+        return torch.stack(losses).mean()
+
+    return step
+
+
+def ours(case: Case, microbatches: int) -> Step:
+    """The library with one partition."""
+    smp.init({"partitions": 1, "microbatches": microbatches})
+    torch.manual_seed(0)
+    model = smp.DistributedModel(case.build())
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
+    inputs, targets = case.batch(microbatches)
+
+    @smp.step
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = case.loss(model(x), y)
+        model.backward(loss)
+        return loss
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = train(inputs, targets).reduce_mean()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
