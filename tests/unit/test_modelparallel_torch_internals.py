@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
@@ -98,3 +100,23 @@ def test_a_mode_is_set_aside_and_put_back() -> None:
         torch.ones(1) + 1
         assert mode.count > seen
         assert internals.function_modes()[-1] is mode
+
+
+def test_backward_without_torchs_checks_accumulates_what_backward_does() -> None:
+    def gradient(backward: Callable[..., None], **options: Any) -> Tensor:
+        weight = torch.arange(3.0, requires_grad=True)
+        roots = (weight.square(), weight.sum())
+        for _ in range(2):
+            backward(roots, (torch.ones(3), torch.tensor(2.0)), **options)
+        assert weight.grad is not None
+        return weight.grad
+
+    expected = gradient(torch.autograd.backward, retain_graph=True)
+    assert torch.equal(gradient(internals.run_backward, retain_graph=True), expected)
+
+
+def test_backward_without_torchs_checks_frees_the_graph_unless_told() -> None:
+    root = torch.ones(1, requires_grad=True).square()
+    internals.run_backward([root], [torch.ones(1)], retain_graph=False)
+    with pytest.raises(RuntimeError, match="second time"):
+        internals.run_backward([root], [torch.ones(1)], retain_graph=False)
