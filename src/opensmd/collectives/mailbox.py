@@ -101,22 +101,6 @@ class Mailbox:
         self._receive_into(src, tag, received, timeout)
         return received
 
-    def receive_into(
-        self, src: int, tag: int, tensor: torch.Tensor, *, timeout: timedelta | None = None
-    ) -> None:
-        """Receive into ``tensor``, which must be contiguous and have the size of the message.
-
-        Raises:
-            DistBackendError: as :meth:`receive`.
-        """
-        if not tensor.is_contiguous():
-            raise ValueError(f"receive_into needs a contiguous tensor, got strides {tensor.stride()}")
-        if tensor.nbytes < BLOCK_BYTES:
-            self._receive_into(src, tag, tensor.detach(), timeout)
-        else:
-            received = self.receive(src, tag, tensor.numel(), tensor.dtype, timeout=timeout)
-            tensor.detach().view(-1).copy_(received)
-
     def _receive_into(self, src: int, tag: int, tensor: torch.Tensor, timeout: timedelta | None) -> None:
         request = self._group.post_receive(tensor, src, _own(tag))
         request.wait(timeout or timedelta(0))
