@@ -86,7 +86,7 @@ def run_without_cuda() -> None:
         return
     served = _torch_internals.cpu_backend(None)
     for name, call in calls(served, "meta").items():
-        with pytest.raises(RuntimeError, match="only torch's NCCL can move"):
+        with pytest.raises(RuntimeError, match="only torch's NCCL can serve"):
             call()
             raise AssertionError(name)
     assert served.supports_tensor_alloc(torch.device("cpu"))

@@ -77,7 +77,7 @@ def run_properties() -> None:
     dist.group.WORLD.set_timeout(timedelta(seconds=21))
     assert backend.options._timeout == timedelta(seconds=21)
     if not torch.cuda.is_available():
-        with pytest.raises(RuntimeError, match="only torch's NCCL can move"):
+        with pytest.raises(RuntimeError, match="only torch's NCCL can serve"):
             backend.eager_connect_single_device(torch.device("cuda:0"))
     dist.monitored_barrier(timeout=timedelta(seconds=10))
     dist.monitored_barrier(wait_all_ranks=True)
