@@ -143,7 +143,7 @@ def test_two_world_sizes_are_an_error_on_every_rank(pool: Callable[[int], RankPo
     for roles in (
         [tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 2, 4, wait=0.5)],
         [file, file, {**file, "world_size": 4, "wait": 0.5}],
-        [cast, cast, {**cast, "world_size": 4, "wait": 0.5}],
+        [cast, cast, {**cast, "world_size": 4, "wait": 3.0}],
     ):
         for text in pool(3).run(attempt, roles, backend=None):
             assert "was started with world_size" in text and "give all processes the same" in text
