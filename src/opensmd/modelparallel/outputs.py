@@ -103,6 +103,8 @@ def rebuild_sequence(like: Any, items: list[Any]) -> Any:
     """A list, tuple or named tuple of the class of ``like`` with other items."""
     if type(like) is list:
         return items
+    if type(like) is tuple:
+        return tuple(items)
     return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
 
 

@@ -46,8 +46,6 @@ def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
     """``structure`` with the tensors that :func:`collect` finds replaced by the next ones, in its order."""
     if isinstance(structure, Tensor):
         return next(tensors)
-    if type(structure) is tuple:
-        return tuple([substitute(each, tensors) for each in structure])
     if isinstance(structure, (tuple, list)):
         return rebuild_sequence(structure, [substitute(each, tensors) for each in structure])
     if isinstance(structure, (str, int, float)) or structure is None:

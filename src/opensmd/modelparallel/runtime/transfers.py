@@ -70,9 +70,7 @@ class Transfers:
             raise SMPError(tag.lost)
         if tag.home != target:
             return self._transfer(tensor, tag, target)
-        if self.rank != target:
-            return None
-        return tensor if tag.real is None else tag.real
+        return self.real(tensor) if self.rank == target else None
 
     def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
         grad = tag.requires_grad and torch.is_grad_enabled()
@@ -85,7 +83,7 @@ class Transfers:
             self._edges.setdefault(tag, []).append(number)
         copy: Tensor | None = None
         if self.rank == tag.home:
-            self._send(tensor if tag.real is None else tag.real, tag, target, number, grad)
+            self._send(self.real(tensor), tag, target, number, grad)
         elif self.rank == target:
             copy = self._receive(tensor, tag.home, number, grad)
         self._copies[place] = (changes, copy)
