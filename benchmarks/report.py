@@ -15,7 +15,7 @@ from benchmarks.allreduce.__main__ import ratios as allreduce_ratios
 from benchmarks.collectives.__main__ import ratios as collectives_ratios
 from benchmarks.ddp.__main__ import RATIOS as DDP_RATIOS
 from benchmarks.harness.results import Results
-from benchmarks.harness.table import Ratio, markdown
+from benchmarks.harness.table import Grid, Ratio, markdown
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
 
@@ -51,8 +51,9 @@ def table(name: str, before: str) -> str:
     results = Results.load(path)
     notes = "; ".join(f"{key}: {value}" for key, value in results.notes.items())
     if results.claim == "floor":
-        lines = [f"| {row.case} | {row.p50:.3g} |" for row in results.rows]
-        body = "| limit | median |\n| --- | --- |\n" + "\n".join(lines) + "\n"
+        body = Grid(
+            "", ["limit", "median"], [[row.case, f"{row.p50:.3g}"] for row in results.rows]
+        ).markdown()
     elif results.claim == "pipeline":
         body = pipeline_grid(results).markdown()
     elif results.claim == "one partition":

@@ -27,20 +27,21 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table whose cells are text already; the first column is the case."""
+    """A table whose cells are text already; the first ``left`` columns are words, the others numbers."""
 
     title: str
     headings: Sequence[str]
     lines: Sequence[Sequence[str]]
+    left: int = 1
 
     def print(self) -> None:
         """For the terminal."""
         table = Table(title=self.title)
         for number, heading in enumerate(self.headings):
-            table.add_column(heading, justify="right" if number else "left")
+            table.add_column(heading, justify="left" if number < self.left else "right")
         for line in self.lines:
             table.add_row(*line)
-        Console(width=None if sys.stdout.isatty() else 180).print(table)
+        Console(width=None if sys.stdout.isatty() else 220).print(table)
 
     def markdown(self) -> str:
         """For the docs."""
@@ -50,13 +51,8 @@ class Grid:
 
 def print_table(results: Results, ratios: Sequence[Ratio] = ()) -> None:
     """Print p50 (p99) of every candidate, and the ratios."""
-    table = Table(title=f"{results.claim}, {results.layout}: p50 (p99)")
     header, body = _cells(results, ratios, with_p99=True)
-    for name in header:
-        table.add_column(name, justify="right")
-    for line in body:
-        table.add_row(*line)
-    Console(width=None if sys.stdout.isatty() else 220).print(table)
+    Grid(f"{results.claim}, {results.layout}: p50 (p99)", header, body, left=0).print()
     for key, value in results.notes.items():
         print(f"{key}: {value}")
 
@@ -64,8 +60,7 @@ def print_table(results: Results, ratios: Sequence[Ratio] = ()) -> None:
 def markdown(results: Results, ratios: Sequence[Ratio] = ()) -> str:
     """The same as a Markdown table of medians."""
     header, body = _cells(results, ratios, with_p99=False)
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    return "\n".join(lines + ["| " + " | ".join(line) + " |" for line in body]) + "\n"
+    return Grid("", header, body).markdown()
 
 
 def _cells(results: Results, ratios: Sequence[Ratio], *, with_p99: bool) -> tuple[list[str], list[list[str]]]:

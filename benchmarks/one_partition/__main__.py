@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.options import command_parser
 from benchmarks.harness.results import Results, machine, row
 from benchmarks.harness.table import Grid
 from benchmarks.pipeline.cases import CASES, Case
+from benchmarks.pipeline.steps import build, library_step, plain_step
 from opensmd.modelparallel.init import shutdown
 
-LEARNING_RATE = 1e-4
 PLAIN, OURS = "plain PyTorch", "opensmd"
-
-Step = Callable[[], Tensor]
 
 
 def main() -> None:
@@ -53,7 +49,11 @@ def grid(results: Results) -> Grid:
 
 def measure(case: Case, microbatches: int, seconds: float) -> dict[str, list[float]]:
     """Microseconds of single steps."""
-    steps = {PLAIN: plain(case, microbatches), OURS: ours(case, microbatches)}
+    smp.init({"partitions": 1, "microbatches": microbatches})
+    steps = {
+        PLAIN: plain_step(case, microbatches),
+        OURS: library_step(case, build(case), microbatches),
+    }
     for _ in range(3):
         first, second = (float(step()) for step in steps.values())
         if abs(first - second) > 1e-5 * abs(first):
@@ -67,49 +67,6 @@ def measure(case: Case, microbatches: int, seconds: float) -> dict[str, list[flo
             samples[name].append((time.perf_counter() - start) * 1e6)
     shutdown()
     return samples
-
-
-def plain(case: Case, microbatches: int) -> Step:
-    """The same microbatches by hand."""
-    torch.manual_seed(0)
-    model = case.build()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    inputs, targets = case.batch(microbatches)
-
-    def step() -> Tensor:
-        optimizer.zero_grad()
-        losses = []
-        for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
-            loss = case.loss(model(x), y)
-            torch.autograd.backward(loss / microbatches)
-            losses.append(loss.detach())
-        optimizer.step()
-        return torch.stack(losses).mean()
-
-    return step
-
-
-def ours(case: Case, microbatches: int) -> Step:
-    """The library with one partition."""
-    smp.init({"partitions": 1, "microbatches": microbatches})
-    torch.manual_seed(0)
-    model = smp.DistributedModel(case.build())
-    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
-    inputs, targets = case.batch(microbatches)
-
-    @smp.step
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = case.loss(model(x), y)
-        model.backward(loss)
-        return loss
-
-    def step() -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = train(inputs, targets).reduce_mean()
-        optimizer.step()
-        return loss
-
-    return step
 
 
 if __name__ == "__main__":

@@ -8,14 +8,7 @@ from benchmarks.harness import launch
 from benchmarks.harness.options import command_parser, rank_arguments
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid
-from benchmarks.pipeline.cases import CASES
-
-SINGLE, TORCH, OURS, ALONE = (
-    "one process",
-    "torch 1F1B",
-    "opensmd",
-    "stages alone",
-)  # names of candidates, as in rank.py
+from benchmarks.pipeline.cases import ALONE, CASES, OURS, SINGLE, TORCH
 
 
 def main() -> None:

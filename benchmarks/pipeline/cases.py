@@ -11,7 +11,10 @@ from torch.nn import functional as F
 
 from benchmarks.partition.models import Block, Embedding
 
-__all__ = ["CASES", "Case"]
+__all__ = ["ALONE", "CASES", "OURS", "SINGLE", "TORCH", "Case"]
+
+# The candidates, by name.
+SINGLE, TORCH, OURS, ALONE = "one process", "torch 1F1B", "opensmd", "stages alone"
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

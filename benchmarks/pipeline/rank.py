@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import smdistributed.modelparallel.torch as smp
@@ -15,11 +15,9 @@ from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, row
 from benchmarks.harness.sampling import Candidate, Plan, sample, timed
-from benchmarks.pipeline.cases import CASES, Case
+from benchmarks.pipeline.cases import ALONE, CASES, OURS, SINGLE, TORCH, Case
+from benchmarks.pipeline.steps import LEARNING_RATE, build, library_step, plain_step
 from opensmd.collectives.backend import register
-
-LEARNING_RATE = 1e-4
-SINGLE, TORCH, OURS, ALONE = "one process", "torch 1F1B", "opensmd", "stages alone"
 
 Step = Callable[[], Tensor | None]  # the loss on the ranks that know it
 
@@ -57,31 +55,9 @@ def over_smddp(me: Rank) -> Rank:
     return replace(me, groups={"gloo": gloo})
 
 
-def build(case: Case) -> nn.Sequential:
-    """The model, the same on every call."""
-    torch.manual_seed(0)
-    return case.build()
-
-
 def single(case: Case, microbatches: int, me: Rank) -> Step:
     """Rank 0 trains the whole model on one core; the other rank waits."""
-    model = build(case)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    inputs, targets = (each.chunk(microbatches) for each in case.batch(microbatches))
-
-    def step() -> Tensor | None:
-        if me.rank:
-            return None
-        optimizer.zero_grad()
-        losses = []
-        for x, y in zip(inputs, targets, strict=True):
-            loss = case.loss(model(x), y) / microbatches
-            torch.autograd.backward(loss)
-            losses.append(loss.detach())
-        optimizer.step()
-        return torch.stack(losses).sum()
-
-    return step
+    return (lambda: None) if me.rank else plain_step(case, microbatches)
 
 
 def torch_pipeline(case: Case, microbatches: int, me: Rank) -> Step:
@@ -139,23 +115,7 @@ def ours(case: Case, microbatches: int) -> Step:
     if not case.automatic:
         for index, child in enumerate(module):
             smp.set_partition(child, int(index >= case.half))
-    model = smp.DistributedModel(module)
-    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
-    inputs, targets = case.batch(microbatches)
-
-    @smp.step
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = case.loss(model(x), y)
-        model.backward(loss)
-        return loss
-
-    def step() -> Tensor | None:
-        optimizer.zero_grad()
-        loss: Tensor = train(inputs, targets).reduce_mean()
-        optimizer.step()
-        return loss
-
-    return step
+    return library_step(case, module, microbatches)
 
 
 def compare(steps: dict[str, Step]) -> None:
