@@ -61,6 +61,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
+@functools.lru_cache(maxsize=64)
 def _names(function: Callable[..., Any], count: int) -> tuple[list[str], str]:
     """The names of the first ``count`` positional parameters, and that of ``*args``."""
     parameters = _signature(function).parameters.values()

@@ -27,7 +27,7 @@ from opensmd.modelparallel.runtime.placeholder import make_remote
 from opensmd.modelparallel.runtime.random import OwnRandom, ReplicatedRandom, default_generators
 from opensmd.modelparallel.runtime.record import Record, Stretch
 from opensmd.modelparallel.runtime.results import Results
-from opensmd.modelparallel.runtime.sequences import sequence_forward
+from opensmd.modelparallel.runtime.sequences import Sequences
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Tag, put_tag, tag_of
 from opensmd.modelparallel.runtime.threads import Threads
@@ -75,9 +75,10 @@ class Engine:
         self.size = dist.get_world_size(group)
         self.plan: Plan | None = None
         self.before_last_backward: Callable[[Sequence[Tensor]], None] | None = None
-        self._module: nn.Module | None = None
+        self._parameters: list[tuple[nn.Parameter, Tag]] = []
         self._whole: dict[str, tuple[nn.Module, int]] = {}
         self._split: dict[str, nn.Module] = {}
+        self._sequences = Sequences({}, {})
         self._shared: Shared | None = None
         self._baton: Baton | None = None
         self._backwards: list[int] = []
@@ -112,7 +113,6 @@ class Engine:
         """
         self._require_same_model(module)
         self.plan = plan
-        self._module = module
         device = next((each.device for each in module.parameters()), torch.device("cpu"))
         self._generators = default_generators(device)
         modules = dict(module.named_modules(remove_duplicate=False))
@@ -123,6 +123,7 @@ class Engine:
                 seen.add(modules[name])
                 self._whole[name] = (modules[name], home)
         self._split = {name: modules[name] for name in plan.split()}
+        self._sequences = Sequences(self._split, dict(self._whole.values()))
         self._tag_parameters(module, plan)
         replicated = self._tag_buffers(modules, plan)
         seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)], device=control_device(self.group))
@@ -158,7 +159,9 @@ class Engine:
     def _tag_parameters(self, module: nn.Module, plan: Plan) -> None:
         for name, parameter in module.named_parameters():
             home = plan.parameter_home(name)
-            put_tag(parameter, Tag(home, parameter.requires_grad))
+            tag = Tag(home, parameter.requires_grad)
+            put_tag(parameter, tag)
+            self._parameters.append((parameter, tag))
             if home != self.rank:
                 make_remote(parameter)
 
@@ -223,7 +226,7 @@ class Engine:
         )
         try:
             alone = len(calls) == 1
-            with intercepted(self._whole, self._sequences(alone), self.backward, alone=alone):
+            with intercepted(self._whole, self._sequences.forwards(alone=alone), self.backward, alone=alone):
                 self._baton.run()
             return results.received()
         except BaseException as error:
@@ -233,22 +236,14 @@ class Engine:
             self._baton = None
             random.end_step()
 
-    def _sequences(self, alone: bool) -> dict[nn.Module, Callable[..., Any]]:
-        """The forwards of split Sequentials."""
-        homes = dict(self._whole.values())
-        made = {
-            module: sequence_forward(name, module, homes, alone=alone) for name, module in self._split.items()
-        }
-        return {module: forward for module, forward in made.items() if forward is not None}
-
     def _begin_step(self) -> Shared:
-        assert self._shared is not None and self._module is not None
+        assert self._shared is not None
         trainable = []
-        for parameter in self._module.parameters():
-            tag = tag_of(parameter)
-            assert tag is not None
-            tag.requires_grad = parameter.requires_grad
-            trainable.append(parameter.requires_grad)
+        with torch._C.DisableTorchFunctionSubclass():  # parameters of other ranks are of a guarded class
+            for parameter, tag in self._parameters:
+                wanted = parameter.requires_grad
+                tag.requires_grad = wanted
+                trainable.append(wanted)
         self._require_no_backward_hooks()
         self._shared.epoch = hash(tuple(trainable))
         self._shared.random.begin_step()

@@ -78,11 +78,16 @@ def _data(leaves: list[Tensor]) -> int:
     found = 0
     for leaf in leaves:
         raw = leaf.detach().contiguous().view(-1).view(torch.uint8)
-        lines = raw[: raw.numel() // _LINE_BYTES * _LINE_BYTES].view(-1, _LINE_BYTES)
-        some = lines[:: max(1, lines.shape[0] // _LINES)]
-        rest = raw[lines.numel() :]
-        found = zlib.crc32(torch.cat([some.reshape(-1), rest]).cpu().numpy().tobytes(), found)
+        if raw.numel() > _LINES * _LINE_BYTES:
+            raw = _pieces(raw)
+        found = zlib.crc32(raw.cpu().numpy().data, found)
     return found
+
+
+def _pieces(raw: Tensor) -> Tensor:
+    lines = raw[: raw.numel() // _LINE_BYTES * _LINE_BYTES].view(-1, _LINE_BYTES)
+    some = lines[:: lines.shape[0] // _LINES]
+    return torch.cat([some.reshape(-1), raw[lines.numel() :]])
 
 
 def _first_rank_arguments(
