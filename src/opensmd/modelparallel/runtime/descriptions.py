@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime import structure
@@ -27,7 +26,6 @@ __all__ = [
     "Hidden",
     "Left",
     "TensorDescription",
-    "WatchForData",
     "describe",
     "version_of",
 ]
@@ -263,28 +261,3 @@ def check_result(description: Description, parts: Hidden, what: str) -> None:
         "structure, shapes and dtypes of its arguments and on train/eval mode only. Place it and what uses "
         "its result on one partition with smp.set_partition"
     )
-
-
-class WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operations whose result depends on data in its shape, or that turn data into Python values.
-
-    Attributes:
-        seen: there was one.
-        written: inference tensors' memory that operations have changed in place.
-    """
-
-    TAGS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = False
-        self.written: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.TAGS.isdisjoint(func.tags):
-            self.seen = True
-        if func._schema.is_mutable and torch.is_inference_mode_enabled():
-            for value, told in zip(args, func._schema.arguments, strict=False):
-                if told.is_write and isinstance(value, Tensor):
-                    self.written.add(value.untyped_storage()._cdata)
-        return func(*args, **(kwargs or {}))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
-from opensmd.modelparallel.runtime.microbatch_run import Call
+from opensmd.modelparallel.runtime.call import Call
 from opensmd.modelparallel.runtime.operations import (
     CHANGES_FIRST,
     COMPARISONS,

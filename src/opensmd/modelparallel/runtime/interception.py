@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
-from opensmd.modelparallel.runtime.microbatch_run import Call
+from opensmd.modelparallel.runtime.call import Call
 from opensmd.modelparallel.runtime.tags import highest_home
 
 if TYPE_CHECKING:

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from opensmd.modelparallel.runtime.tags import tag_of
 
-__all__ = ["argument_key", "modes_key", "stable_hash"]
+__all__ = ["argument_key", "call_key", "stable_hash"]
+
+
+def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int) -> tuple[Any, ...]:
+    """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
+    named = argument_key(kwargs) if kwargs else ()
+    return (what, argument_key(args), named, _modes_key(), epoch)
 
 
 def argument_key(value: Any) -> Any:
@@ -39,7 +45,7 @@ def argument_key(value: Any) -> Any:
     return (type(value),)
 
 
-def modes_key() -> tuple[Any, ...]:
+def _modes_key() -> tuple[Any, ...]:
     """The modes of this thread that results depend on."""
     autocast = tuple(
         [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,54 +14,19 @@ from torch.utils.checkpoint import checkpoint
 from opensmd.modelparallel._torch_internals import WithoutMode
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
-from opensmd.modelparallel.runtime.descriptions import (
-    Description,
-    Hidden,
-    TensorDescription,
-    WatchForData,
-    check_result,
-    describe,
-    version_of,
-)
-from opensmd.modelparallel.runtime.effects import Effects, apply
-from opensmd.modelparallel.runtime.keys import argument_key, modes_key, stable_hash
+from opensmd.modelparallel.runtime.call import Call
+from opensmd.modelparallel.runtime.descriptions import Description, Hidden, TensorDescription, check_result
+from opensmd.modelparallel.runtime.effects import apply
+from opensmd.modelparallel.runtime.keys import call_key, stable_hash
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Family, Tag, highest_home, put_tag, tag_of
 from opensmd.modelparallel.runtime.transfers import Transfers
 from opensmd.modelparallel.runtime.transport import Kind, make_tag
+from opensmd.modelparallel.runtime.watch import Watch
 
-__all__ = ["Call", "MicrobatchRun"]
+__all__ = ["MicrobatchRun"]
 
-Function = Callable[..., Any]
 _NO_MODE = TorchFunctionMode()
-
-
-@dataclass(slots=True)
-class Call:
-    """One intercepted call.
-
-    Attributes:
-        name: for messages, and part of the key.
-        key: what makes two calls alike besides their arguments.
-        leaves: the tensors in ``args`` and ``kwargs``.
-        whole: it runs as a whole: nothing inside is intercepted.
-        destination: the argument that it writes into.
-        depends_on_data: its result's shape does.
-        owner: the module whose attributes it may set.
-        parents: the tags of arguments that gradients go back to.
-    """
-
-    name: str
-    key: Any
-    function: Function
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: list[Tensor]
-    whole: bool = False
-    destination: Tensor | None = None
-    depends_on_data: bool = False
-    owner: Any = None
-    parents: tuple[Tag, ...] = ()
 
 
 class AsAWhole:
@@ -174,7 +137,7 @@ class MicrobatchRun(Transfers):
         """Run a call at ``home``; elsewhere make placeholders of its results."""
         shared = self.shared
         tensors = [self.bring(leaf, home) for leaf in call.leaves]
-        key = (call.key, argument_key(call.args), argument_key(call.kwargs), modes_key(), shared.epoch)
+        key = call_key(call.key, call.args, call.kwargs, shared.epoch)
         known = shared.descriptions.get(key)
         number = self.next_point()
         self.point = f"{call.name} on pipeline rank {home}"
@@ -244,49 +207,27 @@ class MicrobatchRun(Transfers):
         number: int,
     ) -> tuple[Any, Description]:
         """Run a call of which is not known, or not for good, what it returns and changes; tell the others."""
-        real = [each for each in tensors if each is not None]
-        assert len(real) == len(tensors)
         if self.shared.sent_since_flush and (known is None or known.changed or call.destination is not None):
             self.transport.flush()
             self.shared.sent_since_flush = False
-        buffers = list(call.owner.buffers()) if known is None and isinstance(call.owner, nn.Module) else []
-        if buffers or key in self.shared.stateful:
+        if key in self.shared.stateful or (known is None and _has_buffers(call.owner)):
             self.shared.wait_for_earlier(self.index)
             known = self.shared.descriptions.get(key)  # an earlier one may have told it meanwhile
-        buffer_versions = list(map(version_of, buffers))
-        watch, effects, versions = None, None, []
-        if known is None or known.depends_on_data:
-            effects = Effects((call.args, call.kwargs), call.leaves, call.owner)
-            versions = list(map(version_of, real))
-            if known is None or torch.is_inference_mode_enabled():
-                watch = WatchForData()
-        with watch or contextlib.nullcontext():
+        if known is not None and not known.depends_on_data:
+            result = self._run(call, tensors)
+            parts = Hidden.of(result, call.name)
+            check_result(known, parts, call.name)
+            return self._tagged(call, home, parts, known, result), known
+        real = [each for each in tensors if each is not None]
+        assert len(real) == len(tensors)
+        with Watch(call, real, first=known is None) as watch:
             result = self._run(call, real)
-        if buffers and _changed_buffers(call.owner, buffers, buffer_versions):
+        if watch.changed_buffers():
             self.shared.stateful.add(key)
         parts = Hidden.of(result, call.name)
-        found = effects.found() if effects is not None else None
-        if known is not None and not known.depends_on_data:
-            check_result(known, parts, call.name)
-            description = known
-        else:
-            description = describe(
-                parts,
-                real,
-                versions=versions,
-                foreign=[each is not leaf for each, leaf in zip(real, call.leaves, strict=True)],
-                depends_on_data=(
-                    known is not None
-                    or call.depends_on_data
-                    or found is not None
-                    or (watch is not None and watch.seen)
-                ),
-                destination=_place_of(call.destination, call.leaves),
-                written=watch.written if watch is not None else (),
-                left=found,
-            )
-            self._tell(description, key, known, number)
-        for tensor in found[1] if found is not None else ():
+        description = watch.description(parts)
+        self._tell(description, key, known, number)
+        for tensor in watch.made:
             if tag_of(tensor) is None:
                 put_tag(tensor, Tag(home, tensor.requires_grad, parents=call.parents))
         return self._tagged(call, home, parts, description, result), description
@@ -394,14 +335,5 @@ def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
     return Tag(home, told.requires_grad, family=family, parents=call.parents, form=told.form)
 
 
-def _changed_buffers(owner: nn.Module, before: Sequence[Tensor], versions: Sequence[int]) -> bool:
-    """Whether a module's buffers have been written or replaced."""
-    now = list(owner.buffers())
-    return len(now) != len(before) or any(
-        each is not old or version_of(each) != version
-        for each, old, version in zip(now, before, versions, strict=True)
-    )
-
-
-def _place_of(destination: Tensor | None, leaves: Sequence[Tensor]) -> int | None:
-    return next((place for place, leaf in enumerate(leaves) if leaf is destination), None)
+def _has_buffers(owner: Any) -> bool:
+    return isinstance(owner, nn.Module) and next(owner.buffers(), None) is not None

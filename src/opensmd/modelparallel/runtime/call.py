@@ -1,0 +1,41 @@
+"""One intercepted call, as the parts of the runtime hand it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from opensmd.modelparallel.runtime.tags import Tag
+
+__all__ = ["Call"]
+
+
+@dataclass(slots=True)
+class Call:
+    """One intercepted call.
+
+    Attributes:
+        name: for messages, and part of the key.
+        key: what makes two calls alike besides their arguments.
+        leaves: the tensors in ``args`` and ``kwargs``.
+        whole: it runs as a whole: nothing inside is intercepted.
+        destination: the argument that it writes into.
+        depends_on_data: its result's shape does.
+        owner: the module whose attributes it may set.
+        parents: the tags of arguments that gradients go back to.
+    """
+
+    name: str
+    key: Any
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Tensor]
+    whole: bool = False
+    destination: Tensor | None = None
+    depends_on_data: bool = False
+    owner: Any = None
+    parents: tuple[Tag, ...] = ()

@@ -1,0 +1,114 @@
+"""What a call does besides returning something: its home looks before and after, and tells the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opensmd.modelparallel.runtime.call import Call
+from opensmd.modelparallel.runtime.descriptions import Description, Hidden, describe, version_of
+from opensmd.modelparallel.runtime.effects import Effects
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """Around one call at its home, of which nothing is known, or whose result depends on data.
+
+    Args:
+        call: the call.
+        tensors: its tensors that are here, in the order of ``call.leaves``.
+        first: nothing is known of calls like it.
+
+    Attributes:
+        made: tensors that it left outside its result; there after :meth:`description`.
+    """
+
+    def __init__(self, call: Call, tensors: Sequence[Tensor], *, first: bool) -> None:
+        self.made: Sequence[Tensor] = ()
+        self._call = call
+        self._tensors = tensors
+        self._first = first
+        self._buffers = _buffers(call.owner) if first else []
+        self._buffer_versions = list(map(version_of, self._buffers))
+        self._effects = Effects((call.args, call.kwargs), call.leaves, call.owner)
+        self._versions = list(map(version_of, tensors))
+        self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
+        self._around: Any = self._data or contextlib.nullcontext()
+
+    def __enter__(self) -> Watch:
+        self._around.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._around.__exit__(*error)
+
+    def changed_buffers(self) -> bool:
+        """Whether the first call wrote into its module's buffers, or replaced them."""
+        if not self._buffers:
+            return False
+        now = _buffers(self._call.owner)
+        return len(now) != len(self._buffers) or any(
+            each is not old or version_of(each) != version
+            for each, old, version in zip(now, self._buffers, self._buffer_versions, strict=True)
+        )
+
+    def description(self, parts: Hidden) -> Description:
+        """What to tell of the result ``parts``."""
+        call, data = self._call, self._data
+        left = self._effects.found()
+        if left is not None:
+            self.made = left[1]
+        return describe(
+            parts,
+            self._tensors,
+            versions=self._versions,
+            foreign=[each is not leaf for each, leaf in zip(self._tensors, call.leaves, strict=True)],
+            depends_on_data=(
+                not self._first
+                or call.depends_on_data
+                or left is not None
+                or (data is not None and data.seen)
+            ),
+            destination=_place_of(call.destination, call.leaves),
+            written=data.written if data is not None else (),
+            left=left,
+        )
+
+
+def _buffers(owner: Any) -> list[Tensor]:
+    return list(owner.buffers()) if isinstance(owner, nn.Module) else []
+
+
+def _place_of(destination: Tensor | None, leaves: Sequence[Tensor]) -> int | None:
+    return next((place for place, leaf in enumerate(leaves) if leaf is destination), None)
+
+
+class _WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees operations whose result depends on data in its shape, or that turn data into Python values.
+
+    Attributes:
+        seen: there was one.
+        written: inference tensors' memory that operations have changed in place.
+    """
+
+    TAGS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+        self.written: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.TAGS.isdisjoint(func.tags):
+            self.seen = True
+        if func._schema.is_mutable and torch.is_inference_mode_enabled():
+            for value, told in zip(args, func._schema.arguments, strict=False):
+                if told.is_write and isinstance(value, Tensor):
+                    self.written.add(value.untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))
