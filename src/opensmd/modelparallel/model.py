@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from opensmd.modelparallel._torch_internals import run_backward
+from opensmd.modelparallel.backwards import Backwards
 from opensmd.modelparallel.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.first_plan import agree_on_plan
@@ -131,7 +132,8 @@ class DistributedModel(ModelState):
             return
         roots, given = root_pairs(tensors, grad_tensors)
         gradients = [root_gradient(root, each, share) for root, each in zip(roots, given, strict=True)]
-        if self._replicas is not None and step.is_last_backward():
+        step.backwards.add(step.current)
+        if self._replicas is not None and step.backwards.may_be_last(step.current):
             self._replicas.before_last_backward(roots)
         run_backward(roots, gradients, retain_graph=bool(retain_graph))
 
@@ -204,7 +206,7 @@ class DistributedModel(ModelState):
         finally:
             self._step = None
         if self._replicas is not None:
-            self._replicas.after_step(backward_ran=step.backwards > 0)
+            self._replicas.after_step(backward_ran=step.backwards.total > 0)
         self.finish_step()
         return results
 
@@ -217,7 +219,7 @@ class DistributedModel(ModelState):
             return results
         results = []
         for microbatch, (args, kwargs) in enumerate(calls):
-            step.begin(microbatch)
+            step.current = microbatch
             result = function(*args, **kwargs)
             results.append(detached(result) if detach else result)
         return results
@@ -266,26 +268,12 @@ class DistributedModel(ModelState):
 
 
 class _Step:
-    """One step under way: which microbatch runs, and how many backwards there have been."""
+    """One step under way; ``current`` counts with one partition, where microbatches run one by one."""
 
     def __init__(self, microbatches: int) -> None:
         self.microbatches = microbatches
         self.current = 0
-        self.backwards = 0  # of all microbatches
-        self._before = 0  # of the microbatches before the current one
-
-    def begin(self, microbatch: int) -> None:
-        self.current, self._before = microbatch, self.backwards
-
-    def is_last_backward(self) -> bool:
-        """Count one backward; whether it may be the last one.
-
-        That is so for the last of the last microbatch, if all have equally many, and for any after
-        it; with one microbatch, for all.
-        """
-        self.backwards += 1
-        each = max(1, self._before // self.current) if self.current else 1
-        return self.current == self.microbatches - 1 and self.backwards - self._before >= each
+        self.backwards = Backwards(microbatches)
 
 
 def _check(module: nn.Module, trace_device: str, trace_execution_times: bool) -> None:

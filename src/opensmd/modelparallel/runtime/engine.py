@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import has_backward_hooks, run_backward
+from opensmd.modelparallel.backwards import Backwards
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.plan import Plan
@@ -60,6 +61,7 @@ class Engine:
 
     Attributes:
         plan: where everything lives, once placed.
+        backwards: of the latest step.
         before_last_backward: told the roots of the last backward of a step on this rank, right before it.
     """
 
@@ -81,17 +83,12 @@ class Engine:
         self._sequences = Sequences({}, {})
         self._shared: Shared | None = None
         self._baton: Baton | None = None
-        self._backwards: list[int] = []
+        self.backwards = Backwards(0)
         self._record = Record()
         self._threads = Threads()
         self._failed: str | None = None
         self._generators: list[torch.Generator] = []
         atexit.register(self.close)
-
-    @property
-    def backwards(self) -> int:
-        """How many backwards the latest step had, of all microbatches."""
-        return sum(self._backwards)
 
     @property
     def record(self) -> list[Stretch]:
@@ -197,7 +194,7 @@ class Engine:
         shared = self._begin_step()
         runs = [MicrobatchRun(shared, index) for index in range(len(calls))]
         results = Results(shared, len(calls), detach=detach)
-        self._backwards = [0] * len(calls)
+        self.backwards = Backwards(len(calls))
         self._record = Record()
 
         def begin(index: int) -> None:
@@ -319,7 +316,7 @@ class Engine:
         assert run is not None and self._baton is not None
         roots, given = root_pairs(tensors, grad_tensors)
         with run.as_a_whole():
-            self._backwards[run.index] += 1
+            self.backwards.add(run.index)
             edges = run.edges_of(roots)
             tokens = run.tokens(edges, keep=bool(retain_graph))
             starts, gradients = [], []
@@ -334,15 +331,10 @@ class Engine:
             if not starts:
                 return
             self._record.turn("backward")
-            if self.before_last_backward is not None and self._is_last_backward(run.index):
+            if self.before_last_backward is not None and self.backwards.may_be_last(run.index):
                 self.before_last_backward(starts)
             run_backward(starts, gradients, retain_graph=bool(retain_graph))
             self._record.turn("forward")
-
-    def _is_last_backward(self, index: int) -> bool:
-        """The last one of the last microbatch, if all microbatches have equally many; and any further one."""
-        last = len(self._backwards) - 1
-        return index == last and (last == 0 or self._backwards[last] >= self._backwards[0])
 
     def _is_held(self, index: int, progress: Sequence[Progress]) -> bool:
         """With replicas, the last microbatch goes backward after all others: its gradients are the last."""
