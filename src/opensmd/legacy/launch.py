@@ -36,16 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parser().error(
             "--no_python needs --use_env and excludes --module: only Python scripts take --local_rank"
         )
-    processes = [
-        subprocess.Popen(command_of(options, local_rank), env=environment_of(options, local_rank, os.environ))
-        for local_rank in range(options.nproc_per_node)
-    ]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _raise_interrupted)
+    asked = _Asked()  # before the first process, which would outlive a launcher that a signal ends at once
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        return _wait(processes, options)
-    except Interrupted as interrupted:
-        return 128 + interrupted.number
+        for local_rank in range(options.nproc_per_node):
+            environment = environment_of(options, local_rank, os.environ)
+            processes.append(subprocess.Popen(command_of(options, local_rank), env=environment))
+        return _wait(processes, options, asked)
     finally:
         _end(processes)
 
@@ -93,9 +90,11 @@ def environment_of(
     return {**environment, **own}
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], options: argparse.Namespace) -> int:
-    """Until all have ended well, or one has not."""
+def _wait(processes: list[subprocess.Popen[bytes]], options: argparse.Namespace, asked: _Asked) -> int:
+    """Until all have ended well, one has not, or the launcher is asked to end."""
     while True:
+        if asked.by_signal is not None:
+            return 128 + asked.by_signal
         codes = [process.poll() for process in processes]
         for local_rank, code in enumerate(codes):
             if code:
@@ -124,16 +123,19 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-class Interrupted(Exception):
-    """The launcher was asked to end."""
+class _Asked:
+    """Whether this process has been asked to end, from now on.
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    A handler that raised could do so between the start of a process and its being known.
+    """
 
+    def __init__(self) -> None:
+        self.by_signal: int | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
 
-def _raise_interrupted(number: int, frame: FrameType | None) -> None:
-    raise Interrupted(number)
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.by_signal = number
 
 
 if __name__ == "__main__":
