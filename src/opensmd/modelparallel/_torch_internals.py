@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
 
 __all__ = [
     "WithoutMode",
+    "gathered",
     "is_reentrant_checkpoint",
     "replaced_calls",
     "replaced_functions",
@@ -148,6 +150,13 @@ def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], *, retain
     torch.autograd.graph._engine_run_backward(
         tuple(roots), tuple(gradients), retain_graph, False, (), allow_unreachable=True, accumulate_grad=True
     )
+
+
+def gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The vectors of all ranks of ``group``, one after the other; past the Python of the public function."""
+    everyone = mine.new_empty(mine.numel() * group.size())
+    group._allgather_base(everyone, mine).wait()
+    return everyone
 
 
 def function_modes() -> list[torch.overrides.TorchFunctionMode]:

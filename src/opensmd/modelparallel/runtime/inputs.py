@@ -6,6 +6,7 @@ those of the first rank count, as in the original, where the others may pass emp
 
 from __future__ import annotations
 
+import functools
 import warnings
 import zlib
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.keys import stable_hash
 from opensmd.modelparallel.runtime.transport import control_device
@@ -35,14 +37,12 @@ def agreed_inputs(
     """
     leaves: list[Tensor] = []
     structure.collect((args, kwargs), leaves)
-    device = control_device(group)
-    mine = torch.tensor([_form(args, kwargs), _data(leaves)], device=device)
-    everyone = torch.empty(2 * dist.get_world_size(group), dtype=torch.int64, device=device)
-    dist.all_gather_single(everyone, mine, group=group)
-    everyone = everyone.view(-1, 2)
-    if bool((everyone == everyone[0]).all()):
+    mine = torch.tensor([_form(args, kwargs), _data(leaves)], device=control_device(group))
+    numbers = gathered(mine, group).tolist()
+    forms, data = set(numbers[::2]), set(numbers[1::2])
+    if len(forms) == len(data) == 1:
         return args, kwargs
-    if bool((everyone[:, 0] == everyone[0, 0]).all()):
+    if len(forms) == 1:
         warnings.warn(
             "the ranks of a pipeline called the step with different data of the same shapes; the data of the "
             "first rank is used. Give all ranks of smp.get_mp_group() the same batches (a sampler over "
@@ -53,7 +53,12 @@ def agreed_inputs(
 
 
 def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    return stable_hash((tuple(map(_shape, args)), tuple((k, _shape(v)) for k, v in kwargs.items())), 63)
+    return _hash((tuple(map(_shape, args)), tuple((k, _shape(v)) for k, v in kwargs.items())))
+
+
+@functools.lru_cache(maxsize=256)
+def _hash(form: Any) -> int:
+    return stable_hash(form, 63)
 
 
 def _shape(value: Any) -> Any:
