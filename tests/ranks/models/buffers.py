@@ -120,7 +120,9 @@ NORMALISED = ("first", "norm1", "second", "norm2", "head")
 CHAIN = {2: {"chain": {"third": 1, "head": 1}}}
 
 CASES = (
-    Case("batch norm", Normalised, NORMALISED, whole=False, rows=16),
+    # Four rows in the smallest microbatch: from two, BatchNorm makes 1 and -1 whatever they are. Gradients
+    # before it then cancel to rounding, and plain PyTorch that adds as replicas do differs from itself.
+    Case("batch norm", Normalised, NORMALISED, whole=False, rows=32),
     Case("residual network", Images, ("blocks.0", "blocks.1", "blocks.2", "head"), whole=False, rows=16),
     # with more microbatches a later one may write before an earlier one, back from another stage, has read
     Case("counters and averages", Counts, whole=False, replicas=False, microbatches=(1,)),
