@@ -48,8 +48,10 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     passes: int = 1
     microbatches: int = 4
+    frozen: tuple[str, ...] = ()  # for each step, the beginning of the names that do not train in it
 
 
+FREEZING = ("layers.0", "none", "layers", "head")
 CASES: dict[str, Case] = {
     "cluster": Case(),
     "spread": Case({"placement_strategy": "spread"}),
@@ -64,6 +66,9 @@ CASES: dict[str, Case] = {
     "sums over microbatches": Case(model={"average_grads_across_microbatches": False}),
     "unused allowed": Case(model={"find_unused_parameters": True}),
     "no broadcast of buffers": Case(model={"broadcast_buffers": False}),
+    "other layers frozen in every step": Case(frozen=FREEZING),
+    "no overlap, freezing": Case(model={"overlapping_allreduce": False}, frozen=FREEZING),
+    "bucket views, freezing": Case(model={"gradient_as_bucket_view": True}, frozen=FREEZING),
 }
 
 
@@ -71,6 +76,11 @@ def data(step: int, replicas: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(replicas * ROWS, WIDTH, generator=generator)
     return x, x.sum(1, keepdim=True).sin()
+
+
+def freeze(model: nn.Module, case: Case, step: int) -> None:
+    for name, parameter in model.named_parameters() if case.frozen else ():
+        parameter.requires_grad_(not name.removeprefix("module.").startswith(case.frozen[step]))
 
 
 def one_process(case: Case, replicas: int) -> tuple[list[float], dict[str, Tensor]]:
@@ -81,6 +91,7 @@ def one_process(case: Case, replicas: int) -> tuple[list[float], dict[str, Tenso
     summed = case.model.get("average_grads_across_microbatches") is False
     losses = []
     for step in range(STEPS):
+        freeze(model, case, step)
         x, y = data(step, replicas)
         loss = F.mse_loss(model(x), y)
         torch.autograd.backward(loss * (case.microbatches if summed else 1))
@@ -106,6 +117,7 @@ def train(case: Case, partitions: int) -> tuple[list[float], dict[str, Tensor]]:
 
     losses = []
     for step in range(STEPS):
+        freeze(model, case, step)
         x, y = data(step, smp.dp_size())
         mine = slice(smp.dp_rank() * ROWS, (smp.dp_rank() + 1) * ROWS)
         loss = step_function(x[mine], y[mine]).reduce_mean()

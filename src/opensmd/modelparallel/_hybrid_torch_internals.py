@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["arm", "begin", "begin_again", "dismantle", "flatten", "ignoring", "unflatten"]
+__all__ = ["arm", "begin", "begin_again", "dismantle", "flatten", "ignoring", "is_joining", "unflatten"]
 
 
 def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
@@ -37,6 +37,11 @@ def begin_again(ddp: DistributedDataParallel) -> None:
 def arm(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
     """What DDP does after a forward that returned ``roots``: from now on every gradient counts."""
     ddp._post_forward(list(roots))  # type: ignore[no-untyped-call]
+
+
+def is_joining(ddp: DistributedDataParallel) -> bool:
+    """Whether it is within its ``join``."""
+    return bool(ddp._join_config.enable)
 
 
 def dismantle(ddp: DistributedDataParallel) -> None:

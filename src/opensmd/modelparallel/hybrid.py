@@ -35,6 +35,7 @@ from opensmd.modelparallel._hybrid_torch_internals import (
     dismantle,
     flatten,
     ignoring,
+    is_joining,
     unflatten,
 )
 
@@ -101,11 +102,8 @@ class Replicas:
             "gradient_as_bucket_view": gradient_as_bucket_view and overlapping_allreduce,
             "find_unused_parameters": find_unused_parameters,
         }
-        self._parameters = [
-            parameter
-            for name, parameter in module.named_parameters()
-            if is_local(name) and parameter.requires_grad
-        ]
+        self._local = [each for name, each in module.named_parameters() if is_local(name)]
+        self._trained = [each.requires_grad for each in self._local]
         self._ddp: DistributedDataParallel | None = None
         if self._parameters:
             self._ddp = self._make_ddp(first=True)
@@ -115,9 +113,15 @@ class Replicas:
             self.register_comm_hook(state, hook)
 
     def before_step(self) -> None:
-        """Begin a step: synchronise buffers and decide whether its gradients are reduced."""
+        """Begin a step: synchronise buffers and decide whether its gradients are reduced.
+
+        Raises:
+            RuntimeError: parameters were frozen or freed within :meth:`join`.
+        """
         if self._inside:
             raise RuntimeError("a step began before the one before it ended")
+        if [each.requires_grad for each in self._local] != self._trained:
+            self._follow_requires_grad()
         self._inside, self._announced = True, False
         if self._ddp is None:
             if self._broadcast_buffers:
@@ -159,10 +163,7 @@ class Replicas:
         self._inside = False
         if self._armed and self._ddp is not None:
             self._armed = False
-            dismantle(self._ddp)
-            self._ddp = self._make_ddp(first=False)
-            for state, hook in self._comm_hooks:
-                self._ddp.register_comm_hook(state, hook)
+            self._replace_ddp()
 
     def after_step(self, *, backward_ran: bool) -> None:
         """End a step; without overlap, reduce the gradients now.
@@ -220,11 +221,34 @@ class Replicas:
             raise ValueError("a comm hook needs overlapping_allreduce=True: without it no bucket is sent")
         if self._ddp is not None:
             self._ddp.register_comm_hook(state, hook)
-            self._comm_hooks.append((state, hook))
+        self._comm_hooks.append((state, hook))
 
     @property
     def _is_reducing(self) -> bool:
         return (self._passes + 1) % self.backward_passes_per_step == 0
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        """Those whose gradients are reduced."""
+        return [each for each, trained in zip(self._local, self._trained, strict=True) if trained]
+
+    def _follow_requires_grad(self) -> None:
+        """Reduce what is trained from now on: torch's reducer knows what was trained when it was made."""
+        if self._ddp is not None and is_joining(self._ddp):
+            raise RuntimeError(
+                "requires_grad of parameters changed within join(): the replicas that have ended would not "
+                "follow. Freeze and free parameters before or after it"
+            )
+        self._trained = [each.requires_grad for each in self._local]
+        self._replace_ddp()
+
+    def _replace_ddp(self) -> None:
+        if self._ddp is not None:
+            dismantle(self._ddp)
+        self._ddp = self._make_ddp(first=False) if self._parameters else None
+        if self._ddp is not None:
+            for state, hook in self._comm_hooks:
+                self._ddp.register_comm_hook(state, hook)
 
     def _make_ddp(self, *, first: bool) -> DistributedDataParallel:
         """torch's reducer for what lives here; the ``first`` one makes all replicas equal."""
