@@ -6,21 +6,19 @@ The pipeline's transport: a sender is never held up by its receiver, a receiver 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import DistBackendError
+from torch import Tensor
 
 from opensmd.collectives import _torch_internals
-from opensmd.collectives.blocks import BLOCK_BYTES, Blocks
+from opensmd.collectives.build import load
 
 __all__ = ["Mailbox", "has_mailbox"]
 
-# torch's own tags are 32 bits wide.
-_OWN_TAGS = 1 << 40
+_GROUPS_TIMEOUT = timedelta(0)
 
 
 def has_mailbox(group: Any = None) -> bool:
@@ -32,7 +30,7 @@ def has_mailbox(group: Any = None) -> bool:
 class Mailbox:
     """One rank's end of the messages within one group. Ranks are the group's; CPU tensors only.
 
-    Messages from one rank with one tag arrive in the order in which they were sent.
+    Messages from one rank with one tag arrive in the order in which they were sent. Tags have 40 bits.
 
     Args:
         group: a process group whose backend is smddp and whose ranks are on one host.
@@ -47,65 +45,34 @@ class Mailbox:
                 "a mailbox needs a group of the smddp backend whose ranks are all on one host; use "
                 "torch.distributed's isend and irecv for other groups"
             )
-        backend = _torch_internals.cpu_backend(group)
-        self._group = backend.shared_group
-        self._blocks = Blocks(backend)
-        self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
+        self._native = load()
+        self._mailbox = self._native.Mailbox(_torch_internals.cpu_backend(group))
 
-    def send(self, dst: int, tag: int, tensor: torch.Tensor) -> None:
+    def send(self, dst: int, tag: int, tensor: Tensor) -> None:
         """Send to group rank ``dst`` and return at once.
 
         ``tensor`` must not be changed until it has left; what is sent is kept alive until then.
         """
-        data = tensor.detach() if tensor.requires_grad else tensor
-        data = data.contiguous()
-        if data.nbytes >= BLOCK_BYTES:
-            place = self._blocks.put(data)
-            self._post(dst, tag, torch.tensor([-1, data.nbytes]) if place is None else place)
-            if place is not None:
-                return
-        self._post(dst, tag, data)
-
-    def _post(self, dst: int, tag: int, data: torch.Tensor) -> None:
-        request = self._group.post_send(data, dst, _own(tag))
-        self._forget_what_left()
-        if not request.done():
-            self._leaving.append((request, data))
+        self._mailbox.send(dst, tag, tensor)
 
     def ready(self, src: int, tag: int) -> bool:
         """Whether a message from ``src`` with ``tag`` has begun to arrive."""
-        self._forget_what_left()
-        return bool(self._group.ready(src, _own(tag)))
+        found: bool = self._mailbox.ready(src, tag)
+        return found
 
     def receive(
-        self, src: int, tag: int, count: int, dtype: torch.dtype, *, timeout: timedelta | None = None
-    ) -> torch.Tensor:
+        self, src: int, tag: int, count: int, dtype: torch.dtype, *, timeout: timedelta = _GROUPS_TIMEOUT
+    ) -> Tensor:
         """Receive ``count`` numbers as a vector. A large one stays where the sender has put it.
 
         Raises:
             DistBackendError: the message has another size, the sender is lost, or nothing came within
                 ``timeout`` (default: the group's).
         """
-        if count * dtype.itemsize >= BLOCK_BYTES:
-            place = torch.empty(2, dtype=torch.int64)
-            self._receive_into(src, tag, place, timeout)
-            offset, size = place.tolist()
-            if size != count * dtype.itemsize:
-                raise DistBackendError(
-                    f"the message from rank {src} with tag {tag} has {size} bytes, the receiver expected "
-                    f"{count * dtype.itemsize}"
-                )
-            if offset >= 0:
-                return self._blocks.lent(src, offset, size).view(dtype)
-        received = torch.empty(count, dtype=dtype)
-        self._receive_into(src, tag, received, timeout)
+        received: Tensor = self._mailbox.receive(src, tag, count, dtype, timeout)
         return received
 
-    def _receive_into(self, src: int, tag: int, tensor: torch.Tensor, timeout: timedelta | None) -> None:
-        request = self._group.post_receive(tensor, src, _own(tag))
-        request.wait(timeout or timedelta(0))
-
-    def wait_any(self, wanted: Sequence[tuple[int, int]], *, timeout: timedelta | None = None) -> int:
+    def wait_any(self, wanted: Sequence[tuple[int, int]], *, timeout: timedelta = _GROUPS_TIMEOUT) -> int:
         """Wait until a message for one of the ``(src, tag)`` pairs has begun to arrive.
 
         Returns:
@@ -115,22 +82,33 @@ class Mailbox:
             DistBackendError: a member is lost, or nothing came within ``timeout`` (default: the group's),
                 which ends the group.
         """
-        self._forget_what_left()
-        pairs = [(src, _own(tag)) for src, tag in wanted]
-        return int(self._group.wait_ready(pairs, timeout or timedelta(0)))
+        found: int = self._mailbox.wait_any(wanted, timeout)
+        return found
 
-    def flush(self, *, timeout: timedelta | None = None) -> None:
+    def flush(self, *, timeout: timedelta = _GROUPS_TIMEOUT) -> None:
         """Wait until everything sent has left this process's tensors."""
-        while self._leaving:
-            request, _ = self._leaving.popleft()
-            request.wait(timeout or timedelta(0))
+        self._mailbox.flush(timeout)
 
-    def _forget_what_left(self) -> None:
-        while self._leaving and self._leaving[0][0].done():
-            self._leaving.popleft()
+    def send_edge(
+        self, sent: Tensor, peer: int, tag: int, missing: int, expect: Callable[[], None]
+    ) -> Tensor:
+        """An edge of autograd that leads to ``peer``, which ``sent`` was sent to.
 
+        Args:
+            tag: of the gradient that will come in backward.
+            missing: the tag of the word that there is none.
+            expect: called in backward if neither has come; returns when one has.
 
-def _own(tag: int) -> int:
-    if not 0 <= tag < _OWN_TAGS:
-        raise ValueError(f"a tag must be between 0 and {_OWN_TAGS - 1}, got {tag}")
-    return _OWN_TAGS + tag
+        Returns:
+            A token: a tensor of no elements, at which backward begins.
+        """
+        token: Tensor = self._native.send_edge(sent, self._mailbox, peer, tag, missing, expect)
+        return token
+
+    def receive_edge(self, received: Tensor, peer: int, tag: int, missing: int) -> tuple[Tensor, Tensor]:
+        """The other end: ``received`` as part of the graph, and a token.
+
+        In backward its gradient goes back to ``peer`` with ``tag``, or one byte with ``missing``.
+        """
+        found: tuple[Tensor, Tensor] = self._native.receive_edge(received, self._mailbox, peer, tag, missing)
+        return found

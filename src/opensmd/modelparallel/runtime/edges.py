@@ -4,6 +4,8 @@ A sent tensor gets a token on the sender and one on the receiver; backward begin
 part of the graph. torch runs the nodes of a thread in descending order of creation, and both ends create
 theirs at the same program point: so each waits for what the other is about to send, whatever the topology.
 A gradient that does not exist is told as such and never replaced by zeros.
+
+These are the edges of transports without a mailbox; the mailbox has its own, which need no Python in backward.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.edges import receive_edge, send_edge
 from opensmd.modelparallel.runtime.layout import arranged, in_memory_order
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Tag, ancestors, tag_of
@@ -102,10 +101,12 @@ class Transfers:
         self.transport.send(target, make_tag(Kind.TENSOR, self.index, number, check), data)
         self.shared.sent_since_flush = True
         if grad:
-            messages = gradient_messages(target, make_tag(Kind.GRADIENT, self.index, number, check))
+            back = make_tag(Kind.GRADIENT, self.index, number, check)
+            messages = gradient_messages(target, back)
             self._gradients[number] = messages
-            dtype = real.dtype
-            self._tokens[number] = send_edge(real, lambda: self._wait_for_gradient(messages, shape, dtype))
+            self._tokens[number] = self.transport.send_edge(
+                real, target, back, lambda: self._wait_for_gradient(messages, shape)
+            )
 
     def _receive(self, like: Tensor, source: int, number: int, grad: bool) -> Tensor:
         check = _shape_check(like.shape)
@@ -115,18 +116,12 @@ class Transfers:
         if not grad:
             return received
         back = make_tag(Kind.GRADIENT, self.index, number, check)
-        result, self._tokens[number] = receive_edge(
-            received, lambda gradient: self.transport.send_gradient(source, back, gradient)
-        )
+        result, self._tokens[number] = self.transport.receive_edge(received, source, back)
         return result
 
-    def _wait_for_gradient(
-        self, messages: list[Message], shape: torch.Size, dtype: torch.dtype
-    ) -> Tensor | None:
+    def _wait_for_gradient(self, messages: list[Message], shape: torch.Size) -> None:
         self.point = f"the gradient of a tensor of shape {tuple(shape)} from pipeline rank {messages[0][0]}"
         self.wait(messages)
-        gradient = self.transport.receive_gradient(*messages[0], shape.numel(), dtype)
-        return None if gradient is None else gradient.view(shape)
 
     # --- backward --------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from opensmd.collectives.mailbox import Mailbox, has_mailbox
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime import edges
 
 __all__ = [
     "ABORT",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 Message = tuple[int, int]  # (pipeline rank of the sender, tag)
+Expect = Callable[[], None]
 
 _MICROBATCH_BITS, _NUMBER_BITS, _CHECK_BITS = 10, 16, 10
 
@@ -66,11 +68,15 @@ class Transport(Protocol):
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
         """Wait for ``count`` numbers; a vector."""
 
-    def send_gradient(self, target: int, tag: int, gradient: Tensor | None) -> None:
-        """Send a gradient, or that there is none; ``tag`` is of kind GRADIENT."""
+    def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
+        """The token of a sent tensor, which backward begins at; its gradient comes with ``tag``, or None does.
 
-    def receive_gradient(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor | None:
-        """Wait for a gradient; None if there is none."""
+        ``tag`` is of kind GRADIENT. ``expect`` is called in backward before the gradient is waited for, unless
+        it is known to have come.
+        """
+
+    def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
+        """A received tensor as part of the graph, and its token; its gradient goes back with ``tag``."""
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         """Send a small picklable object."""
@@ -122,7 +128,6 @@ class MailboxTransport:
         self._mailbox = Mailbox(group)
         self._rank = dist.get_rank(group)
         self._aborts = [(rank, ABORT) for rank in range(dist.get_world_size(group)) if rank != self._rank]
-        self._nothing = torch.zeros(1, dtype=torch.uint8)
 
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
         self._mailbox.send(target, tag, tensor)
@@ -132,19 +137,11 @@ class MailboxTransport:
             self.wait_any([(source, tag)])
         return self._mailbox.receive(source, tag, count, dtype)
 
-    def send_gradient(self, target: int, tag: int, gradient: Tensor | None) -> None:
-        if gradient is None:
-            self._mailbox.send(target, _without_gradient(tag), self._nothing)
-        else:
-            self._mailbox.send(target, tag, gradient)
+    def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
+        return self._mailbox.send_edge(sent, target, tag, _without_gradient(tag), expect)
 
-    def receive_gradient(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor | None:
-        if not self._mailbox.ready(source, tag):
-            missing = _without_gradient(tag)
-            if self.wait_any([(source, tag), (source, missing)]) == 1:
-                self._mailbox.receive(source, missing, 1, torch.uint8)
-                return None
-        return self._mailbox.receive(source, tag, count, dtype)
+    def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
+        return self._mailbox.receive_edge(received, source, tag, _without_gradient(tag))
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         data = _to_bytes(value)
@@ -207,15 +204,26 @@ class GroupTransport:
         dist.recv(into, group=group, tag=_short(tag), group_src=source)
         return into
 
-    def send_gradient(self, target: int, tag: int, gradient: Tensor | None) -> None:
-        self.send(target, tag, torch.tensor([gradient is not None], dtype=torch.int64, device=self._device))
-        if gradient is not None:
-            self.send(target, tag, gradient)
+    def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
+        shape, dtype = sent.shape, sent.dtype
 
-    def receive_gradient(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor | None:
-        if not self.receive(source, tag, 1, torch.int64).item():
-            return None
-        return self.receive(source, tag, count, dtype)
+        def receive() -> Tensor | None:
+            expect()
+            if not self.receive(target, tag, 1, torch.int64).item():
+                return None
+            return self.receive(target, tag, shape.numel(), dtype).view(shape)
+
+        return edges.send_edge(sent, receive)
+
+    def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
+        def send(gradient: Tensor | None) -> None:
+            self.send(
+                source, tag, torch.tensor([gradient is not None], dtype=torch.int64, device=self._device)
+            )
+            if gradient is not None:
+                self.send(source, tag, gradient)
+
+        return edges.receive_edge(received, send)
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         data = _to_bytes(value).to(self._device)

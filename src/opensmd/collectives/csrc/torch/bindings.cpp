@@ -1,15 +1,12 @@
 // What Python sees of the compiled module; opensmd.collectives.backend is its only direct user.
 #include <torch/csrc/utils/pybind.h>
 
-#include <unistd.h>
-
-#include <atomic>
-
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "torch/backend.hpp"
+#include "torch/mailbox_bindings.hpp"
 
 namespace py = pybind11;
 
@@ -121,29 +118,7 @@ void bind_arena(py::module_& module) {
   module.def("default_heap_bytes", &default_heap_bytes);
 }
 
-constexpr size_t kLentHeaderBytes = 64;  // as blocks.py has it
-
-// `bytes` of a block in a member's heap, behind a header whose first word says "in use" and is cleared when the
-// tensor is gone.
-at::Tensor lend(const std::shared_ptr<Group>& group, int member, uint64_t offset, size_t bytes) {
-  auto* start = static_cast<std::byte*>(group->heap_address(member, offset, kLentHeaderBytes + bytes));
-  auto* in_use = reinterpret_cast<std::atomic<int64_t>*>(start);
-  return at::from_blob(start + kLentHeaderBytes, {static_cast<int64_t>(bytes)},
-                       // A forked child's copy of a tensor may be destroyed too; the block is the parent's.
-                       [group, in_use, owner = getpid()](void*) {
-                         if (getpid() == owner) in_use->store(0, std::memory_order_release);
-                       },
-                       at::TensorOptions(at::kByte));
-}
-
 void bind_group(py::module_& module) {
-  py::class_<Request, std::shared_ptr<Request>>(module, "Request")
-      .def("done", &Request::done, NoGil())
-      .def("wait", [](Request& self, std::chrono::milliseconds timeout) {
-        with_torch_errors([&] { self.wait(timeout); });
-      }, py::arg("timeout") = std::chrono::milliseconds(0), NoGil())
-      .def("source", &Request::source)
-      .def("received_bytes", &Request::received_bytes);
   py::class_<Group, std::shared_ptr<Group>>(module, "Group")
       .def("rank", &Group::rank)
       .def("size", &Group::size)
@@ -155,34 +130,7 @@ void bind_group(py::module_& module) {
       .def("message_record", [](const Group& self, int member) { return records(self.message_record(member)); })
       .def("heap_contains", [](const Group& self, const at::Tensor& tensor) {
         return self.heap_contains(tensor.const_data_ptr());
-      })
-      .def("heap_offset", [](const Group& self, const at::Tensor& tensor) {
-        return self.heap_offset(tensor.const_data_ptr());
-      })
-      .def("lend", &lend)
-      .def("post_send", [](Group& self, const at::Tensor& tensor, int destination, int64_t tag) {
-        std::shared_ptr<Request> request;
-        with_torch_errors([&] {
-          request = self.post_send(tensor.const_data_ptr(), tensor.nbytes(), destination, tag);
-        });
-        return request;
-      }, NoGil())
-      .def("post_receive", [](Group& self, const at::Tensor& tensor, int source, int64_t tag) {
-        std::shared_ptr<Request> request;
-        with_torch_errors([&] { request = self.post_receive(tensor.data_ptr(), tensor.nbytes(), source, tag); });
-        return request;
-      }, NoGil())
-      .def("ready", [](Group& self, int source, int64_t tag) {
-        bool found = false;
-        with_torch_errors([&] { found = self.ready(source, tag); });
-        return found;
-      }, NoGil())
-      .def("wait_ready", [](Group& self, const std::vector<std::pair<int, int64_t>>& wanted,
-                            std::chrono::milliseconds timeout) {
-        size_t found = 0;
-        with_torch_errors([&] { found = self.wait_ready(wanted, timeout); });
-        return found;
-      }, NoGil());
+      });
 }
 
 void bind_backend(py::module_& module) {
@@ -214,4 +162,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   opensmd::bind_arena(module);
   opensmd::bind_group(module);
   opensmd::bind_backend(module);
+  opensmd::bind_mailbox(module);
 }

@@ -1,0 +1,56 @@
+// Blocks of shared memory that large messages lie in, so that only their places travel. The sender copies a message
+// once, into a block of its heap. The receiver uses the block as it is, as the memory of the tensor that it receives.
+// When that tensor is gone, a word in the block says so, and the sender fills the block again. Through a ring both
+// sides would have to work at the same time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/group.hpp"
+
+namespace opensmd {
+
+constexpr size_t kBlockBytes = 256 << 10;  // smaller messages fit into the ring
+
+// Where a message lies, as its receiver is told: the block's offset in the sender's heap (-1: it is not in a block but
+// follows), and the message's bytes.
+using Place = std::array<int64_t, 2>;
+
+// One member's blocks. For one thread at a time.
+class Blocks {
+ public:
+  using Allocate = std::function<at::Tensor(int64_t)>;  // so many bytes, in the heap unless it is full
+
+  Blocks(std::shared_ptr<Group> group, Allocate allocate) : group_(std::move(group)), allocate_(std::move(allocate)) {}
+
+  // Copies a contiguous tensor into a block; nothing when the heap is full.
+  std::optional<Place> put(const at::Tensor& data);
+
+ private:
+  struct Block {
+    at::Tensor memory;
+    std::byte* start;
+    uint64_t offset;
+    size_t room;
+  };
+
+  const Block* take(size_t bytes);
+
+  std::shared_ptr<Group> group_;
+  Allocate allocate_;
+  std::vector<Block> blocks_;
+  bool full_ = false;
+};
+
+// The `count` numbers that `member` has put into its block at `place`; the block is free again when they are gone.
+at::Tensor lent(const std::shared_ptr<Group>& group, int member, const Place& place, int64_t count,
+                at::ScalarType dtype);
+
+}  // namespace opensmd

@@ -1,0 +1,86 @@
+#include "torch/edges.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace opensmd {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+class Sent : public Node {
+ public:
+  Sent(const at::Tensor& tensor, Return way, std::function<void()> expect)
+      : Node(torch::autograd::collect_next_edges(tensor)), way_(std::move(way)), expect_(std::move(expect)),
+        sizes_(tensor.sizes().vec()), count_(tensor.numel()), dtype_(tensor.scalar_type()) {}
+
+  std::string name() const override { return "OpenSMDSent"; }
+
+  variable_list apply(variable_list&&) override {
+    if (!come() && !missing()) expect_();
+    if (come()) return {way_.mailbox->receive(way_.member, way_.tag, count_, dtype_).view(sizes_)};
+    way_.mailbox->receive(way_.member, way_.missing, 1, at::kByte);
+    return {at::Tensor()};
+  }
+
+ private:
+  bool come() const { return way_.mailbox->ready(way_.member, way_.tag); }
+  bool missing() const { return way_.mailbox->ready(way_.member, way_.missing); }
+
+  const Return way_;
+  const std::function<void()> expect_;
+  const std::vector<int64_t> sizes_;
+  const int64_t count_;
+  const at::ScalarType dtype_;
+};
+
+class Received : public Node {
+ public:
+  explicit Received(Return way) : Node(torch::autograd::edge_list()), way_(std::move(way)) {}
+
+  std::string name() const override { return "OpenSMDReceived"; }
+
+  variable_list apply(variable_list&& gradients) override {
+    if (gradients[0].defined()) {
+      way_.mailbox->send(way_.member, way_.tag, gradients[0]);
+    } else {
+      way_.mailbox->send(way_.member, way_.missing, at::zeros({1}, at::kByte));
+    }
+    return {};
+  }
+
+ private:
+  const Return way_;
+};
+
+at::Tensor token(const at::Tensor& like, const c10::intrusive_ptr<Node>& node) {
+  at::Tensor made;
+  {
+    at::AutoDispatchBelowADInplaceOrView plain;
+    made = at::empty({0}, like.options());
+  }
+  torch::autograd::set_history(made, node);
+  return made;
+}
+
+}  // namespace
+
+at::Tensor send_edge(const at::Tensor& sent, Return way, std::function<void()> expect) {
+  return token(sent, c10::make_intrusive<Sent>(sent, std::move(way), std::move(expect)));
+}
+
+std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Return way) {
+  auto node = c10::make_intrusive<Received>(std::move(way));
+  at::Tensor mine;
+  {
+    at::AutoDispatchBelowADInplaceOrView plain;
+    mine = received.detach();  // no view of the message's memory: the program may write into it
+  }
+  torch::autograd::set_history(mine, node);
+  return {mine, token(received, node)};
+}
+
+}  // namespace opensmd

@@ -1,0 +1,53 @@
+// Messages between the members of a group for programs that do not know in which order they will need them: the
+// pipeline's transport. A sender is never held up by its receiver, and a receiver can ask what has come. Beside torch's
+// send and recv, whose messages it never meets, because its tags are its own.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "torch/backend.hpp"
+#include "torch/blocks.hpp"
+
+namespace opensmd {
+
+// One member's end. CPU tensors; any thread. No method may be called with Python's lock held.
+class TensorMailbox {
+ public:
+  using Wanted = std::vector<std::pair<int, int64_t>>;  // (source, tag)
+
+  explicit TensorMailbox(const c10::intrusive_ptr<SmddpBackend>& backend);
+
+  // Returns at once; `tensor` must not change before it has left, and is kept alive until then.
+  void send(int destination, int64_t tag, const at::Tensor& tensor);
+  // Whether a message has begun to arrive.
+  bool ready(int source, int64_t tag);
+  // `count` numbers as a vector; a large message stays where its sender has put it.
+  at::Tensor receive(int source, int64_t tag, int64_t count, at::ScalarType dtype, milliseconds timeout = {});
+  // Waits until a message for one of the pairs has begun to arrive; the index of the first such pair.
+  size_t wait_any(Wanted wanted, milliseconds timeout);
+  // Waits until everything sent has left its tensors.
+  void flush(milliseconds timeout);
+
+ private:
+  struct Leaving {
+    std::shared_ptr<Request> request;
+    at::Tensor data;
+  };
+
+  void post(int destination, int64_t tag, const at::Tensor& data);
+  void receive_into(void* data, size_t bytes, int source, int64_t tag, milliseconds timeout);
+  void forget_what_left();
+
+  std::shared_ptr<Group> group_;
+  std::mutex mutex_;
+  Blocks blocks_;
+  std::deque<Leaving> leaving_;
+};
+
+}  // namespace opensmd
