@@ -5,7 +5,7 @@ part of the graph. torch runs the nodes of a thread in descending order of creat
 theirs at the same program point: so each waits for what the other is about to send, whatever the topology.
 A gradient that does not exist is told as such and never replaced by zeros.
 
-These are the edges of transports without a mailbox; the mailbox has its own, which need no Python in backward.
+These are the edges of transports without a mailbox. The mailbox has its own, without Python in backward.
 """
 
 from __future__ import annotations

@@ -69,10 +69,9 @@ class Transport(Protocol):
         """Wait for ``count`` numbers; a vector."""
 
     def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
-        """The token of a sent tensor, which backward begins at; its gradient comes with ``tag``, or None does.
+        """The token of a sent tensor, which backward begins at: then a gradient comes, or that there is none.
 
-        ``tag`` is of kind GRADIENT. ``expect`` is called in backward before the gradient is waited for, unless
-        it is known to have come.
+        ``tag`` is of kind GRADIENT. Backward calls ``expect`` before it waits for the gradient.
         """
 
     def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
