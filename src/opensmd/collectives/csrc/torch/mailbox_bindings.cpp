@@ -20,6 +20,7 @@ constexpr milliseconds kGroupsTimeout{0};
 // Called, copied and dropped without Python's lock. What it raises passes through autograd as torch's own errors do.
 std::function<void()> callback(py::object callable) {
   std::shared_ptr<py::object> kept(new py::object(std::move(callable)), [](py::object* object) {
+    if (!Py_IsInitialized()) return;  // a graph may outlive Python; there is no more memory to give back then
     py::gil_scoped_acquire gil;
     delete object;
   });
