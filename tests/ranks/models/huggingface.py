@@ -166,7 +166,8 @@ CASES = (
     Case("GPT-2, checkpointed", lambda: checkpointed(gpt2("sdpa")), GPT2, words, masked_loss),
     Case("BERT", lambda: bert("sdpa"), BERT, words, pretraining_loss),
     Case("BERT, eager", lambda: bert("eager"), BERT, words, pretraining_loss),
-    Case("T5", t5, T5, words, language_loss),
+    # T5 does not scale its attention: off by one rounding, plain PyTorch differs from itself by almost 1e-6
+    Case("T5", t5, T5, words, language_loss, tolerance=2e-6),
     Case("Llama", lambda: llama("sdpa"), LLAMA, words, masked_loss),
     Case("Llama, eager", lambda: llama("eager"), LLAMA, words, language_loss),
     Case(

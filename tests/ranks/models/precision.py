@@ -95,11 +95,12 @@ def double_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 PARTS = ("0", "1", "2", "3")
 
 # torch casts a weight once in an autocast context, and two uses of the cast add their gradients in bfloat16;
-# a microbatch that leaves its context clears all casts, after which another one adds in float32.
+# a microbatch that leaves its context clears all casts, after which another one adds in float32. With any of
+# eight microbatches adding in either way, plain PyTorch's bias gradients are up to 1.7e-2 apart: they cancel.
 # bfloat16 weights add up their microbatches' gradients in bfloat16, in the order in which they come
 CASES = (
     Case("autocast around the model", Chain, loss=autocast_loss, whole=False),
-    Case("autocast around a layer used twice", Twice, loss=autocast_loss, whole=False, tolerance=1e-2),
+    Case("autocast around a layer used twice", Twice, loss=autocast_loss, whole=False, tolerance=2e-2),
     Case("autocast in forward", Inside, loss=cross_entropy, whole=False),
     Case("autocast in modules", modules, PARTS, loss=modules_loss, whole=False, tolerance=2e-2),
     Case("bfloat16 weights", bfloat16, loss=bfloat16_loss, whole=False, tolerance=2e-2),
