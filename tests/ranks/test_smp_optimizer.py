@@ -125,6 +125,26 @@ def check_all() -> None:
             check_training(make, when)
 
 
+def check_two_optimizers() -> None:
+    """Both know of the partition, and both give whole state dicts."""
+    restart(partitions=dist.get_world_size())
+    whole, inner = module(), module()
+    model = ModelState(inner)
+    plain = [torch.optim.Adam(group["params"], lr=0.1) for group in groups_of(whole)]
+    parts = [DistributedOptimizer(torch.optim.Adam(group["params"], lr=0.1)) for group in groups_of(inner)]
+    split(model)
+    set_grads(whole, 1)
+    set_grads(inner, 1, model.is_local)
+    for optimizer in (*plain, *parts):
+        optimizer.step()
+    local = {id(each) for each in model.local_parameters()}
+    held = {id(each) for part in parts for group in part.param_groups for each in group["params"]}
+    assert held == local
+    for expected, optimizer in zip(plain, parts, strict=True):
+        assert optimizer.local_state_dict()["_smp_is_partial"] is True
+        assert same(optimizer.state_dict(), expected.state_dict())
+
+
 def check_rest() -> None:
     restart(partitions=2)
     for wrong, error in [
@@ -216,6 +236,10 @@ def test_optimizers_train_and_exchange_state_like_plain_pytorchs(
     pool: Callable[[int], RankPool], size: int
 ) -> None:
     pool(size).run(check_all, backend="gloo")
+
+
+def test_two_optimizers_of_one_model_give_whole_state_dicts(pool: Callable[[int], RankPool]) -> None:
+    pool(2).run(check_two_optimizers)
 
 
 def test_foreign_parameters_names_and_clipping(pool: Callable[[int], RankPool]) -> None:

@@ -59,8 +59,12 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"partition": 2}, "unknown modelparallel parameters: partition. The valid ones are: .*partitions"),
-        ({"partitions": 0}, "pipeline_parallel_degree=0"),
+        (
+            {"partition": 2},
+            r"unknown .* partition \(did you mean partitions\?\). The valid ones are: .*optimize",
+        ),
+        ({"zero": 2}, r"unknown modelparallel parameters: zero. The valid ones are: .*partitions"),
+        ({"partitions": 0}, "partitions=0"),
         ({"microbatches": 0}, "microbatches=0"),
         ({"active_microbatches": 0}, "active_microbatches=0"),
         ({"pipeline": "gpipe"}, "pipeline='gpipe'.*interleaved"),
@@ -82,6 +86,11 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
 def test_what_cannot_be_meant_is_refused_with_the_reason(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load(given)
+
+
+def test_settings_that_are_no_dict_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"smp\.init: expected a dict of modelparallel parameters, got 2"):
+        load(2)  # type: ignore[arg-type]
 
 
 def test_a_launcher_value_that_is_no_json_object_is_refused() -> None:

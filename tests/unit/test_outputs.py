@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import OrderedDict
 from typing import Any
 
@@ -23,6 +25,17 @@ def test_step_output_reduces_joins_and_detaches() -> None:
     assert output.stack().tolist() == [[1.0, 2.0], [3.0, 6.0]]
     assert isinstance(output.detach(), StepOutput)
     assert not output.detach().concat().requires_grad and output.concat().requires_grad
+
+
+def test_who_takes_a_step_output_for_a_tensor_is_told_what_to_do() -> None:
+    loss: Any = StepOutput([torch.tensor(1.0)])
+    with pytest.raises(AttributeError, match=r"no attribute 'item': .*reduce_mean\(\)"):
+        loss.item()
+    with pytest.raises(AttributeError, match=r"call model.backward\(loss\) inside the smp.step function"):
+        loss.backward()
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        _ = loss.nothing
+    assert pickle.loads(pickle.dumps(loss)).outputs == copy.deepcopy(loss).outputs == loss.outputs
 
 
 def test_losses_without_axes_concatenate_to_a_vector() -> None:

@@ -7,6 +7,7 @@ They come from three places, later ones winning: the dict given to ``smp.init``,
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -173,11 +174,14 @@ def load_config(
         arguments: the command line, default ``sys.argv[1:]``.
 
     Raises:
+        TypeError: ``given`` is no dict.
         ValueError: an unknown key, a bad value or a contradiction; the message names the valid keys.
 
     Warns:
         UserWarning: a key that is ignored.
     """
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"smp.init: expected a dict of modelparallel parameters, got {given!r}")
     environ = os.environ if environ is None else environ
     arguments = sys.argv[1:] if arguments is None else arguments
     sources = (given or {}, _from_variable(environ), _from_arguments(arguments))
@@ -188,10 +192,9 @@ def load_config(
             del values[name]
     unknown = sorted(set(values) - set(Config.model_fields))
     if unknown:
-        valid = ", ".join(sorted({*Config.model_fields, "partitions"}))
-        raise ValueError(
-            f"unknown modelparallel parameters: {', '.join(unknown)}. The valid ones are: {valid}"
-        )
+        valid = sorted({*Config.model_fields, "partitions"})
+        told = ", ".join(name + _meant(name, valid) for name in unknown)
+        raise ValueError(f"unknown modelparallel parameters: {told}. The valid ones are: {', '.join(valid)}")
     for name in sorted(_WITHOUT_EFFECT & set(values)):
         if values[name] != Config.model_fields[name].default:
             warnings.warn(f"modelparallel parameter {name}={values[name]!r} has no effect here", stacklevel=3)
@@ -216,6 +219,11 @@ def parse_pairs(text: str) -> dict[str, Any]:
             )
         values[key.strip()] = _value(value.strip())
     return values
+
+
+def _meant(name: str, valid: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, valid, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _one_name(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,5 +274,7 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _told(error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
+    if where == "pipeline_parallel_degree":
+        where = "partitions"
     text = str(error["msg"]).removeprefix("Value error, ")
     return f"{where}={error['input']!r}: {text}" if where else text

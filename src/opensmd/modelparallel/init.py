@@ -72,12 +72,17 @@ def _join_world() -> None:
 def _grid(cfg: Config, size: int) -> RankGrid:
     grid = RankGrid(size, cfg.pipeline_parallel_degree, placement=cfg.placement_strategy)
     if grid.data > 1 and not cfg.ddp:
+        partitions = cfg.pipeline_parallel_degree
         raise ValueError(
-            f"{size} ranks make {grid.data} replicas of {cfg.pipeline_parallel_degree} partitions, but "
-            "ddp is False, so nothing would keep the replicas equal. Set 'ddp': True for data parallelism "
-            f"over them, or start {cfg.pipeline_parallel_degree} processes"
+            f"{size} ranks make {grid.data} replicas of {_count(partitions, 'partition')}, but ddp is False, "
+            "so nothing would keep the replicas equal. Set 'ddp': True for data parallelism over them, set "
+            f"'partitions' to {size}, or start {_count(partitions, 'process', 'es')}"
         )
     return grid
+
+
+def _count(number: int, noun: str, ending: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else ending}"
 
 
 def _difference(old: Config, new: Config) -> str:

@@ -250,8 +250,8 @@ class ModelState(nn.Module):
         if self._pending_local is not None:
             pending, self._pending_local = self._pending_local, None
             self._load_same_partition(pending)
-        if state.optimizer is not None:
-            after_partition(state.optimizer)
+        for optimizer in state.optimizers.values():
+            after_partition(optimizer)
         hooks = list(self._post_partition_hooks.values())
         self._post_partition_hooks.clear()
         for hook in hooks:

@@ -245,6 +245,7 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
         optimizer.__class__ = type(kind.__name__, (_Methods, kind), {"__module__": kind.__module__})
         optimizer._smp_layout = None  # type: ignore[attr-defined]
     state.optimizer = optimizer
+    state.optimizers[id(optimizer)] = optimizer
     if state.model is not None and state.model.partitioned:
         after_partition(optimizer)
     return optimizer

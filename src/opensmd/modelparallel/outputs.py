@@ -43,6 +43,18 @@ class StepOutput:
         """The same outputs without their graphs."""
         return StepOutput([output.detach() for output in self.outputs])
 
+    def __getattr__(self, name: str) -> Any:
+        """Say what to do, because scripts take a step's result for a tensor."""
+        text = f"StepOutput has no attribute {name!r}"
+        if name == "backward":
+            text += ": call model.backward(loss) inside the smp.step function"
+        elif hasattr(Tensor, name):
+            text += (
+                ": it holds one tensor for each microbatch. Make one of them with reduce_mean(), "
+                "reduce_sum(), concat() or stack(), or take .outputs"
+            )
+        raise AttributeError(text, name=name, obj=self)
+
 
 def merge_results(results: Sequence[Any]) -> Any:
     """Turn one result for each microbatch into one result of the same structure.

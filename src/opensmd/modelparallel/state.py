@@ -42,6 +42,7 @@ class State:
         engine: what runs steps; set when the model has been partitioned.
         model: the script's DistributedModel.
         optimizer: the script's latest DistributedOptimizer.
+        optimizers: all of them, by identity.
         scalers: the script's GradScalers, in the order in which it made them.
         owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
     """
@@ -57,6 +58,7 @@ class State:
         self.rank = 0
         self.model: ModelState | None = None
         self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
         self.scalers: WeakValueDictionary[int, GradScaler] = WeakValueDictionary()
         self.engine: Any = None
         self.owns_world = False
