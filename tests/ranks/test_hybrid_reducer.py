@@ -330,6 +330,16 @@ def a_last_microbatch_without_backward_is_no_silent_loss() -> None:
         replicas.after_step(backward_ran=True)
 
 
+def a_parameter_that_the_last_backward_does_not_reach_is_named() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    replicas = Replicas(model := build(0), is_local=is_local, group=group)
+    with pytest.raises(
+        RuntimeError, match=r"2 have no gradient: sometimes\.weight, .*find_unused_parameters"
+    ):
+        run_step(model, replicas, Case(extra=never), 0)
+
+
 FUNCTIONS = [
     all_cases,
     microbatches_may_run_in_threads,
@@ -340,6 +350,7 @@ FUNCTIONS = [
     comm_hooks_replace_the_reduction,
     a_step_that_failed_leaves_nothing_behind,
     a_last_microbatch_without_backward_is_no_silent_loss,
+    a_parameter_that_the_last_backward_does_not_reach_is_named,
 ]
 
 

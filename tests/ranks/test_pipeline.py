@@ -276,6 +276,21 @@ def misuse() -> list[str]:
     return told
 
 
+def backward_of_what_is_not_trained() -> str:
+    with pipeline() as model:
+
+        @smp.step
+        def evaluate(x: Tensor) -> Tensor:
+            loss: Tensor = model(x).sum()
+            model.backward(loss)
+            return loss
+
+        with torch.no_grad():
+            told = _told(Exception, lambda: evaluate(torch.ones(4, WIDTH)))
+    dist.destroy_process_group()  # there may be messages left in it
+    return told
+
+
 def error_of_the_user(everywhere: bool) -> str:
     """A step function raises, on all ranks or on the first one alone."""
     with pipeline() as model:
@@ -378,6 +393,11 @@ def test_misuse_is_told_and_breaks_nothing(pool: Pools) -> None:
         assert "3 microbatches do not divide" in uneven
         assert "outside a step" in forward and "outside a step" in backward
         assert "partitioned already" in late
+
+
+def test_a_backward_without_anything_trained_is_an_error_on_all_ranks(pool: Pools) -> None:
+    for told in pool(2).run(backward_of_what_is_not_trained, timeout=50, group_timeout=20):
+        assert "ran under torch.no_grad(), or nothing that it used is trained" in told
 
 
 def test_an_error_of_the_step_function_reaches_all_ranks(pool: Pools) -> None:

@@ -109,6 +109,11 @@ def _misuse() -> list[str]:
         told.append(_told(SMPError, lambda: model(torch.ones(1, 6))))
         told.append(_told(SMPError, lambda: smp.DistributedModel(_net())))
         told.append(_told(ValueError, lambda: smp.step(lambda x: model(x))(torch.ones(3, 6))))
+        told.append(_told(TypeError, lambda: smp.step(["x"])))  # type: ignore[call-overload]
+        told.append(_told(TypeError, lambda: smp.step(lambda x: model.backward(2.0))(torch.ones(2, 6))))
+        with torch.no_grad():
+            backward = smp.step(lambda x: model.backward(model(x).sum()))
+            told.append(_told(RuntimeError, lambda: backward(torch.ones(2, 6))))
         with torch.no_grad():
             outputs = smp.step()(lambda x: {"logits": model(x)})(torch.ones(4, 6))
         assert outputs["logits"].concat().shape == (4, 3)
@@ -130,8 +135,11 @@ def test_microbatches_and_replicas_train_like_one_process(pool: Callable[[int], 
 
 def test_misuse_says_what_to_do(pool: Callable[[int], RankPool]) -> None:
     for told in pool(2).run(_misuse):
-        unwrapped, outside, twice, uneven = told
+        unwrapped, outside, twice, uneven, options, number, untrained = told
         assert "before smp.DistributedModel" in unwrapped
         assert "outside a step" in outside
         assert "only one model" in twice
         assert "2 microbatches do not divide" in uneven
+        assert "got list; options are given by name" in options
+        assert "expected a tensor or a sequence of tensors, got float" in number
+        assert "ran under torch.no_grad()" in untrained

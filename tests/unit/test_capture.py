@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,13 @@ def test_the_scripts_own_error_comes_through_and_tracing_ends() -> None:
         capture(model, lambda: model(torch.ones(2, 5)))
     assert not is_tracing()
     assert not model._forward_hooks
+
+
+def test_torch_logs_nothing_about_what_only_the_dry_run_cannot_do(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(4, 4)
+    with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="cannot be multiplied"):
+        capture(model, lambda: model(torch.ones(2, 3)))
+    assert not caplog.records
 
 
 def test_measured_times_replace_estimates() -> None:

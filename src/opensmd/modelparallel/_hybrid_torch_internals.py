@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["arm", "begin", "begin_again", "dismantle", "flatten", "ignoring", "is_joining", "unflatten"]
+__all__ = [
+    "arm",
+    "begin",
+    "begin_again",
+    "dismantle",
+    "flatten",
+    "has_finished",
+    "ignoring",
+    "is_joining",
+    "unflatten",
+]
 
 
 def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
@@ -37,6 +47,17 @@ def begin_again(ddp: DistributedDataParallel) -> None:
 def arm(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
     """What DDP does after a forward that returned ``roots``: from now on every gradient counts."""
     ddp._post_forward(list(roots))  # type: ignore[no-untyped-call]
+
+
+def has_finished(ddp: DistributedDataParallel) -> bool:
+    """Whether all gradients that the armed backward was to bring have come."""
+    try:
+        ddp.reducer._check_reducer_finalized()
+    except RuntimeError as error:
+        if "finished reduction" not in str(error):
+            raise
+        return False
+    return True
 
 
 def is_joining(ddp: DistributedDataParallel) -> bool:

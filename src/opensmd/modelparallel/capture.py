@@ -162,6 +162,7 @@ def _observe_fake(
     try:
         with (
             _untouched(module),
+            _quiet(),
             fakes,
             observer,
             observer.saving(),
@@ -172,6 +173,17 @@ def _observe_fake(
         logger.debug("the dry run under fake tensors failed (%r); running the step once for real", error)
         return None
     return observer
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs a traceback for what fake tensors cannot do; the real run that follows decides."""
+    of_torch = logging.getLogger(FakeTensorMode.__module__)
+    before, of_torch.disabled = of_torch.disabled, True
+    try:
+        yield
+    finally:
+        of_torch.disabled = before
 
 
 def _observe_real(

@@ -34,6 +34,7 @@ from opensmd.modelparallel._hybrid_torch_internals import (
     begin_again,
     dismantle,
     flatten,
+    has_finished,
     ignoring,
     is_joining,
     unflatten,
@@ -169,7 +170,8 @@ class Replicas:
         """End a step; without overlap, reduce the gradients now.
 
         Raises:
-            RuntimeError: backwards ran, but the last microbatch did not announce its own.
+            RuntimeError: backwards ran, but the last microbatch did not announce its own, or it did not reach
+                all parameters.
         """
         self._inside = self._armed = False
         if not backward_ran:
@@ -186,6 +188,13 @@ class Replicas:
                     "others. Call model.backward equally often in every microbatch; if a loss does not "
                     "depend on this stage's parameters, use find_unused_parameters=True; or use "
                     "overlapping_allreduce=False"
+                )
+            elif not has_finished(self._ddp):
+                raise RuntimeError(
+                    "the gradients of this step were not averaged over the replicas: the last backward did "
+                    f"not reach all parameters of this stage{self._without_gradient()}. Use "
+                    "smp.DistributedModel(..., find_unused_parameters=True), freeze what is not trained with "
+                    "requires_grad_(False), or use overlapping_allreduce=False"
                 )
         self._passes += 1
 
@@ -231,6 +240,14 @@ class Replicas:
     def _parameters(self) -> list[nn.Parameter]:
         """Those whose gradients are reduced."""
         return [each for each, trained in zip(self._local, self._trained, strict=True) if trained]
+
+    def _without_gradient(self) -> str:
+        names = [
+            name
+            for name, each in self._module.named_parameters()
+            if self._is_local(name) and each.requires_grad and each.grad is None
+        ]
+        return f" ({len(names)} have no gradient: {', '.join(names[:3])})" if names else ""
 
     def _follow_requires_grad(self) -> None:
         """Reduce what is trained from now on: torch's reducer knows what was trained when it was made."""

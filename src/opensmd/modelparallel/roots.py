@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +15,14 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
     """The gradient of a root: the given one or, for a single element, 1; times ``share``.
 
     Raises:
-        RuntimeError: several elements and no gradient, or one of another shape, as torch's own.
+        RuntimeError: the root requires no gradient, or has several elements and no gradient is given, or one
+            of another shape, as torch's own.
     """
+    if not root.requires_grad:
+        raise RuntimeError(
+            "a tensor that backward begins at does not require grad and does not have a grad_fn: the forward "
+            "ran under torch.no_grad(), or nothing that it used is trained"
+        )
     if given is None:
         if root.numel() != 1:
             raise RuntimeError(
@@ -34,8 +41,17 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
 def root_pairs(
     tensors: Tensor | Sequence[Tensor], gradients: Tensor | Sequence[Tensor | None] | None
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The roots and the gradient given for each; a single gradient is that of every root."""
-    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    """The roots and the gradient given for each; a single gradient is that of every root.
+
+    Raises:
+        TypeError: something else than tensors.
+    """
+    roots: list[Any] = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+    for root in roots:
+        if not isinstance(root, Tensor):
+            raise TypeError(
+                f"model.backward: expected a tensor or a sequence of tensors, got {type(root).__name__}"
+            )
     if gradients is None or isinstance(gradients, Tensor):
         return roots, [gradients] * len(roots)
     return roots, list(gradients)

@@ -47,6 +47,7 @@ def step(
         detach_outputs: detach returned tensors from their graphs.
 
     Raises:
+        TypeError: ``function`` is no function.
         ValueError: at the call, for a batch that the microbatches do not divide.
         SMPError: at the call, without a ``smp.DistributedModel``.
     """
@@ -56,6 +57,11 @@ def step(
             non_split_inputs=non_split_inputs,
             input_split_axes=input_split_axes,
             detach_outputs=detach_outputs,
+        )
+    if not callable(function):
+        raise TypeError(
+            f"smp.step: expected a function, got {type(function).__name__}; options are given by name, as in "
+            "@smp.step(non_split_inputs=['mask'])"
         )
     wanted: Function = function
 

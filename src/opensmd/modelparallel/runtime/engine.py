@@ -322,7 +322,7 @@ class Engine:
             starts, gradients = [], []
             for root, gradient in zip(roots, given, strict=True):
                 real = run.real(root)
-                if _is_here(root, self.rank) and real.requires_grad:
+                if _is_here(root, self.rank):
                     starts.append(real)
                     gradients.append(root_gradient(real, gradient, share))
             self._baton.at_backward(run.index, [] if starts else run.first_gradient(edges))
