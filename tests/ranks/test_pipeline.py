@@ -291,6 +291,43 @@ def backward_of_what_is_not_trained() -> str:
     return told
 
 
+def cleared_inside_the_step(name: str, microbatches: int) -> str:
+    """A step function may clear the gradients of a single microbatch; of several it would lose some."""
+    with pipeline(microbatches) as model:
+        model.eval()
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        owner, _, method = name.partition(".")
+        clear = getattr(model if owner == "model" else optimizer, method)
+
+        @smp.step
+        def train_step(x: Tensor) -> Tensor:
+            clear()
+            loss: Tensor = model(x).square().mean()
+            model.backward(loss)
+            return loss
+
+        if microbatches > 1:
+            told = _told(RuntimeError, lambda: train_step(torch.ones(4, WIDTH)))
+            dist.destroy_process_group()  # there may be messages left in it
+            return told
+        train_step(torch.ones(4, WIDTH))
+        train_step(torch.ones(4, WIDTH))
+        plain = make_net().eval()
+        plain(torch.ones(4, WIDTH)).square().mean().backward()
+        wanted = dict(plain.named_parameters())
+        for each, parameter in model.local_named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[each].grad)
+    return ""
+
+
+def autocast_around_the_first_step() -> None:
+    with pipeline(auto_partition=True) as model, torch.autocast("cpu", dtype=torch.bfloat16):
+        model.eval()
+        found = smp.step(lambda x: model(x).float())(torch.ones(4, WIDTH)).concat()
+        wanted = make_net().eval()(torch.ones(4, WIDTH)).float()
+    torch.testing.assert_close(found, wanted.detach(), rtol=0.02, atol=0.02)
+
+
 def error_of_the_user(everywhere: bool) -> str:
     """A step function raises, on all ranks or on the first one alone."""
     with pipeline() as model:
@@ -382,7 +419,15 @@ def _told(kind: type[Exception], call: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    "function", [train_and_evaluate, only_forward, first_rank_feeds_all, what_lives_where, scaled]
+    "function",
+    [
+        train_and_evaluate,
+        only_forward,
+        first_rank_feeds_all,
+        what_lives_where,
+        scaled,
+        autocast_around_the_first_step,
+    ],
 )
 def test_steps_of_a_pipeline(pool: Pools, function: Callable[[], None]) -> None:
     pool(2).run(function, timeout=50, group_timeout=20)
@@ -393,6 +438,14 @@ def test_misuse_is_told_and_breaks_nothing(pool: Pools) -> None:
         assert "3 microbatches do not divide" in uneven
         assert "outside a step" in forward and "outside a step" in backward
         assert "partitioned already" in late
+
+
+@pytest.mark.parametrize("name", ["optimizer.zero_grad", "model.zero_grad", "optimizer.step"])
+def test_gradients_are_not_cleared_between_microbatches(pool: Pools, name: str) -> None:
+    if name != "optimizer.step":
+        pool(2).run(cleared_inside_the_step, name, 1, timeout=50, group_timeout=20)
+    for told in pool(2).run(cleared_inside_the_step, name, 2, timeout=50, group_timeout=20):
+        assert f"{name} was called inside a smp.step function, which runs for each of 2" in told
 
 
 def test_a_backward_without_anything_trained_is_an_error_on_all_ranks(pool: Pools) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "replaced_calls",
     "replaced_functions",
     "run_backward",
+    "without_interception",
 ]
 
 Function = Callable[..., Any]
@@ -140,6 +141,12 @@ class WithoutMode:
     def __exit__(self, *_: object) -> None:
         if self._taken:
             torch._C._push_on_torch_function_stack(self._mode)
+
+
+def without_interception() -> contextlib.AbstractContextManager[None]:
+    """Calls of torch inside go past function modes and past parameters' own classes."""
+    plain: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return plain
 
 
 def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], *, retain_graph: bool) -> None:

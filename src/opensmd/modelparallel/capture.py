@@ -232,6 +232,7 @@ def _untouched(module: nn.Module) -> Iterator[None]:
             each._parameters.update(parameters)
             each._buffers.clear()
             each._buffers.update(own_buffers)
+        torch.clear_autocast_cache()  # of fakes, which a region around the step would hand to the real run
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():

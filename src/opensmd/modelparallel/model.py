@@ -197,6 +197,7 @@ class DistributedModel(ModelState):
         if self._replicas is not None:
             self._replicas.before_step()
         self._step = step = _Step(len(calls))
+        self.running = len(calls)
         try:
             results = self._run(function, calls, step, detach)
         except BaseException:
@@ -205,6 +206,7 @@ class DistributedModel(ModelState):
             raise
         finally:
             self._step = None
+            self.running = 0
         if self._replicas is not None:
             self._replicas.after_step(backward_ran=step.backwards.total > 0)
         self.finish_step()

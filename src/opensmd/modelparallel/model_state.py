@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.gather import collect, gather_full
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
@@ -39,6 +40,7 @@ class ModelState(nn.Module):
         module: the user's module.
         plan: where everything lives; None before the first step.
         gathered: :meth:`cpu` has put the whole model on every rank.
+        running: the number of microbatches of the step that runs; 0 outside steps.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -47,6 +49,7 @@ class ModelState(nn.Module):
         self.module = module
         self.plan: Plan | None = None
         self.gathered = False
+        self.running = 0
         self._pending_local: dict[str, Any] | None = None
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
@@ -220,6 +223,28 @@ class ModelState(nn.Module):
         assert self.plan is not None
         homes = self.plan.homes
         return homes[next(each for each in (name, *ancestors(name)) if each in homes)]
+
+    def require_whole_batch(self, name: str) -> None:
+        """Refuse what must wait for the gradients of a whole batch, called by one of several microbatches.
+
+        Raises:
+            SMPError: a step with several microbatches runs.
+        """
+        if self.running > 1:
+            raise SMPError(
+                f"{name} was called inside a smp.step function, which runs for each of {self.running} "
+                "microbatches, whose gradients add up. Call it before or after the step"
+            )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, between steps.
+
+        Raises:
+            SMPError: inside a step with several microbatches.
+        """
+        self.require_whole_batch("model.zero_grad")
+        with without_interception():
+            super().zero_grad(set_to_none)
 
     # --- moments ---------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_optimizers
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
@@ -96,6 +97,16 @@ class _Methods:
         if self._smp_layout is not None:
             given = self._localised(given)
         super().load_state_dict(given)  # type: ignore[misc]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, between steps.
+
+        Raises:
+            SMPError: inside a step with several microbatches.
+        """
+        _require_whole_batch("optimizer.zero_grad")
+        with without_interception():  # ranks have different numbers of parameters
+            super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; after partitioning, only this rank's parameters of it stay."""
@@ -244,6 +255,7 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
         kind = type(optimizer)
         optimizer.__class__ = type(kind.__name__, (_Methods, kind), {"__module__": kind.__module__})
         optimizer._smp_layout = None  # type: ignore[attr-defined]
+        optimizer.register_step_pre_hook(lambda *_: _require_whole_batch("optimizer.step"))
     state.optimizer = optimizer
     state.optimizers[id(optimizer)] = optimizer
     if state.model is not None and state.model.partitioned:
@@ -266,6 +278,11 @@ def parameter_names(optimizer: torch.optim.Optimizer | None) -> list[str]:
     if not isinstance(optimizer, _Methods):
         raise SMPError("parameters have numbers once smp.DistributedOptimizer has been given their optimizer")
     return optimizer._smp_names()
+
+
+def _require_whole_batch(name: str) -> None:
+    if state.model is not None:
+        state.model.require_whole_batch(name)
 
 
 def _gathered(own: Mapping[Any, Any]) -> dict[Any, Any]:
