@@ -16,8 +16,9 @@ ArenaLayout::ArenaLayout(const ArenaShape& given) : shape(given) {
   stages = records + n * 2 * kRecordLength * sizeof(RecordLine);
   stage_bytes = kNotesBytes + kPlacedAtOnce * shape.staging_bytes + kLargestSlots * shape.chunk_bytes;
   ring_lines = stages + n * stage_bytes;
-  rings = round_up(ring_lines + n * n * sizeof(RingLine), kPage);
-  heaps = rings + n * n * shape.ring_bytes;
+  rings = round_up(ring_lines + n * n * 2 * sizeof(RingLine), kPage);
+  long_rings = rings + n * n * shape.ring_bytes;
+  heaps = long_rings + n * n * shape.long_ring_bytes;
   total = heaps + n * shape.heap_bytes;
 }
 
@@ -37,6 +38,7 @@ ArenaShape read_shape(int fd) {
   shape.chunk_bytes = header->chunk_bytes;
   shape.zero_copy_bytes = header->zero_copy_bytes;
   shape.ring_bytes = header->ring_bytes;
+  shape.long_ring_bytes = header->long_ring_bytes;
   const bool valid = header->magic == kArenaMagic;
   munmap(header, kPage);
   if (!valid) throw CollectiveError("the file given to the group is not the shared memory of an OpenSMD group");
@@ -70,8 +72,8 @@ Arena::Arena(int fd, int rank, void* shared_mapping)
   }
   reserve(&member(rank_), sizeof(Member));
   reserve(record(rank_, 0), 2 * kRecordLength * sizeof(RecordLine));
-  // One page per row of counters is the most that an idle mailbox touches.
-  reserve(&ring_line(rank_, 0), static_cast<size_t>(shape().size) * sizeof(RingLine));
+  // This row of counters, a page for 16 members, is the most that an idle mailbox touches.
+  reserve(&ring_line(rank_, 0, RingKind::Short), static_cast<size_t>(shape().size) * 2 * sizeof(RingLine));
 }
 
 Arena::~Arena() {
@@ -97,11 +99,12 @@ void Arena::release(const void* start, size_t bytes) const {
   (void)fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>(bytes));
 }
 
-void Arena::reserve_ring(int to) {
+void Arena::reserve_ring(int to, RingKind kind) {
   const uint64_t bit = uint64_t{1} << to;
-  if (rings_reserved_ & bit) return;
-  reserve(ring(rank_, to), shape().ring_bytes);
-  rings_reserved_ |= bit;
+  uint64_t& reserved = rings_reserved_[static_cast<size_t>(kind)];
+  if (reserved & bit) return;
+  reserve(ring(rank_, to, kind), ring_bytes(kind));
+  reserved |= bit;
 }
 
 }  // namespace opensmd

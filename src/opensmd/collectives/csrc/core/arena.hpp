@@ -4,8 +4,8 @@
 //   members       one block each: identity, flags (a cache line each), entry lines, sizes      <- idle groups touch
 //   records       two flight records each: collectives and messages                           <- only down to here
 //   stages        one each (see stage.hpp)                                 one-shot collectives and pipelines
-//   ring lines    two counters per ordered pair                            mailbox
-//   rings         one ring per ordered pair                                mailbox
+//   ring lines    two counters per ring                                    mailbox
+//   rings         a short and a long one per ordered pair                  mailbox
 //   heaps         one each                                                 zero-copy tensors
 //
 // Every byte of a member's block, slots and outgoing rings is written by that member only; heaps are also written by
@@ -96,11 +96,14 @@ struct alignas(kLine) RecordLine {
 };
 static_assert(sizeof(RecordLine) == 128);
 
-// One ordered pair. Both counters count bytes since the beginning.
+// Of one ring. Both counters count bytes since the beginning.
 struct alignas(kLine) RingLine {
   alignas(kLine) std::atomic<uint64_t> written;
   alignas(kLine) std::atomic<uint64_t> read;
 };
+
+// Messages go through their pair's short ring; payloads much larger than the caches through the long one.
+enum class RingKind { Short, Long };
 
 static_assert(sizeof(Member) == kPage);
 
@@ -108,7 +111,7 @@ struct alignas(kPage) ArenaHeader {
   uint64_t magic;
   uint64_t token;
   uint64_t total_bytes;
-  uint64_t size, heap_bytes, staging_bytes, chunk_bytes, zero_copy_bytes, ring_bytes;
+  uint64_t size, heap_bytes, staging_bytes, chunk_bytes, zero_copy_bytes, ring_bytes, long_ring_bytes;
   alignas(kLine) std::atomic<uint32_t> abort_state;  // 0 fine, 1 being written, 2 written
   std::atomic<uint32_t> abort_kind;
   char abort_text[3500];
@@ -120,7 +123,7 @@ static_assert(sizeof(ArenaHeader) == kPage);
 struct ArenaLayout {
   explicit ArenaLayout(const ArenaShape& shape);
   ArenaShape shape;
-  size_t members, records, stages, stage_bytes, ring_lines, rings, heaps, total;
+  size_t members, records, stages, stage_bytes, ring_lines, rings, long_rings, heaps, total;
 };
 
 constexpr uint64_t kArenaMagic = 0x31646d736e65706fu;
@@ -144,26 +147,31 @@ class Arena {
   size_t places_bytes() const { return kPlacedAtOnce * shape().staging_bytes; }
   size_t streams_offset() const { return kNotesBytes + places_bytes(); }  // in a stage
   size_t streams_bytes() const { return kLargestSlots * shape().chunk_bytes; }
-  RingLine& ring_line(int from, int to) const {
-    return reinterpret_cast<RingLine*>(base_ + layout_.ring_lines)[from * shape().size + to];
+  RingLine& ring_line(int from, int to, RingKind kind) const {
+    return reinterpret_cast<RingLine*>(base_ + layout_.ring_lines)[pair(from, to) * 2 + static_cast<size_t>(kind)];
   }
-  std::byte* ring(int from, int to) const {
-    return base_ + layout_.rings + static_cast<size_t>(from * shape().size + to) * shape().ring_bytes;
+  std::byte* ring(int from, int to, RingKind kind) const {
+    return base_ + (kind == RingKind::Short ? layout_.rings : layout_.long_rings) + pair(from, to) * ring_bytes(kind);
+  }
+  size_t ring_bytes(RingKind kind) const {
+    return kind == RingKind::Short ? shape().ring_bytes : shape().long_ring_bytes;
   }
   std::byte* heap(int i) const { return base_ + layout_.heaps + static_cast<size_t>(i) * shape().heap_bytes; }
 
   // Pages for what this member is about to write for the first time; throws CollectiveError when there are none left.
   void reserve(const void* start, size_t bytes) const;
   void release(const void* start, size_t bytes) const;  // gives pages back; they read as zero afterwards
-  void reserve_ring(int to);
+  void reserve_ring(int to, RingKind kind);
 
  private:
+  size_t pair(int from, int to) const { return static_cast<size_t>(from * shape().size + to); }
+
   int fd_;
   int rank_;
   ArenaLayout layout_;
   std::byte* base_ = nullptr;
   bool owns_mapping_;
-  uint64_t rings_reserved_ = 0;
+  uint64_t rings_reserved_[2] = {0, 0};  // by kind
 };
 
 }  // namespace opensmd

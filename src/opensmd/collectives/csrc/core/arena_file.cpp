@@ -32,6 +32,7 @@ ArenaShape checked(ArenaShape shape) {
   shape.chunk_bytes = round_up(std::max(shape.chunk_bytes, kMaxMembers * kLine), kPage);
   shape.staging_bytes = std::min(round_up(std::max<size_t>(shape.staging_bytes, kPage), kPage), shape.chunk_bytes);
   shape.ring_bytes = round_up(std::max<size_t>(shape.ring_bytes, kPage), kPage);
+  shape.long_ring_bytes = round_up(std::max<size_t>(shape.long_ring_bytes, kPage), kPage);
   shape.heap_bytes = round_up(shape.heap_bytes, kPage);
   return shape;
 }
@@ -52,16 +53,17 @@ int make_file(ArenaPlace place, uint64_t token, std::string& path) {
 void write_header(int fd, const ArenaLayout& layout, uint64_t token) {
   // Reserved before it is written: on a full tmpfs pwrite fails, it does not kill.
   std::byte page[offsetof(ArenaHeader, abort_state)] = {};
-  uint64_t fields[9] = {kArenaMagic,
-                        token,
-                        layout.total,
-                        static_cast<uint64_t>(layout.shape.size),
-                        layout.shape.heap_bytes,
-                        layout.shape.staging_bytes,
-                        layout.shape.chunk_bytes,
-                        layout.shape.zero_copy_bytes,
-                        layout.shape.ring_bytes};
-  static_assert(offsetof(ArenaHeader, ring_bytes) == 8 * sizeof(uint64_t));
+  uint64_t fields[10] = {kArenaMagic,
+                         token,
+                         layout.total,
+                         static_cast<uint64_t>(layout.shape.size),
+                         layout.shape.heap_bytes,
+                         layout.shape.staging_bytes,
+                         layout.shape.chunk_bytes,
+                         layout.shape.zero_copy_bytes,
+                         layout.shape.ring_bytes,
+                         layout.shape.long_ring_bytes};
+  static_assert(offsetof(ArenaHeader, long_ring_bytes) == 9 * sizeof(uint64_t));
   std::memcpy(page, fields, sizeof(fields));
   const bool sized = ftruncate(fd, static_cast<off_t>(layout.total)) == 0;
   if (!sized || fallocate(fd, 0, 0, sizeof(ArenaHeader)) != 0 ||

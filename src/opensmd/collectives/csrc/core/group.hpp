@@ -8,8 +8,9 @@
 //
 // Memory: an idle group touches less than 2 MiB a member (about 64 KiB). Under load a member's own shared memory
 // grows at most to 4 * (staging_bytes + chunk_bytes) (3 MiB by default) and two pages for collectives, ring_bytes for each
-// member it sends point-to-point messages to, and what heap_allocate() handed out (plus freed blocks kept for reuse,
-// at most as much as is in use or 64 MiB, whichever is more). Messages nobody has asked for yet wait in private memory.
+// member it sends point-to-point messages to, long_ring_bytes for each it sends large ones to, and what heap_allocate()
+// handed out (plus freed blocks kept for reuse, at most as much as is in use or 64 MiB, whichever is more). Messages
+// nobody has asked for yet wait in private memory.
 #pragma once
 
 #include <chrono>
@@ -38,7 +39,8 @@ struct ArenaShape {
   size_t staging_bytes = 256u << 10;  // one-shot up to this many bytes; at most chunk_bytes
   size_t chunk_bytes = 512u << 10;    // one step of the pipelines
   size_t zero_copy_bytes = 16u << 10; // below, staging is faster than agreeing on addresses
-  size_t ring_bytes = 1u << 20;       // mailbox ring of each ordered pair
+  size_t ring_bytes = 1u << 20;       // mailbox ring of each ordered pair, and
+  size_t long_ring_bytes = 2u << 20;  // the one for messages of 24 MiB and more
 };
 
 enum class ArenaPlace {

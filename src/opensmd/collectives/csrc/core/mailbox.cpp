@@ -13,6 +13,9 @@ namespace opensmd {
 namespace {
 // Small enough that reader and writer overlap, large enough that counters cost nothing.
 constexpr size_t kPieceBytes = size_t{32} << 10;
+constexpr size_t kLongPieceBytes = size_t{64} << 10;
+
+size_t piece_bytes(size_t message_bytes) { return takes_long_ring(message_bytes) ? kLongPieceBytes : kPieceBytes; }
 }  // namespace
 
 bool Message::done() {
@@ -30,10 +33,15 @@ Mailbox::Mailbox(Context& context)
       incoming_(static_cast<size_t>(context.size)), outgoing_(static_cast<size_t>(context.size)),
       courier_({[this] { return busy(); }, [this] { return progress_in_background(); }}) {
   const Arena& arena = context_.arena;
+  const auto make = [&arena](auto& end, int from, int to, RingKind kind) {
+    end.emplace(arena.ring_line(from, to, kind), arena.ring(from, to, kind), arena.ring_bytes(kind));
+  };
   for (int i = 0; i < context_.size; ++i) {
     const size_t at = static_cast<size_t>(i);
-    incoming_[at].ring.emplace(arena.ring_line(i, context_.rank), arena.ring(i, context_.rank), arena.shape().ring_bytes);
-    outgoing_[at].ring.emplace(arena.ring_line(context_.rank, i), arena.ring(context_.rank, i), arena.shape().ring_bytes);
+    make(incoming_[at].ring, i, context_.rank, RingKind::Short);
+    make(incoming_[at].long_ring, i, context_.rank, RingKind::Long);
+    make(outgoing_[at].ring, context_.rank, i, RingKind::Short);
+    make(outgoing_[at].long_ring, context_.rank, i, RingKind::Long);
   }
 }
 
@@ -55,7 +63,8 @@ MessagePointer Mailbox::make(Message::Kind kind, void* data, size_t bytes, int p
 MessagePointer Mailbox::post_send(const void* data, size_t bytes, int destination, int64_t tag) {
   MessagePointer message = make(Message::Kind::Send, const_cast<void*>(data), bytes, destination, tag);
   std::lock_guard<std::mutex> lock(mutex_);
-  context_.arena.reserve_ring(destination);
+  context_.arena.reserve_ring(destination, RingKind::Short);
+  if (takes_long_ring(bytes)) context_.arena.reserve_ring(destination, RingKind::Long);
   register_message(*message);
   outgoing_[static_cast<size_t>(destination)].queue.push_back(message);
   push(destination);
@@ -147,27 +156,35 @@ bool Mailbox::push(int destination) {
   return moved;
 }
 
+void Mailbox::push_header(Outgoing& to, Message& message) {
+  const MessageHeader header{message.bytes, message.tag, ++to.count, 0};
+  to.ring->put(&header, sizeof(header));
+  message.started = true;
+  if (!takes_long_ring(message.bytes)) return;  // it is published together with what follows it
+  to.ring->pad();
+  to.ring->publish();
+}
+
 bool Mailbox::push_message(Outgoing& to, Message& message, int destination) {
-  size_t room = to.ring->room();
   const bool begins = !message.started;
   if (begins) {
-    if (room < kLine) return false;
-    const MessageHeader header{message.bytes, message.tag, ++to.count, 0};
-    to.ring->put(&header, sizeof(header));
-    message.started = true;
-    room -= sizeof(header);
+    if (to.ring->room() < kLine) return false;
+    push_header(to, message);
   }
+  RingWriter& ring = to.payload(message);
+  const bool large = takes_long_ring(message.bytes);
+  size_t room = ring.room();
   bool moved = begins;
   do {
-    const size_t piece = std::min({message.bytes - message.moved, room, kPieceBytes});
-    to.ring->put(message.data + message.moved, piece);
+    const size_t piece = std::min({message.bytes - message.moved, room, piece_bytes(message.bytes)});
+    ring.put(message.data + message.moved, piece, large);
     message.moved += piece;
-    if (message.moved == message.bytes) to.ring->pad();
+    if (message.moved == message.bytes) ring.pad();
     if (piece == 0 && !moved) return false;
-    to.ring->publish();
+    ring.publish();
     ring_doorbell(destination);
     moved = true;
-    room = to.ring->room();
+    room = ring.room();
     if (piece == 0) break;
   } while (message.moved < message.bytes);
   return moved;
@@ -202,6 +219,10 @@ bool Mailbox::begin(int source, Incoming& from, bool drain) {
   assert(from.header.number == from.count);
   from.active = true;
   from.moved = 0;
+  if (takes_long_ring(from.header.bytes)) {
+    from.ring->pad();
+    from.ring->release();
+  }
   if (receive != nullptr) {
     deliver(from, std::move(receive), source);
   } else {
@@ -244,14 +265,15 @@ void Mailbox::keep_unexpected(Incoming& from, int source) {
 
 bool Mailbox::copy_available(Incoming& from, int source) {
   bool moved = false;
+  RingReader& ring = from.payload();
   while (from.moved < from.header.bytes) {
-    const size_t piece = std::min({from.header.bytes - from.moved, from.ring->available(), kPieceBytes});
+    const size_t piece = std::min({from.header.bytes - from.moved, ring.available(), piece_bytes(from.header.bytes)});
     if (piece == 0) break;
-    if (from.to != nullptr) from.ring->peek(from.to + from.moved, piece, from.header.bytes >= kPastCacheBytes);
-    from.ring->skip(piece);
+    if (from.to != nullptr) ring.peek(from.to + from.moved, piece, takes_long_ring(from.header.bytes));
+    ring.skip(piece);
     from.moved += piece;
-    if (from.moved == from.header.bytes) from.ring->pad();
-    from.ring->release();
+    if (from.moved == from.header.bytes) ring.pad();
+    ring.release();
     ring_doorbell(source);
     moved = true;
   }

@@ -51,6 +51,8 @@ class Mailbox {
   // The message that is coming out of one ring right now.
   struct Incoming {
     std::optional<RingReader> ring;
+    std::optional<RingReader> long_ring;
+    RingReader& payload() { return takes_long_ring(header.bytes) ? *long_ring : *ring; }
     bool active = false;
     MessageHeader header{};
     size_t moved = 0;
@@ -62,6 +64,8 @@ class Mailbox {
   };
   struct Outgoing {
     std::optional<RingWriter> ring;
+    std::optional<RingWriter> long_ring;
+    RingWriter& payload(const Message& message) { return takes_long_ring(message.bytes) ? *long_ring : *ring; }
     std::deque<MessagePointer> queue;
     uint64_t count = 0;
   };
@@ -85,6 +89,7 @@ class Mailbox {
   bool advance(bool drain);  // with the lock held
   bool push(int destination);
   bool push_message(Outgoing& to, Message& message, int destination);
+  void push_header(Outgoing& to, Message& message);
   bool pull(int source, bool drain);
   bool begin(int source, Incoming& from, bool drain);
   void deliver(Incoming& from, MessagePointer message, int source);

@@ -6,6 +6,10 @@
 //
 // A message is a 32-byte header and its payload, padded to whole cache lines, so a small message is one line. Large
 // messages are published piece by piece: the reader copies one piece while the writer copies the next.
+//
+// Payloads much larger than the caches go through a ring of their own, only their headers through the common one. It is
+// longer, so that a line has left the reader's cache before it is written again (4.6 ns a line in 1 MiB, 1.6 in 2 MiB
+// without memory in the way). The common one is shorter, because what was not touched for long is in no cache at all.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +25,8 @@ struct MessageHeader {
   uint64_t number;  // of this pair's messages, for checking ourselves
   uint64_t reserved;
 };
+
+inline bool takes_long_ring(size_t bytes) { return bytes >= kPastCacheBytes; }
 
 class RingEnd {
  public:
@@ -50,9 +56,9 @@ class RingWriter : public RingEnd {
     return used < size_ ? size_ - used : 0;
   }
 
-  void put(const void* data, size_t bytes) {
-    split(written_, bytes, [data](std::byte* to, size_t offset, size_t count) {
-      copy_bytes(to, static_cast<const std::byte*>(data) + offset, count);
+  void put(const void* data, size_t bytes, bool from_memory = false) {
+    split(written_, bytes, [data, from_memory](std::byte* to, size_t offset, size_t count) {
+      (from_memory ? copy_from_memory : copy_bytes)(to, static_cast<const std::byte*>(data) + offset, count);
     });
     written_ += bytes;
   }

@@ -105,7 +105,8 @@ void bind_arena(py::module_& module) {
       .def_readwrite("staging_bytes", &ArenaShape::staging_bytes)
       .def_readwrite("chunk_bytes", &ArenaShape::chunk_bytes)
       .def_readwrite("zero_copy_bytes", &ArenaShape::zero_copy_bytes)
-      .def_readwrite("ring_bytes", &ArenaShape::ring_bytes);
+      .def_readwrite("ring_bytes", &ArenaShape::ring_bytes)
+      .def_readwrite("long_ring_bytes", &ArenaShape::long_ring_bytes);
   py::class_<ArenaFile>(module, "ArenaFile")
       .def_readonly("fd", &ArenaFile::fd)
       .def_readonly("path", &ArenaFile::path)
