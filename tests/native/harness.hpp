@@ -63,6 +63,7 @@ inline opensmd::ArenaShape small_shape(int size) {
   shape.chunk_bytes = 16384;
   shape.zero_copy_bytes = 512;
   shape.ring_bytes = 8192;
+  shape.long_ring_bytes = 40960;
   shape.heap_bytes = 4u << 20;
   return shape;
 }

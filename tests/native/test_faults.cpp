@@ -1,4 +1,6 @@
 // Death, stops, mismatches and departures: every rank raises, soon, and says who and what.
+#include <algorithm>
+
 #include "processes.hpp"
 
 using namespace opensmd;
@@ -207,6 +209,54 @@ TEST(message_of_the_dead, "what a rank sent before it was killed still arrives; 
   for (int i = 0; i < 2; ++i) ranks.wait_for_stage(i, 1);
   ranks.signal(1, SIGKILL);
   contains(ranks.message(0), {"PeerLost", "recv(from rank 1, tag=1, bytes=4) on rank 0", "rank 1 has died"});
+}
+
+// Rank 1 is stopped with a part of its message sent, which rank 0 has received.
+Processes stopped_in_a_message(std::chrono::milliseconds timeout, const std::function<void(std::vector<char>&)>& after) {
+  return Processes(2, timeout, [after](Group& group, Outcome& outcome) {
+    std::vector<char> data(size_t{32} << 20, 'a');
+    if (group.rank() == 1) {
+      const auto send = group.post_send(data.data(), data.size(), 0, 1);
+      outcome.stage = 1;
+      send->wait();
+      return;
+    }
+    while (group.status(1).state != MemberState::Stopped) usleep(100);
+    std::fill(data.begin(), data.end(), 'b');
+    const auto receive = group.post_receive(data.data(), data.size(), 1, 1);
+    CHECK(data.front() == 'a' && data.back() == 'b', "not in the middle of the message");
+    outcome.stage = 1;
+    try {
+      receive->wait();
+    } catch (...) {
+      after(data);
+      throw;
+    }
+  });
+}
+
+TEST(killed_in_a_message, "a rank killed in the middle of a large message is named") {
+  Processes ranks = stopped_in_a_message(kLong, [](std::vector<char>&) {});
+  ranks.wait_for_stage(1, 1);
+  ranks.signal(1, SIGSTOP);
+  ranks.wait_for_stage(0, 1);
+  ranks.signal(1, SIGKILL);
+  contains(ranks.message(0), {"PeerLost", "recv(from rank 1, tag=1, bytes=33554432) on rank 0", "rank 1 has died"});
+}
+
+TEST(given_up, "memory of a message that was given up is left alone, even if its sender goes on") {
+  Processes ranks = stopped_in_a_message(kShort, [](std::vector<char>& data) {
+    std::fill(data.begin(), data.end(), 'c');
+    usleep(500000);
+    CHECK(std::count(data.begin(), data.end(), 'c') == static_cast<long>(data.size()), "it was written to");
+  });
+  ranks.wait_for_stage(1, 1);
+  ranks.signal(1, SIGSTOP);
+  ranks.wait_for_stage(0, 1);
+  usleep(500000);
+  ranks.signal(1, SIGCONT);
+  contains(ranks.message(0), {"TimedOut", "recv(from rank 1", "timed out after 300 ms", "rank 1", "stopped"});
+  contains(ranks.message(1), {"TimedOut", "send(to rank 0", "was given up: recv(from rank 1"});
 }
 
 TEST(message_timeout, "a receive that nothing matches times out and says from whom") {

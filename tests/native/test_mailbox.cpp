@@ -1,6 +1,7 @@
 // Point-to-point messages: order, matching, any size, any source, and no deadlock when all send first.
 #include <random>
 
+#include "core/copy.hpp"
 #include "harness.hpp"
 
 using namespace opensmd;
@@ -38,6 +39,51 @@ TEST(every_size, "a message of every size arrives as it was sent, larger than th
       receive->wait();
       CHECK(received == letter(bytes, previous, group.rank(), 5), "size " << bytes);
       CHECK(receive->source() == previous && receive->received_bytes() == bytes, "");
+    }
+  });
+}
+
+TEST(long_ring, "messages much larger than the caches arrive in order among small ones, in both directions at once") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    const int peer = 1 - group.rank();
+    const std::vector<size_t> sizes = {5, kPastCacheBytes, 70, kPastCacheBytes + 12345, kPastCacheBytes - 1};
+    std::vector<Bytes> received;
+    Requests requests;
+    for (const size_t bytes : sizes) {
+      received.emplace_back(bytes);
+      requests.push_back(group.post_receive(received.back().data(), bytes, peer, 3));
+    }
+    std::vector<Bytes> sent;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      sent.push_back(letter(sizes[i], group.rank(), peer, static_cast<int64_t>(i)));
+      requests.push_back(group.post_send(sent.back().data(), sizes[i], peer, 3));
+    }
+    for (const auto& request : requests) request->wait();
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      CHECK(received[i] == letter(sizes[i], peer, group.rank(), static_cast<int64_t>(i)), "message " << i);
+    }
+  });
+}
+
+TEST(long_unexpected, "messages much larger than the caches wait for their receives, and a wrong size spoils nothing") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    const int peer = 1 - group.rank();
+    for (const int64_t tag : {1, 2, 3}) {
+      const Bytes sent = letter(kPastCacheBytes + 1, group.rank(), peer, tag);
+      group.post_send(sent.data(), sent.size(), peer, tag)->wait();
+    }
+    Bytes received(kPastCacheBytes + 1);
+    for (const int64_t tag : {3, 2, 1}) {
+      size_t bytes = 0;
+      CHECK(group.ready(peer, tag, &bytes) && bytes == received.size(), "tag " << tag << ", bytes " << bytes);
+      std::string message;
+      try {
+        group.post_receive(received.data(), tag == 2 ? 100 : received.size(), peer, tag)->wait();
+      } catch (const Mismatch& error) {
+        message = error.what();
+      }
+      CHECK(message.empty() == (tag != 2), message);
+      CHECK(tag == 2 || received == letter(received.size(), peer, group.rank(), tag), "tag " << tag);
     }
   });
 }

@@ -175,12 +175,13 @@ void Exchange::publish(uint32_t step) {
   const Source& own = sources_[self];
   const size_t offset = step * own.step_bytes;
   std::byte* const to = slot(self, step);
+  const auto copy = from_memory_ ? copy_from_memory : copy_bytes;
   for (int distance = 1; distance < context_.size; ++distance) {
     const int d = (self + distance) % context_.size;
     const size_t bytes = traffic_.bytes(self, d);
     if (offset >= bytes) continue;
-    copy_bytes(to + lane(self, d) * own.step_bytes, static_cast<const std::byte*>(inputs_[d]) + offset,
-               std::min(own.step_bytes, bytes - offset));
+    copy(to + lane(self, d) * own.step_bytes, static_cast<const std::byte*>(inputs_[d]) + offset,
+         std::min(own.step_bytes, bytes - offset));
     if (shared_) break;
   }
   round_.set(context_.arena.member(self).published, base_ + step + 1);
@@ -231,6 +232,7 @@ void Exchange::stream() {
   }
   if (to_publish > 0) {
     const Source& own = sources_[context_.rank];
+    from_memory_ = total(context_.rank, 1) >= kPastCacheBytes;
     context_.stage.begin_stream(own.placement.first_slot, own.step_bytes * lane_count(), to_publish);
   }
   uint32_t published = 0;

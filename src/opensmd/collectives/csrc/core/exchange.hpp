@@ -82,6 +82,7 @@ class Exchange {
   void wait_for_room(uint32_t step);
 
   const bool shared_;
+  bool from_memory_ = false;  // what is published is much larger than the caches
   uint32_t base_;
   uint32_t steps_ = 0;
 };

@@ -127,6 +127,8 @@ bool Mailbox::progress_in_background() {
 }
 
 bool Mailbox::advance(bool drain) {
+  // Whoever was told of a failure may have freed the memory of its messages.
+  if (context_.aborted()) return false;
   bool moved = false;
   for (int i = 0; i < context_.size; ++i) {
     moved |= push(i);
@@ -465,7 +467,7 @@ size_t Mailbox::sleep_until(const Find& find, uint64_t until) {
 void Mailbox::look_after_peers(const Expectation& expectation, const Find& find) {
   if (context_.aborted()) {
     const std::string cause = context_.abort_text();
-    throw_error(context_.abort_kind(), expectation.title + " was given up: " + cause);
+    give_up(context_.abort_kind(), expectation.title + " was given up: " + cause);
   }
   int missing = 0;
   for (int i = 0; i < context_.size; ++i) {
@@ -477,10 +479,9 @@ void Mailbox::look_after_peers(const Expectation& expectation, const Find& find)
     if (look(find, true, &moved) != kNotYet) return;
     // From anybody: another may still send, unless all have left.
     if (left && expectation.peer == kAnySource && ++missing < context_.size - 1) continue;
-    context_.fail(ErrorKind::PeerLost, expectation.title + ": " + context_.name(i) +
-                                           (left ? " has left the group while others still need it ("
-                                                 : " has died (") +
-                                           context_.whereabouts(i) + ")");
+    give_up(ErrorKind::PeerLost, expectation.title + ": " + context_.name(i) +
+                                     (left ? " has left the group while others still need it (" : " has died (") +
+                                     context_.whereabouts(i) + ")");
   }
 }
 
@@ -497,7 +498,14 @@ void Mailbox::time_out(const std::vector<Expectation>& expected, uint64_t waited
             std::to_string(waited_ns / 1000000u) + " ms; " +
             (send ? "does not receive: " : "has sent nothing that matches: ") + join_names(peers);
   }
-  context_.fail(ErrorKind::TimedOut, text);
+  give_up(ErrorKind::TimedOut, text);
+}
+
+// Once this is thrown the caller may free its messages' memory: nobody must be in the middle of moving them.
+void Mailbox::give_up(ErrorKind kind, const std::string& text) {
+  context_.abort(kind, text);
+  { std::lock_guard<std::mutex> until_nothing_moves(mutex_); }
+  throw_error(kind, text);
 }
 
 std::string Mailbox::title(const Message& message) const {

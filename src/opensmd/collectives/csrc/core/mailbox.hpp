@@ -105,6 +105,7 @@ class Mailbox {
   size_t wait_until(const Find& find, const Expected& expected, milliseconds timeout);
   size_t sleep_until(const Find& find, uint64_t until);
   void look_after_peers(const Expectation& expectation, const Find& find);
+  [[noreturn]] void give_up(ErrorKind kind, const std::string& text);
   [[noreturn]] void time_out(const std::vector<Expectation>& expected, uint64_t waited_ns);
   std::string title(const Message& message) const;
 
