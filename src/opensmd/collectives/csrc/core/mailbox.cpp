@@ -127,8 +127,6 @@ bool Mailbox::progress_in_background() {
 }
 
 bool Mailbox::advance(bool drain) {
-  // Whoever was told of a failure may have freed the memory of its messages.
-  if (context_.aborted()) return false;
   bool moved = false;
   for (int i = 0; i < context_.size; ++i) {
     moved |= push(i);
@@ -145,7 +143,9 @@ void Mailbox::ring_doorbell(int member) {
   futex_wake_all(doorbell.rings);
 }
 
+// Nothing moves in a group that failed: whoever was told may have freed the memory of its messages.
 bool Mailbox::push(int destination) {
+  if (context_.aborted()) return false;
   Outgoing& to = outgoing_[static_cast<size_t>(destination)];
   bool moved = false;
   while (!to.queue.empty()) {
@@ -200,6 +200,7 @@ bool Mailbox::wants(int source) const {
 }
 
 bool Mailbox::pull(int source, bool drain) {
+  if (context_.aborted()) return false;
   Incoming& from = incoming_[static_cast<size_t>(source)];
   bool moved = false;
   for (;;) {
