@@ -30,6 +30,7 @@ OPERATIONS = [
     "broadcast",
     "all_to_all",
     "recv",
+    "large send",
     "barrier",
 ]
 
@@ -52,6 +53,8 @@ def call(operation: str, group: Any) -> None:
         dist.all_to_all_single(torch.empty(size), torch.ones(size), group=group)
     elif operation == "recv":
         dist.recv(torch.empty(3), VICTIM, group=group)
+    elif operation == "large send":
+        dist.send(torch.ones(8_000_000), VICTIM, group=group)
     else:
         assert operation == "barrier"
         dist.barrier(group=group)

@@ -14,7 +14,7 @@ from opensmd.collectives.mailbox import Mailbox, has_mailbox
 from tests.support.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
-SIZES = [0, 1, 3, 1000, 70_001, 3_000_000]
+SIZES = [0, 1, 3, 1000, 70_001, 3_000_000, 6_500_000]
 
 
 def numbered(count: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
