@@ -111,6 +111,10 @@ def moves() -> None:
     before = [each.data_ptr() for each in model.local_parameters()]
     assert model.to(torch.device("cpu")) is model
     assert model.to(torch.float32) is model
+    assert model.float() is model
+    for change in (model.double, model.half, model.bfloat16):
+        with pytest.raises(SMPError, match=r"cannot go from torch\.float32 on cpu to"):
+            change()
     assert [each.data_ptr() for each in model.local_parameters()] == before
     with pytest.raises(SMPError, match=r"cannot go from torch.float32 on cpu to torch.float64 on cpu any"):
         model.to(torch.float64)

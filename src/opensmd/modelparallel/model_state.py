@@ -313,6 +313,22 @@ class ModelState(nn.Module):
                 each.data = new
         return self
 
+    def float(self) -> ModelState:
+        """As torch's; after partitioning ``to(torch.float32)``."""
+        return self.to(torch.float32) if self.partitioned else super().float()
+
+    def double(self) -> ModelState:
+        """As torch's; after partitioning ``to(torch.float64)``."""
+        return self.to(torch.float64) if self.partitioned else super().double()
+
+    def half(self) -> ModelState:
+        """As torch's; after partitioning ``to(torch.float16)``."""
+        return self.to(torch.float16) if self.partitioned else super().half()
+
+    def bfloat16(self) -> ModelState:
+        """As torch's; after partitioning ``to(torch.bfloat16)``."""
+        return self.to(torch.bfloat16) if self.partitioned else super().bfloat16()
+
     def cpu(self) -> ModelState:
         """Gather all parameters and buffers on every rank of the replica, on the CPU (seed 002).
 
