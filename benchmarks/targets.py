@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.collectives.operations import OPERATIONS
 from benchmarks.harness.results import Results, human_bytes
-from benchmarks.harness.table import Ratio, ratio
+from benchmarks.harness.table import Ratio, ratio, ratio_text
 
 __all__ = ["TARGETS", "Found", "Target", "markdown", "worst"]
 
@@ -115,7 +115,7 @@ def markdown(folder: Path) -> str:
         found = worst(target, results)
         if found is not None:
             met = "yes" if found.ratio >= target.factor else "no"
-            lines.append(f"| {target.text} | {found.ratio:.3g}x ({found.place}) | {met} |")
+            lines.append(f"| {target.text} | {ratio_text(found.ratio)} ({found.place}) | {met} |")
     return "\n".join(lines) + "\n"
 
 

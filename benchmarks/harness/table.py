@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.harness.results import Results, human_bytes, human_time
 
-__all__ = ["Grid", "Ratio", "markdown", "print_table", "ratio"]
+__all__ = ["Grid", "Ratio", "markdown", "print_table", "ratio", "ratio_text"]
 
 
 @dataclass(frozen=True)
@@ -77,20 +78,24 @@ def _cells(results: Results, ratios: Sequence[Ratio], *, with_p99: bool) -> tupl
                 line.append("")
             else:
                 line.append(human_time(found.p50) + (f" ({human_time(found.p99)})" if with_p99 else ""))
-        line += [_cell(ratio(results, case, nbytes, each)) for each in ratios]
+        line += [ratio_text(ratio(results, case, nbytes, each)) for each in ratios]
         body.append(line)
     return header, body
 
 
 def ratio(results: Results, case: str, nbytes: int, wanted: Ratio) -> float | None:
-    """The ratio in one case; None where a candidate is missing or has no time above the base."""
+    """The ratio in one case.
+
+    It is infinite where only the rivals take more than the base, None where nobody does or one is missing.
+    """
     mine = results.p50(case, nbytes, wanted.mine)
     others = [t for name in wanted.rivals if (t := results.p50(case, nbytes, name)) is not None]
     base = results.p50(case, nbytes, wanted.above) if wanted.above else 0.0
-    if mine is None or not others or base is None or mine <= base:
+    if mine is None or not others or base is None or min(others) <= base >= mine:
         return None
-    return (min(others) - base) / (mine - base)
+    return math.inf if mine <= base else (min(others) - base) / (mine - base)
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}x"
+def ratio_text(value: float | None) -> str:
+    """As the tables show it."""
+    return "" if value is None else "∞" if math.isinf(value) else f"{value:.3g}x"
