@@ -165,6 +165,12 @@ def test_each_name_warns_once_and_names_its_replacement(monkeypatch: pytest.Monk
     assert {each.filename for each in caught} == {__file__}
 
 
+def test_a_reduction_that_is_not_there_is_told_with_those_that_are() -> None:
+    with pytest.raises(AttributeError, match="no PRODUCT; the v1 interface has AVERAGE, SUM, MIN, MAX"):
+        dist.ReduceOp.PRODUCT  # noqa: B018
+    assert dist.ReduceOp["SUM"] is dist.ReduceOp.SUM
+
+
 def test_the_names_answer_under_both_spellings() -> None:
     package = importlib.import_module("smdistributed.dataparallel.torch")
     for name in dist.__all__:

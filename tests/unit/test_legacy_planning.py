@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opensmd.legacy import api
-from opensmd.legacy.capability import check_devices
+from opensmd.legacy.capability import check_tensors
 from opensmd.legacy.launch import _parser, command_of, environment_of
 from opensmd.legacy.parallel.flat import copy_back, flatten, in_buckets
 from opensmd.legacy.rendezvous.host import Process
@@ -101,9 +102,15 @@ def test_nccl_refuses_cpu_tensors_and_names_who_takes_them() -> None:
         with pytest.raises(
             RuntimeError, match=f"DataChannelNccl does not support {function} of cpu tensors.*tcp, gloo, mpi"
         ):
-            check_devices("nccl", function, [torch.zeros(1)])
+            check_tensors("nccl", function, [torch.zeros(1)])
         for backend in ("tcp", "gloo", "mpi"):
-            check_devices(backend, function, [torch.zeros(1)])
+            check_tensors(backend, function, [torch.zeros(1)])
+
+
+def test_what_is_no_tensor_is_refused_by_name() -> None:
+    not_a_tensor: Any = 1
+    with pytest.raises(TypeError, match=r"all_reduce: expected a torch\.Tensor, got 1"):
+        check_tensors("tcp", "all_reduce", [not_a_tensor])
 
 
 def test_before_init_there_is_no_rank_and_bad_arguments_are_told_apart() -> None:

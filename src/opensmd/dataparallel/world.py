@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from typing import Any
 
 import torch.distributed as dist
 
@@ -12,7 +13,17 @@ from opensmd.dataparallel.exceptions import SMDDPError, SMDDPGroupError, SMDDPNo
 __all__ = ["ReduceOp", "check_group", "group", "local_rank", "require_initialized", "torch_op"]
 
 
-class ReduceOp(enum.Enum):
+class _Reductions(enum.EnumMeta):
+    """Says which reductions there are when asked for another one."""
+
+    def __getattr__(cls, name: str) -> Any:
+        members = cls.__dict__.get("_member_map_", {})
+        if name in members:
+            return members[name]
+        raise AttributeError(f"ReduceOp has no {name}; the v1 interface has {', '.join(members)}")
+
+
+class ReduceOp(enum.Enum, metaclass=_Reductions):
     """Reductions of :func:`all_reduce` (seed 003). ``AVERAGE`` is torch's ``AVG``; there is no PRODUCT."""
 
     AVERAGE = "AVG"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from opensmd.legacy.capability import check_devices
+from opensmd.legacy.capability import check_tensors
 from opensmd.legacy.groups import Group, group
 from opensmd.legacy.names import reduce_op
 from opensmd.legacy.requests import Request
@@ -185,7 +185,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = group.WORLD) -> Non
     """Copy ``tensor`` of rank ``src`` to the tensors of all members, which have its size and dtype."""
     session, within = _within(group)
     if within.channel is not None:
-        check_devices(session.backend, "broadcast", (tensor,))
+        check_tensors(session.backend, "broadcast", (tensor,))
         within.channel.broadcast(tensor, session.position(within, src, "src"))
 
 
@@ -193,7 +193,7 @@ def all_reduce(tensor: torch.Tensor, op: reduce_op = reduce_op.SUM, group: Group
     """Reduce the members' tensors element by element, in place; bitwise the same result on all."""
     session, within = _within(group)
     if within.channel is not None:
-        check_devices(session.backend, "all_reduce", (tensor,))
+        check_tensors(session.backend, "all_reduce", (tensor,))
         within.channel.all_reduce(tensor, _operation(op))
 
 
@@ -201,7 +201,7 @@ def reduce(tensor: torch.Tensor, dst: int, op: reduce_op = reduce_op.SUM, group:
     """Reduce the members' tensors element by element into the one of rank ``dst``; the others keep theirs."""
     session, within = _within(group)
     if within.channel is not None:
-        check_devices(session.backend, "reduce", (tensor,))
+        check_tensors(session.backend, "reduce", (tensor,))
         within.channel.reduce(tensor, session.position(within, dst, "dst"), _operation(op))
 
 
@@ -214,7 +214,7 @@ def all_gather(tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group:
     session, within = _within(group)
     if within.channel is not None:
         _check_list("all_gather", "tensor_list", tensor_list, tensor, within)
-        check_devices(session.backend, "all_gather", (tensor,), tensor_list)
+        check_tensors(session.backend, "all_gather", (tensor,), tensor_list)
         within.channel.all_gather(tensor_list, tensor)
 
 
@@ -235,7 +235,7 @@ def gather(tensor: torch.Tensor, **kwargs: Any) -> None:
         return
     root = session.position(within, dst, "dst")
     _check_root_list("gather", session.rank, "dst", dst, "gather_list", gather_list, tensor, within)
-    check_devices(session.backend, "gather", (tensor,), gather_list)
+    check_tensors(session.backend, "gather", (tensor,), gather_list)
     within.channel.gather(gather_list, tensor, root)
 
 
@@ -257,7 +257,7 @@ def scatter(tensor: torch.Tensor, **kwargs: Any) -> None:
         return
     root = session.position(within, src, "src")
     _check_root_list("scatter", session.rank, "src", src, "scatter_list", scatter_list, tensor, within)
-    check_devices(session.backend, "scatter", (tensor,), scatter_list)
+    check_tensors(session.backend, "scatter", (tensor,), scatter_list)
     within.channel.scatter(tensor, scatter_list, root)
 
 
@@ -303,7 +303,7 @@ def _point_to_point(function: str, tensor: torch.Tensor, peer: int | None, role:
             )
         if peer == session.rank:
             raise ValueError(f"{function}: {role}={peer} is this process itself; expected another rank")
-    check_devices(session.backend, function, (tensor,))
+    check_tensors(session.backend, function, (tensor,))
     return session
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["BACKENDS", "check_devices", "unsupported"]
+__all__ = ["BACKENDS", "check_tensors", "unsupported"]
 
 BACKENDS = ("tcp", "mpi", "gloo", "nccl")
 _CHANNELS = {
@@ -25,18 +25,19 @@ def unsupported(backend: str, what: str, able: Sequence[str]) -> str:
     )
 
 
-def check_devices(
+def check_tensors(
     backend: str, function: str, tensors: Sequence[torch.Tensor], more: Sequence[torch.Tensor] | None = None
 ) -> None:
-    """Refuse tensors that the backend cannot move: ``nccl`` takes CUDA tensors only, the others take all.
+    """Refuse what the backend cannot move: ``nccl`` takes CUDA tensors only, the others take all.
 
     Raises:
+        TypeError: one is no tensor.
         RuntimeError: naming the backend, the function and the backends that can.
     """
-    if backend != "nccl":
-        return
     for tensor in (*tensors, *(more or ())):
-        if not tensor.is_cuda:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{function}: expected a torch.Tensor, got {tensor!r}")
+        if backend == "nccl" and not tensor.is_cuda:
             raise RuntimeError(
                 unsupported("nccl", f"{function} of {tensor.device.type} tensors", ("tcp", "gloo", "mpi"))
             )
