@@ -56,12 +56,13 @@ def run_much_larger_than_the_caches() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     right, left = (rank + 1) % size, (rank - 1) % size
     counts = [7, 6_500_001, 9]
-    for count in counts:
-        dist.send(numbered(count, rank), right)
+    works = [dist.isend(numbered(count, rank), right) for count in counts]
     for count in counts:
         received = torch.empty(count)
         dist.recv(received, left)
         assert torch.equal(received, numbered(count, left))
+    for work in works:
+        work.wait()
 
 
 def run_tags_and_any_source() -> None:
