@@ -93,6 +93,11 @@ class DistributedModel(ModelState):
         self._step: _Step | None = None
         smp_state.model = self
 
+    @property
+    def running(self) -> int:
+        """The number of microbatches of the step that runs; 0 outside steps."""
+        return 0 if self._step is None else self._step.microbatches
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, inside a step."""
         if not is_tracing():
@@ -197,7 +202,6 @@ class DistributedModel(ModelState):
         if self._replicas is not None:
             self._replicas.before_step()
         self._step = step = _Step(len(calls))
-        self.running = len(calls)
         try:
             results = self._run(function, calls, step, detach)
         except BaseException:
@@ -206,7 +210,6 @@ class DistributedModel(ModelState):
             raise
         finally:
             self._step = None
-            self.running = 0
         if self._replicas is not None:
             self._replicas.after_step(backward_ran=step.backwards.total > 0)
         self.finish_step()

@@ -40,7 +40,6 @@ class ModelState(nn.Module):
         module: the user's module.
         plan: where everything lives; None before the first step.
         gathered: :meth:`cpu` has put the whole model on every rank.
-        running: the number of microbatches of the step that runs; 0 outside steps.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -49,7 +48,6 @@ class ModelState(nn.Module):
         self.module = module
         self.plan: Plan | None = None
         self.gathered = False
-        self.running = 0
         self._pending_local: dict[str, Any] | None = None
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
@@ -223,6 +221,11 @@ class ModelState(nn.Module):
         assert self.plan is not None
         homes = self.plan.homes
         return homes[next(each for each in (name, *ancestors(name)) if each in homes)]
+
+    @property
+    def running(self) -> int:
+        """The number of microbatches of the step that runs; 0 outside steps, which a subclass has."""
+        return 0
 
     def require_whole_batch(self, name: str) -> None:
         """Refuse what must wait for the gradients of a whole batch, called by one of several microbatches.

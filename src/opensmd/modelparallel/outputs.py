@@ -29,7 +29,7 @@ class StepOutput:
 
     def reduce_sum(self) -> Tensor:
         """The sum over microbatches; same shape as each output."""
-        return torch.stack(self.outputs).sum(0) if len(self.outputs) > 1 else self.outputs[0].clone()
+        return torch.stack(self.outputs).sum(0)
 
     def concat(self) -> Tensor:
         """The outputs one after the other along their first axis; numbers become a vector."""

@@ -12,7 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from opensmd.modelparallel._torch_internals import has_backward_hooks, run_backward
+from opensmd.modelparallel._torch_internals import (
+    gathered,
+    has_backward_hooks,
+    run_backward,
+    without_interception,
+)
 from opensmd.modelparallel.backwards import Backwards
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
@@ -137,10 +142,8 @@ class Engine:
 
     def _require_same_model(self, module: nn.Module) -> None:
         mine = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
-        device = control_device(self.group)
-        own = torch.tensor([stable_hash(tuple(mine), 63)], device=device)
-        hashes = torch.empty(self.size, dtype=torch.int64, device=device)
-        dist.all_gather_single(hashes, own, group=self.group)
+        own = torch.tensor([stable_hash(tuple(mine), 63)], device=control_device(self.group))
+        hashes = gathered(own, self.group)
         if bool((hashes == hashes[0]).all()):
             return
         models: list[Any] = [None] * self.size
@@ -236,7 +239,7 @@ class Engine:
     def _begin_step(self) -> Shared:
         assert self._shared is not None
         trainable = []
-        with torch._C.DisableTorchFunctionSubclass():  # parameters of other ranks are of a guarded class
+        with without_interception():  # parameters of other ranks are of a guarded class
             for parameter, tag in self._parameters:
                 wanted = parameter.requires_grad
                 tag.requires_grad = wanted

@@ -145,10 +145,7 @@ class MicrobatchRun(Transfers):
         if self.rank != home:
             return self._stand_in(home, call, self._description(home, key, known, number))
         if known is not None and known.is_plain and not (shared.stateful and key in shared.stateful):
-            result = self._run(call, tensors)
-            parts = Hidden.of(result, call.name)
-            check_result(known, parts, call.name)
-            return self._tagged(call, home, parts, known, result)
+            return self._run_known(home, call, tensors, known)
         result, description = self._run_watched(home, call, tensors, key, known, number)
         for index, requires_grad in description.changed:
             self._changed(call, index, home, requires_grad, tensors[index])
@@ -197,6 +194,13 @@ class MicrobatchRun(Transfers):
             else:
                 self.shared.wait(self.index, [(home, tag)], until=lambda: key in self.shared.descriptions)
 
+    def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
+        """Run a call whose result the others have been told for good."""
+        result = self._run(call, tensors)
+        parts = Hidden.of(result, call.name)
+        check_result(known, parts, call.name)
+        return self._tagged(call, home, parts, known, result)
+
     def _run_watched(
         self,
         home: int,
@@ -214,10 +218,7 @@ class MicrobatchRun(Transfers):
             self.shared.wait_for_earlier(self.index)
             known = self.shared.descriptions.get(key)  # an earlier one may have told it meanwhile
         if known is not None and not known.depends_on_data:
-            result = self._run(call, tensors)
-            parts = Hidden.of(result, call.name)
-            check_result(known, parts, call.name)
-            return self._tagged(call, home, parts, known, result), known
+            return self._run_known(home, call, tensors, known), known
         real = [each for each in tensors if each is not None]
         assert len(real) == len(tensors)
         with Watch(call, real, first=known is None) as watch:

@@ -18,21 +18,24 @@ void copy_plain(void* to, const void* from, size_t bytes) { std::memcpy(to, from
 
 #if OPENSMD_VECTOR_COPY
 
-// Loads are done before stores, line by line; the rest after the last whole line goes to memcpy.
+// Two lines; the loads are done before the stores.
+__attribute__((target("avx2"), always_inline)) inline void copy_lines_avx2(char* out, const char* in) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
+  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 32));
+  const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 64));
+  const __m256i d = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 96));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32), b);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 64), c);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 96), d);
+}
+
+// The rest after the last whole lines goes to memcpy.
 __attribute__((target("avx2"))) void copy_avx2(void* to, const void* from, size_t bytes) {
   char* out = static_cast<char*>(to);
   const char* in = static_cast<const char*>(from);
   size_t i = 0;
-  for (; i + 128 <= bytes; i += 128) {
-    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
-    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 32));
-    const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 64));
-    const __m256i d = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 96));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), a);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 32), b);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 64), c);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 96), d);
-  }
+  for (; i + 128 <= bytes; i += 128) copy_lines_avx2(out + i, in + i);
   std::memcpy(out + i, in + i, bytes - i);
 }
 
@@ -87,14 +90,7 @@ __attribute__((target("avx2"))) void gather_avx2(void* to, const void* from, siz
       for (size_t i = line; i < kAheadBytes; i += 4096) {
         _mm_prefetch(in + i + kAheadBytes, _MM_HINT_T1);
         _mm_prefetch(in + i + kAheadBytes + 64, _MM_HINT_T1);
-        const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
-        const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 32));
-        const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 64));
-        const __m256i d = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 96));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), a);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 32), b);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 64), c);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 96), d);
+        copy_lines_avx2(out + i, in + i);
       }
     }
   }

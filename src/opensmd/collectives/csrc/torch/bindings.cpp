@@ -7,6 +7,7 @@
 
 #include "torch/backend.hpp"
 #include "torch/mailbox_bindings.hpp"
+#include "torch/python_object.hpp"
 
 namespace py = pybind11;
 
@@ -15,15 +16,9 @@ namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// Python's functions outlive the GIL's protection in here: each copy and the last release must hold it.
 template <typename Function>
 Function holding_gil(py::object callable) {
-  auto* kept = new py::object(std::move(callable));
-  std::shared_ptr<py::object> shared(kept, [](py::object* object) {
-    py::gil_scoped_acquire gil;
-    delete object;
-  });
-  return [shared](auto... arguments) -> BackendPtr {
+  return [shared = kept(std::move(callable))](auto... arguments) -> BackendPtr {
     py::gil_scoped_acquire gil;
     return (*shared)(arguments...).template cast<BackendPtr>();
   };

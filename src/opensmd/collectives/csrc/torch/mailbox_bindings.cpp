@@ -8,6 +8,7 @@
 #include <pybind11/stl.h>
 
 #include "torch/edges.hpp"
+#include "torch/python_object.hpp"
 
 namespace py = pybind11;
 
@@ -19,14 +20,9 @@ constexpr milliseconds kGroupsTimeout{0};
 
 // Called, copied and dropped without Python's lock. What it raises passes through autograd as torch's own errors do.
 std::function<void()> callback(py::object callable) {
-  std::shared_ptr<py::object> kept(new py::object(std::move(callable)), [](py::object* object) {
-    if (!Py_IsInitialized()) return;  // a graph may outlive Python; there is no more memory to give back then
+  return [shared = kept(std::move(callable))] {
     py::gil_scoped_acquire gil;
-    delete object;
-  });
-  return [kept] {
-    py::gil_scoped_acquire gil;
-    auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(kept->ptr()));
+    auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(shared->ptr()));
     if (!result) {
       python_error error;
       error.persist();

@@ -1,0 +1,19 @@
+// Python's objects in the hands of threads without Python's lock.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+namespace opensmd {
+
+// Copied and dropped without Python's lock, which whoever uses the object must take.
+inline std::shared_ptr<pybind11::object> kept(pybind11::object object) {
+  return {new pybind11::object(std::move(object)), [](pybind11::object* last) {
+            if (!Py_IsInitialized()) return;  // it may outlive Python; there is no memory to give back then
+            pybind11::gil_scoped_acquire gil;
+            delete last;
+          }};
+}
+
+}  // namespace opensmd
