@@ -121,7 +121,7 @@ class DistributedModel(ModelState):
             return
         step = self._require_step("backward")
         self._run_backward(step, tensors, grad_tensors, retain_graph)
-        if self._replicas is not None:
+        if self._replicas is not None and not (self._engine and self._engine.has_postponed):
             self._replicas.after_backward()
 
     def _run_backward(

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-__all__ = ["FixedOrder", "Pipeline", "Policy", "Progress", "ReadyFirst", "window"]
+__all__ = ["FixedOrder", "Pipeline", "Policy", "Progress", "ReadyFirst", "postponing", "window"]
 
 Pipeline = Literal["interleaved", "simple"]
 
@@ -60,6 +60,19 @@ def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int
     last = stage == partitions - 1
     needed = partitions if not chain else 1 if last else partitions - stage + 1
     return max(1, min(needed, active_microbatches))
+
+
+def postponing(*, stage: int, chain: bool, most: int, microbatches: int) -> int:
+    """How many of a step's last microbatches compute gradients of weights when the rank is free for it.
+
+    While the last gradients travel to the first stage and through it, a stage has room for one such
+    microbatch for each stage before it, and for one of its own; ``most`` bounds them, as what waits keeps
+    activations. A first stage that nothing comes back to sends no gradients, and a single microbatch may look
+    at its gradients as soon as it has had its backward.
+    """
+    if microbatches == 1 or (chain and stage == 0):
+        return 0
+    return min(stage + 1, most, microbatches)
 
 
 class ReadyFirst:

@@ -11,7 +11,7 @@ from opensmd.modelparallel.report.events import PipelineEvent, busy_share
 __all__ = ["draw_chart"]
 
 READABLE = 0.012  # of the whole width; a block narrower than that has no room for its number
-COLOURS = {"forward": "#4c78a8", "backward": "#f58518", "wait": "#dddddd"}
+COLOURS = {"forward": "#4c78a8", "backward": "#f58518", "weights": "#eeca3b", "wait": "#dddddd"}
 
 
 def draw_chart(events: Sequence[PipelineEvent], path: str | Path, *, title: str = "") -> None:

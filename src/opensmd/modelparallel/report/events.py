@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 __all__ = ["KINDS", "Event", "PipelineEvent", "busy_share", "gather_events"]
 
-KINDS = ("forward", "backward", "wait")
+KINDS = ("forward", "backward", "weights", "wait")
 
 
 class Event(Protocol):
@@ -58,7 +58,7 @@ def gather_events(record: Iterable[Event], group: dist.ProcessGroup | None = Non
 
 
 def busy_share(events: Sequence[PipelineEvent]) -> dict[int, float]:
-    """Each rank's share of the whole span in which it ran forwards or backwards; the rest is its bubble."""
+    """Each rank's share of the whole span in which it computed; the rest is its bubble."""
     if not events:
         return {}
     span = max(event.end_ns for event in events) - min(event.start_ns for event in events)

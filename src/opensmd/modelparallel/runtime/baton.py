@@ -47,6 +47,7 @@ class Baton:
         transport: says what has come.
         begin: runs one microbatch from beginning to end.
         held: whether a microbatch must wait before its backward for others of this rank.
+        idle: called when nothing can go on; whether it has done something instead of waiting.
         record: told of what ran when.
         threads: where further microbatches run.
         explain: what a microbatch waits for, in words.
@@ -65,6 +66,7 @@ class Baton:
         transport: Transport,
         begin: Callable[[int], None],
         held: Callable[[int, Sequence[Progress]], bool],
+        idle: Callable[[], bool],
         record: Record,
         threads: Threads,
         explain: Callable[[int], str],
@@ -78,6 +80,7 @@ class Baton:
         self._transport = transport
         self._begin = begin
         self._held = held
+        self._idle_work = idle
         self._record = record
         self._explain = explain
         self._random = random
@@ -223,7 +226,7 @@ class Baton:
             chosen = self._policy.pick(self.progress, self._can_go_on)
             if chosen is not None:
                 return chosen
-            self._wait_for_any()
+            self._use_the_time()
 
     def _next_to_abort(self) -> int | None:
         for microbatch, progress in enumerate(self.progress):
@@ -244,6 +247,15 @@ class Baton:
 
     def _waits_for_others(self, microbatch: int) -> bool:
         return self.progress[microbatch] is Progress.AT_BACKWARD and self._held(microbatch, self.progress)
+
+    def _use_the_time(self) -> None:
+        try:
+            if self._idle_work():
+                return
+        except BaseException as error:
+            self.error = error
+            return
+        self._wait_for_any()
 
     def _wait_for_any(self) -> None:
         messages = [

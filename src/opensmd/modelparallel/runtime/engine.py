@@ -30,6 +30,7 @@ from opensmd.modelparallel.runtime.interception import current_run, intercepted,
 from opensmd.modelparallel.runtime.keys import stable_hash
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.placeholder import make_remote
+from opensmd.modelparallel.runtime.postponed import Postponed
 from opensmd.modelparallel.runtime.random import OwnRandom, ReplicatedRandom, default_generators
 from opensmd.modelparallel.runtime.record import Record, Stretch
 from opensmd.modelparallel.runtime.results import Results
@@ -44,7 +45,7 @@ from opensmd.modelparallel.runtime.transport import (
     control_device,
     open_transport,
 )
-from opensmd.modelparallel.schedule import FixedOrder, Policy, Progress, ReadyFirst, window
+from opensmd.modelparallel.schedule import FixedOrder, Policy, Progress, ReadyFirst, postponing, window
 
 __all__ = ["Engine"]
 
@@ -90,10 +91,17 @@ class Engine:
         self._baton: Baton | None = None
         self.backwards = Backwards(0)
         self._record = Record()
+        self._postponed = Postponed(self._record)
+        self._postpones_from = 0
         self._threads = Threads()
         self._failed: str | None = None
         self._generators: list[torch.Generator] = []
         atexit.register(self.close)
+
+    @property
+    def has_postponed(self) -> bool:
+        """Whether gradients of backwards that have returned are still to be computed."""
+        return bool(self._postponed)
 
     @property
     def record(self) -> list[Stretch]:
@@ -199,13 +207,14 @@ class Engine:
         results = Results(shared, len(calls), detach=detach)
         self.backwards = Backwards(len(calls))
         self._record = Record()
+        self._postponed = Postponed(self._record)
 
         def begin(index: int) -> None:
             args, kwargs = calls[index]
             run = runs[index]
             set_run(run)
             try:
-                with Glue(run, self.backward) as mode:
+                with Glue(run, self.backward, self._complete_gradients) as mode:
                     run.mode = mode
                     results.share(run, function(*args, **kwargs))
             finally:
@@ -219,6 +228,7 @@ class Engine:
             transport=shared.transport,
             begin=begin,
             held=self._is_held,
+            idle=self._postponed.run_one,
             record=self._record,
             threads=self._threads,
             explain=lambda index: runs[index].point,
@@ -228,12 +238,14 @@ class Engine:
             alone = len(calls) == 1
             with intercepted(self._whole, self._sequences.forwards(alone=alone), self.backward, alone=alone):
                 self._baton.run()
+            self._postponed.run_all()
             return results.received()
         except BaseException as error:
             self._fail(error, runs)
             raise
         finally:
             self._baton = None
+            self._postponed.drop()
             random.end_step()
 
     def _begin_step(self) -> Shared:
@@ -260,16 +272,23 @@ class Engine:
 
     def _policy(self, microbatches: int) -> Policy:
         assert self._shared is not None and self.plan is not None
-        chain = all(crossing.source < crossing.target for crossing in self.plan.crossings)
         in_order = self._shared.transport.ordered or self.config.deterministic_server
+        crossings = self.plan.crossings
+        chain = bool(crossings) and all(each.source < each.target for each in crossings)
+        active = self.config.active_microbatches or self.size + 2
         size = window(
             partitions=self.size,
             stage=self.rank,
-            chain=chain and bool(self.plan.crossings) and not in_order,
-            active_microbatches=self.config.active_microbatches or self.size + 2,
+            chain=chain and not in_order,
+            active_microbatches=active,
         )
         if in_order:
+            self._postpones_from = microbatches
             return FixedOrder(self.config.pipeline, size, microbatches)
+        reducing = self.before_last_backward is not None  # which counts the gradients of one backward
+        self._postpones_from = microbatches - postponing(
+            stage=self.rank, chain=chain, most=1 if reducing else active, microbatches=microbatches
+        )
         return ReadyFirst(self.config.pipeline, size)
 
     def _fail(self, error: BaseException, runs: Sequence[MicrobatchRun]) -> None:
@@ -335,9 +354,18 @@ class Engine:
                 return
             self._record.turn("backward")
             if self.before_last_backward is not None and self.backwards.may_be_last(run.index):
+                self._complete_gradients()
                 self.before_last_backward(starts)
-            run_backward(starts, gradients, retain_graph=bool(retain_graph))
+            postpones = run.index >= self._postpones_from and not retain_graph
+            if not (postpones and self._postponed.split(run.index, starts, gradients)):
+                run_backward(starts, gradients, retain_graph=bool(retain_graph))
             self._record.turn("forward")
+
+    def _complete_gradients(self) -> None:
+        if not self._postponed:
+            return
+        with self._record.interrupted():
+            self._postponed.run_all()
 
     def _is_held(self, index: int, progress: Sequence[Progress]) -> bool:
         """With replicas, the last microbatch goes backward after all others: its gradients are the last."""

@@ -45,12 +45,14 @@ class Glue(TorchFunctionMode):
     Args:
         run: the microbatch.
         backward: what ``loss.backward()`` means inside a step.
+        complete: computes what is left of gradients, before somebody looks at them.
     """
 
-    def __init__(self, run: MicrobatchRun, backward: Backward) -> None:
+    def __init__(self, run: MicrobatchRun, backward: Backward, complete: Callable[[], None]) -> None:
         super().__init__()
         self._run = run
         self._backward_of_step = backward
+        self._complete = complete
 
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -117,6 +119,10 @@ class Glue(TorchFunctionMode):
 
         backward(*args, **kwargs)
 
+    def _grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._complete()
+        return self._intercept(func, args, kwargs, [args[0]])
+
     def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return iter(self._intercept(Tensor.unbind, (args[0], 0), {}, [args[0]]))
 
@@ -145,6 +151,7 @@ _SPECIAL: dict[Function, _Handler] = {
     getter("requires_grad"): Glue._requires_grad,
     getter("is_leaf"): Glue._is_leaf,
     getter("grad_fn"): Glue._grad_fn,
+    getter("grad"): Glue._grad,
     Tensor.backward: Glue._backward,
     Tensor.__iter__: Glue._iterate,
     Tensor.register_hook: Glue._hook,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 __all__ = ["Record", "Stretch"]
@@ -13,7 +15,7 @@ class Stretch(NamedTuple):
 
     Attributes:
         microbatch: -1 for waiting.
-        kind: "forward", "backward" or "wait".
+        kind: "forward", "backward", "weights" (what was left of a backward for later) or "wait".
     """
 
     microbatch: int
@@ -44,4 +46,12 @@ class Record:
         """The microbatch goes over from forward to backward or back."""
         microbatch = self._microbatch
         self.end()
+        self.begin(microbatch, kind)
+
+    @contextlib.contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """What goes on stops for something else, and goes on afterwards."""
+        microbatch, kind = self._microbatch, self.kind
+        self.end()
+        yield
         self.begin(microbatch, kind)

@@ -83,4 +83,6 @@ std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Retur
   return {mine, token(received, node)};
 }
 
+bool sends_gradient(const Node& node) { return dynamic_cast<const Received*>(&node) != nullptr; }
+
 }  // namespace opensmd

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/node.h>
 
 #include <functional>
 #include <memory>
@@ -26,5 +27,8 @@ at::Tensor send_edge(const at::Tensor& sent, Return way, std::function<void()> e
 
 // A received tensor as part of the graph, and its token. In backward its gradient goes back.
 std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Return way);
+
+// Whether a node of the graph sends a gradient to another rank.
+bool sends_gradient(const torch::autograd::Node& node);
 
 }  // namespace opensmd

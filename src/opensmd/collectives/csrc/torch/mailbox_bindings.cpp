@@ -9,6 +9,7 @@
 
 #include "torch/edges.hpp"
 #include "torch/python_object.hpp"
+#include "torch/split_backward.hpp"
 
 namespace py = pybind11;
 
@@ -50,6 +51,9 @@ void bind_mailbox(py::module_& module) {
                                 int64_t tag, int64_t missing) {
     return receive_edge(received, {std::move(mailbox), member, tag, missing});
   });
+  py::class_<WeightBackward, std::shared_ptr<WeightBackward>>(module, "WeightBackward")
+      .def("run", torch::wrap_pybind_function_no_gil([](WeightBackward& self) { self.run(); }));
+  module.def("split_backward", torch::wrap_pybind_function_no_gil(&split_backward));
 }
 
 }  // namespace opensmd
