@@ -41,6 +41,10 @@ def loop(kind: str, rank: int) -> None:
         model.backward(loss)
         return loss  # type: ignore[no-any-return]
 
+    @smp.step
+    def evaluate(x: Tensor) -> Tensor:
+        return model(x).square().mean()  # type: ignore[no-any-return]
+
     for current in range(STEPS):  # read by train
         if current == 2 and rank == 1:
             if kind == "killed":
@@ -49,6 +53,9 @@ def loop(kind: str, rank: int) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if kind == "short loader":
                 break
+            if kind == "other step":
+                with torch.no_grad():
+                    evaluate(torch.ones(4, 8))
         train(torch.ones(4, 8))
     if kind == "short loader" and rank == 1:
         time.sleep(TIMEOUT * 1.5)  # alive, but never in a step again
@@ -85,6 +92,12 @@ def test_an_exception_in_one_rank_reaches_all_with_microbatch_and_place() -> Non
 def test_ranks_that_leave_the_common_program_say_where_they_were() -> None:
     for outcome in run("control flow"):
         assert "microbatch 0" in told(outcome) and "pipeline rank" in told(outcome)
+
+
+def test_ranks_that_begin_different_steps_are_told_at_once() -> None:
+    for outcome in run("other step"):
+        assert "'loop.<locals>.train'" in told(outcome), told(outcome)
+        assert "'loop.<locals>.evaluate' without gradients" in told(outcome)
 
 
 def test_different_models_are_refused_in_the_first_step() -> None:

@@ -193,7 +193,7 @@ class DistributedModel(ModelState):
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if pipeline.size() > 1:
             self._engine = self._engine or Engine(pipeline, smp_state.cfg)
-            args, kwargs = self._engine.agreed_inputs(args, kwargs)
+            args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
         calls = split(args, kwargs)
         if not self.partitioned:
             self._place(lambda: function(*calls[0][0], **calls[0][1]))

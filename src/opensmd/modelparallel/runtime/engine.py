@@ -189,11 +189,13 @@ class Engine:
 
     # --- steps -----------------------------------------------------------------------------------------
 
-    def agreed_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def agreed_inputs(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call:
         """A step's arguments, the same on all ranks (the first rank's where they differ)."""
         if self._failed:
             raise SMPError(f"an earlier step of this pipeline failed, and it cannot go on: {self._failed}")
-        return agreed_inputs(args, kwargs, self.group)
+        return agreed_inputs(function, args, kwargs, self.group)
 
     def run(self, function: Callable[..., Any], calls: Sequence[Call], *, detach: bool) -> list[Any]:
         """Run ``function`` once for each of ``calls``; tensors in the results are real on every rank.

@@ -1,4 +1,4 @@
-"""A step's arguments, made the same on all ranks of a pipeline.
+"""A step's beginning: all ranks of a pipeline call the same function with the same arguments.
 
 Usually every rank loads the same batch, and comparing fingerprints is all there is to do. Where they differ,
 those of the first rank count, as in the original, where the others may pass empty tensors.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import gathered
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.keys import stable_hash
 from opensmd.modelparallel.runtime.transport import control_device
@@ -26,20 +28,24 @@ _LINE_BYTES, _LINES = 64, 1024  # the size of a cache line, and how many are rea
 
 
 def agreed_inputs(
-    args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that all ranks of ``group`` go on with.
+    """The arguments of the step ``function`` that all ranks of ``group`` go on with.
 
     Objects that are neither tensors nor plain values nor containers of them stay each rank's own.
 
     Raises:
+        SMPError: the ranks called different functions, or some of them without gradients.
         RuntimeError: a rank did not come within the group's timeout.
     """
     leaves: list[Tensor] = []
     structure.collect((args, kwargs), leaves)
-    mine = torch.tensor([_form(args, kwargs), _data(leaves)], device=control_device(group))
+    program = _program(function)
+    mine = torch.tensor([_hash(program), _form(args, kwargs), _data(leaves)], device=control_device(group))
     numbers = gathered(mine, group).tolist()
-    forms, data = set(numbers[::2]), set(numbers[1::2])
+    if len(set(numbers[::3])) > 1:
+        _refuse_different(program, group)
+    forms, data = set(numbers[1::3]), set(numbers[2::3])
     if len(forms) == len(data) == 1:
         return args, kwargs
     if len(forms) == 1:
@@ -50,6 +56,26 @@ def agreed_inputs(
             stacklevel=4,
         )
     return _first_rank_arguments(args, kwargs, group)
+
+
+def _program(function: Callable[..., Any]) -> tuple[str, str]:
+    """What a rank is about to run, in words."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if torch.is_inference_mode_enabled():
+        return name, " in inference mode"
+    return name, "" if torch.is_grad_enabled() else " without gradients"
+
+
+def _refuse_different(mine: tuple[str, str], group: dist.ProcessGroup) -> None:
+    programs: list[Any] = [None] * group.size()
+    dist.all_gather_object(programs, mine, group=group)
+    other = next(rank for rank, program in enumerate(programs) if program != programs[0])
+    (first, first_mode), (second, second_mode) = programs[0], programs[other]
+    raise SMPError(
+        f"the ranks of a pipeline began different steps: pipeline rank 0 called {first!r}{first_mode}, "
+        f"pipeline rank {other} called {second!r}{second_mode}. All ranks call the same step functions in "
+        "the same order; an `if smp.rank() == 0:` around one is the usual cause"
+    )
 
 
 def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
