@@ -81,9 +81,14 @@ def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
             super().__init__()
             self.norm = nn.BatchNorm1d(4)
             self.last: Tensor | None = None
+            self.seen: list[Tensor] = []
+            self.ready = False
             self.register_buffer("count", torch.zeros(()))
 
         def forward(self, x: Tensor) -> Tensor:
+            if not self.ready:  # as Hugging Face's models do when they are first asked for hidden states
+                self.norm.register_forward_hook(lambda module, args, out: self.seen.append(out))
+                self.ready = True
             self.last = x
             self.count = self.count + 1
             return F.dropout(self.norm(x))
@@ -92,6 +97,8 @@ def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
         model = Stateful()
         x = torch.randn(8, 4)
         model(x).sum().backward()
+        model.norm._forward_hooks.clear()
+        model.ready = False
         before = {name: value.clone() for name, value in model.state_dict().items()}
         gradient, last = model.norm.weight.grad, model.last
         assert gradient is not None
@@ -112,6 +119,7 @@ def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
         assert torch.equal(torch.get_rng_state(), state)
         assert type(model.count) is Tensor
         assert not model.norm._forward_hooks
+        assert len(model.seen) == 1 and type(model.seen[0]) is Tensor
 
 
 def test_nothing_is_computed_unless_the_script_asks_for_a_value() -> None:

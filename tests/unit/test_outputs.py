@@ -56,6 +56,7 @@ def test_results_keep_their_structure_and_classes() -> None:
     assert merged[0]["rest"][1] == [[0, 1], ["x", "x"]]
     assert merged[1] == {"n": [0, 1]}
     assert merge_results([None, None]) == [None, None]
+    assert merge_results([torch.zeros(2, 3).shape, torch.zeros(2, 3).shape]) == [(2, 3), (2, 3)]
     assert merge_results([0.5, 0.25]) == [0.5, 0.25]
 
 

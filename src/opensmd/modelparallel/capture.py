@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -212,7 +213,9 @@ def _untouched(module: nn.Module) -> Iterator[None]:
     """Mark the thread as tracing, and put back whatever the run may change in the model."""
     modules = list(module.modules())
     attributes = [dict(each.__dict__) for each in modules]
-    registered = [(dict(each._parameters), dict(each._buffers)) for each in modules]
+    contents = [
+        (value, value.copy()) for each in modules for value in each.__dict__.values() if _holds(value)
+    ]
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     for parameter, _ in gradients:
@@ -225,19 +228,23 @@ def _untouched(module: nn.Module) -> Iterator[None]:
             yield
     finally:
         _local.depth -= 1
-        for each, kept, (parameters, own_buffers) in zip(modules, attributes, registered, strict=True):
+        for each, kept in zip(modules, attributes, strict=True):
             each.__dict__.clear()
             each.__dict__.update(kept)
-            each._parameters.clear()
-            each._parameters.update(parameters)
-            each._buffers.clear()
-            each._buffers.update(own_buffers)
+        for value, kept_items in contents:
+            value.clear()
+            value.extend(kept_items) if hasattr(value, "extend") else value.update(kept_items)
         torch.clear_autocast_cache()  # of fakes, which a region around the step would hand to the real run
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():
             for buffer, kept_data in buffers:
                 buffer.copy_(kept_data)
+
+
+def _holds(value: Any) -> bool:
+    """Whether an attribute is a container: parameters, buffers, children, hooks, or the script's own."""
+    return type(value) in (dict, OrderedDict, defaultdict, list, set, deque)
 
 
 def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -> ModelTrace:

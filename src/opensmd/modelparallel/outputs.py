@@ -81,7 +81,7 @@ def _merge(values: list[Any], where: str) -> Any:
         _require_equal([list(value) for value in values], where, "keys")
         merged = {key: _merge([value[key] for value in values], f"{where}[{key!r}]") for key in first}
         return rebuild_mapping(first, merged)
-    if isinstance(first, (list, tuple)):
+    if isinstance(first, (list, tuple)) and not isinstance(first, torch.Size):
         _require_equal([len(value) for value in values], where, "length")
         items = [_merge([value[i] for value in values], f"{where}[{i}]") for i in range(len(first))]
         return rebuild_sequence(first, items)
