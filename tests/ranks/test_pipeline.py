@@ -291,17 +291,19 @@ def backward_of_what_is_not_trained() -> str:
     return told
 
 
-def cleared_inside_the_step(name: str, microbatches: int) -> str:
+def cleared_inside_the_step(name: str, microbatches: int, wrapped: bool) -> str:
     """A step function may clear the gradients of a single microbatch; of several it would lose some."""
     with pipeline(microbatches) as model:
         model.eval()
-        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        if wrapped:
+            optimizer = smp.DistributedOptimizer(optimizer)
         owner, _, method = name.partition(".")
-        clear = getattr(model if owner == "model" else optimizer, method)
+        owning = model if owner == "model" else optimizer
 
         @smp.step
         def train_step(x: Tensor) -> Tensor:
-            clear()
+            getattr(owning, method)()
             loss: Tensor = model(x).square().mean()
             model.backward(loss)
             return loss
@@ -410,6 +412,23 @@ def scaled() -> None:
             torch.testing.assert_close(each, wanted[name], rtol=1e-5, atol=1e-6)
 
 
+def other_models_optimizer() -> None:
+    """What a step does with parameters that are not the model's is its own matter."""
+    with pipeline(microbatches=2) as model:
+        weight = nn.Parameter(torch.ones(3))
+        other = torch.optim.SGD([weight], lr=1.0)
+
+        @smp.step
+        def train_step(x: Tensor) -> None:
+            weight.grad = torch.ones(3)
+            other.step()
+            other.zero_grad()
+            model.backward(model(x).square().mean())
+
+        train_step(torch.ones(4, WIDTH))
+        assert weight.tolist() == [-1.0] * 3 and weight.grad is None
+
+
 def _told(kind: type[Exception], call: Callable[[], Any]) -> str:
     try:
         call()
@@ -427,6 +446,7 @@ def _told(kind: type[Exception], call: Callable[[], Any]) -> str:
         what_lives_where,
         scaled,
         autocast_around_the_first_step,
+        other_models_optimizer,
     ],
 )
 def test_steps_of_a_pipeline(pool: Pools, function: Callable[[], None]) -> None:
@@ -440,11 +460,12 @@ def test_misuse_is_told_and_breaks_nothing(pool: Pools) -> None:
         assert "partitioned already" in late
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize("name", ["optimizer.zero_grad", "model.zero_grad", "optimizer.step"])
-def test_gradients_are_not_cleared_between_microbatches(pool: Pools, name: str) -> None:
+def test_gradients_are_not_cleared_between_microbatches(pool: Pools, name: str, wrapped: bool) -> None:
     if name != "optimizer.step":
-        pool(2).run(cleared_inside_the_step, name, 1, timeout=50, group_timeout=20)
-    for told in pool(2).run(cleared_inside_the_step, name, 2, timeout=50, group_timeout=20):
+        pool(2).run(cleared_inside_the_step, name, 1, wrapped, timeout=50, group_timeout=20)
+    for told in pool(2).run(cleared_inside_the_step, name, 2, wrapped, timeout=50, group_timeout=20):
         assert f"{name} was called inside a smp.step function, which runs for each of 2" in told
 
 

@@ -72,6 +72,18 @@ def test_a_modules_call_is_replaced_for_a_while() -> None:
     assert "forward" not in module.__dict__
 
 
+def test_optimizers_ask_for_a_while_before_they_step_or_clear_gradients() -> None:
+    seen: list[tuple[Any, str]] = []
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([weight])
+    with internals.optimizers_asking(lambda each, name: seen.append((each, name))):
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert seen == [(optimizer, "optimizer.step"), (optimizer, "optimizer.zero_grad")]
+
+
 def test_reentrant_checkpoints_and_backward_hooks_are_recognised() -> None:
     assert internals.is_reentrant_checkpoint(torch_checkpoint.CheckpointFunction)
     module = nn.Linear(2, 2)

@@ -3,6 +3,7 @@
 - Functions of autograd, activation checkpoints and TorchScript functions do not pass through function modes.
   They are replaced while a step runs, by versions that ask the microbatch of the calling thread, if any.
 - A module's call is redirected by an attribute on the instance, again for the time of the step.
+- ``zero_grad`` of all optimizers asks first, while a step of several microbatches runs.
 - The function mode of a thread is set aside while a module runs as a whole or a backward runs.
 
 tests/unit/test_modelparallel_torch_internals.py fails when torch changes one of these places.
@@ -18,11 +19,13 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 __all__ = [
     "WithoutMode",
     "gathered",
     "is_reentrant_checkpoint",
+    "optimizers_asking",
     "replaced_calls",
     "replaced_functions",
     "run_backward",
@@ -111,6 +114,27 @@ def replaced_calls(forwards: dict[nn.Module, Function], calls: dict[nn.Module, F
                 module.__dict__.pop(name, None)
             else:
                 module.__dict__[name] = value
+
+
+@contextlib.contextmanager
+def optimizers_asking(check: Callable[[torch.optim.Optimizer, str], None]) -> Iterator[None]:
+    """Call ``check(optimizer, name)`` before any optimizer's ``step`` or ``zero_grad``.
+
+    torch has hooks for the first (subclasses write their own ``step``) and none for the second.
+    """
+    plain_zero_grad = torch.optim.Optimizer.zero_grad
+
+    def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        check(self, "optimizer.zero_grad")
+        plain_zero_grad(self, *args, **kwargs)
+
+    torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: check(optimizer, "optimizer.step"))
+    try:
+        yield
+    finally:
+        handle.remove()
+        torch.optim.Optimizer.zero_grad = plain_zero_grad  # type: ignore[method-assign]
 
 
 def whole_call(module: nn.Module) -> Function:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from opensmd.modelparallel._torch_internals import run_backward
+from opensmd.modelparallel._torch_internals import optimizers_asking, run_backward
 from opensmd.modelparallel.backwards import Backwards
 from opensmd.modelparallel.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
@@ -202,8 +202,10 @@ class DistributedModel(ModelState):
         if self._replicas is not None:
             self._replicas.before_step()
         self._step = step = _Step(len(calls))
+        alone = len(calls) == 1
         try:
-            results = self._run(function, calls, step, detach)
+            with contextlib.nullcontext() if alone else optimizers_asking(self.require_other_parameters):
+                results = self._run(function, calls, step, detach)
         except BaseException:
             if self._replicas is not None:
                 self._replicas.abandon_step()

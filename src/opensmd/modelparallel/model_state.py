@@ -239,6 +239,16 @@ class ModelState(nn.Module):
                 "microbatches, whose gradients add up. Call it before or after the step"
             )
 
+    def require_other_parameters(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+        """Refuse ``name`` of an optimizer, wrapped or not, that has parameters of this model.
+
+        Raises:
+            SMPError: it has, and a step with several microbatches runs.
+        """
+        own = {id(each) for each in self.module.parameters()}
+        if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+            self.require_whole_batch(name)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's, between steps.
 

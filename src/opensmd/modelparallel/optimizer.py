@@ -104,7 +104,8 @@ class _Methods:
         Raises:
             SMPError: inside a step with several microbatches.
         """
-        _require_whole_batch("optimizer.zero_grad")
+        if state.model is not None:
+            state.model.require_whole_batch("optimizer.zero_grad")
         with without_interception():  # ranks have different numbers of parameters
             super().zero_grad(set_to_none)  # type: ignore[misc]
 
@@ -245,7 +246,7 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
     """
     state.require("smp.DistributedOptimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"smp.DistributedOptimizer: {type(optimizer).__name__} is no torch.optim.Optimizer")
+        raise TypeError(f"smp.DistributedOptimizer: expected a torch.optim.Optimizer, got {optimizer!r:.80}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "smp.DistributedOptimizer: LBFGS works on all parameters as one vector, but each rank has only "
@@ -255,8 +256,7 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
         kind = type(optimizer)
         optimizer.__class__ = type(kind.__name__, (_Methods, kind), {"__module__": kind.__module__})
         optimizer._smp_layout = None  # type: ignore[attr-defined]
-        optimizer.register_step_pre_hook(lambda *_: _require_whole_batch("optimizer.step"))
-    state.optimizer = optimizer
+    state.optimizers.pop(id(optimizer), None)
     state.optimizers[id(optimizer)] = optimizer
     if state.model is not None and state.model.partitioned:
         after_partition(optimizer)
@@ -278,11 +278,6 @@ def parameter_names(optimizer: torch.optim.Optimizer | None) -> list[str]:
     if not isinstance(optimizer, _Methods):
         raise SMPError("parameters have numbers once smp.DistributedOptimizer has been given their optimizer")
     return optimizer._smp_names()
-
-
-def _require_whole_batch(name: str) -> None:
-    if state.model is not None:
-        state.model.require_whole_batch(name)
 
 
 def _gathered(own: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -41,8 +41,7 @@ class State:
         rank: the global rank of this process.
         engine: what runs steps; set when the model has been partitioned.
         model: the script's DistributedModel.
-        optimizer: the script's latest DistributedOptimizer.
-        optimizers: all of them, by identity.
+        optimizers: the script's DistributedOptimizers by identity, the latest last.
         scalers: the script's GradScalers, in the order in which it made them.
         owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
     """
@@ -57,7 +56,6 @@ class State:
         self._groups: Groups | None = None
         self.rank = 0
         self.model: ModelState | None = None
-        self.optimizer: torch.optim.Optimizer | None = None
         self.optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
         self.scalers: WeakValueDictionary[int, GradScaler] = WeakValueDictionary()
         self.engine: Any = None
@@ -107,6 +105,11 @@ class State:
         self.require("process groups")
         assert self._groups is not None
         return self._groups
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The script's latest DistributedOptimizer."""
+        return next(reversed(list(self.optimizers.values())), None)
 
     @property
     def param_index_to_name_tp_group(self) -> list[dict[int, str]]:
