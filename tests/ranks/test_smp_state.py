@@ -21,7 +21,7 @@ from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.ranks import CommGroup, RankType
 from opensmd.modelparallel.state import state
 from tests.support.partitioned import restart, split
-from tests.support.ranks import RankPool
+from tests.support.ranks import RankPool, run_once
 
 
 def small() -> nn.Module:
@@ -99,6 +99,20 @@ def check_init() -> None:
     init({"partitions": 4})
     with pytest.raises(SMPError, match=r"called again with other settings: microbatches=2 \(was 1\)"):
         init({"partitions": 4, "microbatches": 2})
+
+
+def broadcast_on_all_ranks() -> str:
+    init({"partitions": 2})
+    try:
+        communicate.broadcast({"a": 1}, CommGroup.WORLD)
+    except SMPError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_who_broadcasts_on_all_ranks_is_told_to_receive_on_the_others() -> None:
+    for outcome in run_once(2, broadcast_on_all_ranks, group_timeout=10):
+        assert "sending to rank" in outcome.value and "smp.recv_from(the sender's rank" in outcome.value
 
 
 @pytest.mark.parametrize("backend", ["gloo", "smddp"])

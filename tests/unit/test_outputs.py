@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,6 +36,21 @@ def test_who_takes_a_step_output_for_a_tensor_is_told_what_to_do() -> None:
         loss.backward()
     with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         _ = loss.nothing
+    calls: list[Callable[[], Any]] = [
+        lambda: loss + 1.0,
+        lambda: 0.0 + loss,
+        lambda: loss / 2,
+        lambda: loss < 3,
+        lambda: float(loss),
+        lambda: f"{loss:.3f}",
+        lambda: loss[0],
+        lambda: torch.argmax(loss, 0),
+        lambda: torch.ones(1) + loss,
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"StepOutput.*one tensor for each microbatch.*reduce_mean\(\)"):
+            call()
+    assert loss and loss == loss and f"{loss}" == str(loss) == repr(loss)
     assert pickle.loads(pickle.dumps(loss)).outputs == copy.deepcopy(loss).outputs == loss.outputs
 
 

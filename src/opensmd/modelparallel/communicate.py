@@ -1,8 +1,9 @@
 """Objects between ranks: ``smp.broadcast``, ``send``, ``recv_from``, ``allgather`` and barriers.
 
 Any picklable object goes through a process group of its own, so it never meets the script's own tensors.
-Sends return when the receiver has the object: it answers with one byte. As documented, ``broadcast`` is
-called by the sender alone, and every other member of the group calls ``recv_from``.
+Sends return when the receiver has the object: it answers with a number that is no length of an object.
+As documented, ``broadcast`` is called by the sender alone, and every other member of the group calls
+``recv_from``.
 """
 
 from __future__ import annotations
@@ -12,23 +13,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks import CommGroup, RankType
 from opensmd.modelparallel.state import state
 
 __all__ = ["allgather", "barrier", "broadcast", "dp_barrier", "mp_barrier", "recv_from", "send"]
+
+RECEIVED = -1
 
 
 def broadcast(obj: Any, group: CommGroup) -> None:
     """Send ``obj`` to every other rank of the caller's ``group``; return when all of them have it.
 
     Called by the sender only; each other member calls :func:`recv_from` with the sender's rank.
+
+    Raises:
+        SMPError: another member is sending to this rank.
     """
     kind = _group(group, "smp.broadcast")
     others = [rank for rank in state.groups.members(kind) if rank != state.rank]
     for rank in others:
         _post(obj, rank)
     for rank in others:
-        _await_receipt(rank)
+        _await_receipt(rank, "smp.broadcast")
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
@@ -36,10 +43,11 @@ def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
 
     Raises:
         ValueError: there is no such rank, or it is the caller's own.
+        SMPError: that rank is sending to this one.
     """
     peer = _peer(dest_rank, rank_type, "smp.send")
     _post(obj, peer)
-    _await_receipt(peer)
+    _await_receipt(peer, "smp.send")
 
 
 def recv_from(src_rank: int, rank_type: RankType) -> Any:
@@ -107,10 +115,17 @@ def _post(obj: Any, rank: int) -> None:
     dist.send_object_list([obj], dst=rank, group=state.groups.messages)
 
 
-def _await_receipt(rank: int) -> None:
-    dist.recv(_receipt(), src=rank, group=state.groups.messages)
+def _await_receipt(rank: int, name: str) -> None:
+    receipt = _receipt()
+    dist.recv(receipt, src=rank, group=state.groups.messages)
+    if receipt.item() != RECEIVED:  # the length of an object
+        raise SMPError(
+            f"{name}: rank {rank} is sending to rank {state.rank} at the same time, so neither receives. "
+            "smp.broadcast and smp.send are called by the sender alone; the others call "
+            "smp.recv_from(the sender's rank, rank_type)"
+        )
 
 
 def _receipt() -> torch.Tensor:
     device = "cuda" if dist.get_backend(state.groups.messages) == "nccl" else "cpu"
-    return torch.zeros(1, dtype=torch.uint8, device=device)
+    return torch.full((1,), RECEIVED, dtype=torch.int64, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 __all__ = ["StepOutput", "merge_results"]
+
+_WAY_OUT = (
+    "it holds one tensor for each microbatch. Make one of them with reduce_mean(), reduce_sum(), concat() or "
+    "stack(), or take .outputs"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +54,24 @@ class StepOutput:
         if name == "backward":
             text += ": call model.backward(loss) inside the smp.step function"
         elif hasattr(Tensor, name):
-            text += (
-                ": it holds one tensor for each microbatch. Make one of them with reduce_mean(), "
-                "reduce_sum(), concat() or stack(), or take .outputs"
-            )
+            text += f": {_WAY_OUT}"
         raise AttributeError(text, name=name, obj=self)
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], *_: Any) -> Any:
+        """torch's functions take no step's result."""
+        name = torch.overrides.resolve_name(func) or func
+        raise TypeError(f"{name} was given a StepOutput: {_WAY_OUT}")
+
+    def _no_operator(self, *_: Any) -> Any:
+        """Python looks operators up in the class, past ``__getattr__``."""
+        raise TypeError(f"a StepOutput is no number and no tensor: {_WAY_OUT}")
+
+    __add__ = __sub__ = __mul__ = __truediv__ = __radd__ = __rsub__ = __rmul__ = __rtruediv__ = _no_operator
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __getitem__ = __float__ = __int__ = _no_operator
+
+    def __format__(self, spec: str) -> str:
+        return str(self._no_operator()) if spec else repr(self)
 
 
 def merge_results(results: Sequence[Any]) -> Any:
