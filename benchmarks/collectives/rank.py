@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.collectives.operations import OPERATIONS, Buffers, Operation
+from benchmarks.floor.shared import Floor
 from benchmarks.harness.contestants import checked, title
 from benchmarks.harness.mpi import raw_loop
 from benchmarks.harness.options import rank_parser
@@ -20,10 +21,12 @@ def main() -> None:
     parser.add_argument("--operations", nargs="+", required=True)
     options = parser.parse_args()
     me = join(options.backends, patience=options.patience)
+    floor = Floor(me.folder / "floor", me.rank, me.size)
     results = Results("collectives", me.layout, {"MPI": me.mpi_name or "none"})
     for operation in (each for each in OPERATIONS if each.name in options.operations):
         for nbytes in options.sizes:
-            found = sample(contestants(me, operation, nbytes), me.meeting, me.distance, Plan(options.seconds))
+            candidates = contestants(me, floor, operation, nbytes)
+            found = sample(candidates, me.meeting, me.distance, Plan(options.seconds))
             results.rows += [row(operation.name, nbytes, name, samples) for name, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-len(found) :])
@@ -31,7 +34,7 @@ def main() -> None:
     leave(me, results)
 
 
-def contestants(me: Rank, operation: Operation, nbytes: int) -> list[Candidate]:
+def contestants(me: Rank, floor: Floor, operation: Operation, nbytes: int) -> list[Candidate]:
     """Every candidate for one operation and size, all on the same two tensors."""
     count = nbytes // 4
     buffers = Buffers(torch.zeros(count), torch.zeros(count), me.rank, me.size)
@@ -48,6 +51,9 @@ def contestants(me: Rank, operation: Operation, nbytes: int) -> list[Candidate]:
         world = me.mpi.COMM_WORLD
         block = timed(lambda: operation.through_mpi4py(buffers, world))
         found.append(_checked(me, f"{me.mpi_name} (mpi4py)", operation, buffers, block))
+    if me.size == 2:
+        loop = floor.loop(operation.letter, buffers.source, buffers.target, count)
+        found.append(_checked(me, "floor", operation, buffers, loop))
     return found
 
 

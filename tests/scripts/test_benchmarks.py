@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from benchmarks.harness.results import Results, human_bytes, human_time, row
 from benchmarks.harness.table import Ratio, markdown
-from benchmarks.targets import Found, Target, worst
+from benchmarks.limits import allowed, least_time
+from benchmarks.targets import Found, Target, verdict, worst
 
 from tests.support.ranks import ROOT
 
@@ -26,8 +27,8 @@ def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path)
     options = ["--ranks", "2", "--sizes", "4", "40000"]
     run_benchmark("allreduce", tmp_path, *options, "--mpi", "MPICH")
     results = Results.load(tmp_path / "allreduce-2-mpich.json")
-    names = {"smddp", "smddp zero-copy", "gloo", "do-nothing", "MPICH (C)", "MPICH (mpi4py)", "floor"}
-    assert set(results.candidates()) == names
+    names = {"smddp", "smddp zero-copy", "gloo", "do-nothing", "MPICH (C)", "MPICH (mpi4py)"}
+    assert set(results.candidates()) == {*names, "floor", "floor zero-copy"}
     assert all(0 < each.p50 <= each.p99 for each in results.rows)
     assert (tmp_path / "allreduce-2-mpich.png").exists()
 
@@ -42,6 +43,7 @@ def test_collectives_measure_every_operation_without_mpi(tmp_path: Path) -> None
         "all_to_all",
         "send and back",
     }
+    assert set(results.candidates()) == {"smddp", "gloo", "do-nothing", "floor"}
 
 
 def test_ddp_measures_a_small_model(tmp_path: Path) -> None:
@@ -82,8 +84,49 @@ def test_a_target_counts_its_worst_case_within_its_sizes() -> None:
         results.rows.append(row("case", nbytes, "mine", [mine]))
         results.rows.append(row("case", nbytes, "rival", [rival]))
     target = Target("stem", "mine", ["rival"], factor=15, low=1024)
-    assert worst(target, [results]) == Found(20.0, "case, 2 KiB")
+    assert worst(target, [results]) == Found(20.0, "case, 2 KiB", allowed=None)
     assert worst(Target("stem", "mine", ["rival"], factor=1, low=4096), [results]) is None
+
+
+def limited(**times: float) -> Results:
+    """One case of every candidate, whose do-nothing backend copies, beside one in which it does nothing."""
+    results = Results("claim", "layout")
+    for name, p50 in (times | {"do-nothing": 50.0}).items():
+        results.rows.append(row("gather", 4096, name, [p50]))
+    results.rows.append(row("broadcast", 4096, "do-nothing", [4.0]))
+    results.rows.append(row("broadcast", 64, "do-nothing", [2.0]))
+    return results
+
+
+@pytest.mark.parametrize(("floor", "least"), [(8.0, 8.0), (1.0, 4.0), (90.0, 20.0)])
+def test_the_machines_limit_is_the_floor_or_the_call_but_never_more_than_was_reached(
+    floor: float, least: float
+) -> None:
+    results = limited(smddp=20.0, floor=floor, gloo=80.0)
+    assert least_time(results, "gather", 4096, "smddp") == least
+    assert allowed(results, "gather", 4096, Ratio("", "smddp", ["gloo", "absent"])) == 80.0 / least
+
+
+def test_without_a_floor_of_its_kind_a_candidate_has_no_limit() -> None:
+    results = limited(smddp=20.0, floor=8.0, gloo=80.0)
+    results.rows.append(row("gather", 4096, "smddp zero-copy", [10.0]))
+    assert allowed(results, "gather", 4096, Ratio("", "smddp zero-copy", ["gloo"])) is None
+    assert allowed(results, "gather", 4096, Ratio("", "smddp", ["absent"])) is None
+    assert allowed(results, "gather", 4096, Ratio("", "smddp", ["gloo"], above="do-nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([Found(8.0, "a", 9.0)], "yes"),
+        ([Found(4.0, "a", 4.6), Found(9.0, "b", 30.0)], "no, the machine allows 4.6x"),
+        ([Found(4.0, "a", 8.5), Found(5.0, "b", 6.0)], "no"),
+        ([Found(4.0, "a")], "no"),
+        ([Found(4.0, "a", 5.0), Found(7.0, "b", 20.0)], "no, and at 7x (b) the machine would allow 20x"),
+    ],
+)
+def test_a_missed_target_is_the_machines_limit_only_if_every_miss_is(found: list[Found], said: str) -> None:
+    assert verdict(8, found) == said
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(4, "4 B"), (1 << 18, "256 KiB"), (64 << 20, "64 MiB")])
