@@ -412,6 +412,32 @@ def scaled() -> None:
             torch.testing.assert_close(each, wanted[name], rtol=1e-5, atol=1e-6)
 
 
+def whole_loop_inside_the_step() -> None:
+    with pipeline(microbatches=1, auto_partition=True) as model:
+        model.eval()
+        optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+
+        @smp.step
+        def train_step(x: Tensor, y: Tensor) -> None:
+            optimizer.zero_grad()
+            torch.autograd.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+
+        plain = make_net().eval()
+        plain_optimizer = torch.optim.Adam(plain.parameters(), lr=0.1)
+        for step in range(3):
+            x, y = classify(step, ROWS)
+            train_step(x, y)
+            plain_optimizer.zero_grad()
+            torch.autograd.backward(F.cross_entropy(plain(x), y))
+            plain_optimizer.step()
+        wanted = dict(plain.named_parameters())
+        local = dict(model.local_named_parameters())
+        assert 0 < len(local) < len(wanted)
+        for name, each in local.items():
+            torch.testing.assert_close(each, wanted[name], rtol=1e-4, atol=1e-5)
+
+
 def other_models_optimizer() -> None:
     """What a step does with parameters that are not the model's is its own matter."""
     with pipeline(microbatches=2) as model:
@@ -447,6 +473,7 @@ def _told(kind: type[Exception], call: Callable[[], Any]) -> str:
         scaled,
         autocast_around_the_first_step,
         other_models_optimizer,
+        whole_loop_inside_the_step,
     ],
 )
 def test_steps_of_a_pipeline(pool: Pools, function: Callable[[], None]) -> None:

@@ -122,6 +122,26 @@ def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
         assert len(model.seen) == 1 and type(model.seen[0]) is Tensor
 
 
+def test_backward_and_an_optimizer_in_the_dry_run_change_nothing() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.ones(2, 4)
+
+    def forward() -> Tensor:
+        loss: Tensor = model(x).sum()
+        return loss
+
+    def train() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(forward())
+        optimizer.step()
+
+    assert capture(model, train).units == capture(model, forward).units
+    assert not optimizer.state
+    torch.autograd.backward(forward())
+    assert model[0].weight.grad is not None
+
+
 def test_nothing_is_computed_unless_the_script_asks_for_a_value() -> None:
     model = nn.Linear(4, 4)
     seen: list[type] = []

@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 __all__ = [
     "WithoutMode",
+    "backward_left_out",
     "gathered",
     "is_reentrant_checkpoint",
     "optimizers_asking",
@@ -114,6 +115,22 @@ def replaced_calls(forwards: dict[nn.Module, Function], calls: dict[nn.Module, F
                 module.__dict__.pop(name, None)
             else:
                 module.__dict__[name] = value
+
+
+@contextlib.contextmanager
+def backward_left_out(where: Callable[[], bool]) -> Iterator[None]:
+    """``torch.autograd.backward`` and ``Tensor.backward`` do nothing in a thread in which ``where()``."""
+    plain_backward = torch.autograd.backward
+
+    def any_backward(*args: Any, **kwargs: Any) -> None:
+        if not where():
+            plain_backward(*args, **kwargs)
+
+    torch.autograd.backward = any_backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = plain_backward
 
 
 @contextlib.contextmanager

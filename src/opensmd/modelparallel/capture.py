@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from opensmd.modelparallel._torch_internals import backward_left_out
 from opensmd.modelparallel.cost import accumulation_seconds
 from opensmd.modelparallel.observe import Clock, Observer, Position
 from opensmd.modelparallel.plan import ancestors
@@ -46,8 +47,8 @@ def capture(
 
     Args:
         module: the model; its parameters must be real on this rank.
-        call: the user's step function with one microbatch's arguments. It calls ``module``; a backward in it
-            is not needed.
+        call: the user's step function with one microbatch's arguments. It calls ``module``; backwards in it
+            do nothing.
         device: where a timed run takes place; the device of the parameters by default.
         times: measure forward times in two more, real runs (``trace_execution_times``).
         memory: see what is kept for backward in a real run instead of a fake one (``trace_memory_usage``).
@@ -224,7 +225,11 @@ def _untouched(module: nn.Module) -> Iterator[None]:
     try:
         # of several devices only the current one is used; asking for all would start CUDA on each
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
+        with (
+            torch.random.fork_rng(devices),
+            torch.compiler.set_stance("force_eager"),
+            backward_left_out(is_tracing),  # without gradients, an optimizer's step changes nothing
+        ):
             yield
     finally:
         _local.depth -= 1
