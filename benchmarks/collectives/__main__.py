@@ -17,7 +17,8 @@ def ratios(mpi_name: str) -> list[Ratio]:
     """What the project promises to compare."""
     rivals = [f"{mpi_name} (C)", f"{mpi_name} (mpi4py)"]
     against_mpi: list[Ratio] = [] if mpi_name == "none" else [Ratio("MPI / smddp", "smddp", rivals)]
-    return [Ratio("gloo / smddp", "smddp", ["gloo"]), *against_mpi]
+    floor = Ratio("floor / smddp", "smddp", ["floor"])
+    return [Ratio("gloo / smddp", "smddp", ["gloo"]), *against_mpi, floor]
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ NEAREST = "flags_round_trip"
 WORDS = {
     "copy_1_core": "memory copy, 1 core",
     "copy_2_cores": "memory copy, 2 cores together",
+    "copy_around_2_cores": "memory copy past the caches, 2 cores together",
+    "read_and_write_64_MiB": "one core reads 64 MiB while the other writes 64 MiB past the caches",
     "sum_1_core": "a += b, 1 core",
     "sum_2_cores": "a += b, 2 cores together",
     "flags_round_trip": "raise my flag and see the other's, 2 cores",
@@ -43,7 +45,7 @@ def main() -> None:
     program = build(Path(__file__).with_name("floor_main.cpp"), shared=False)
     results = Results("floor", "1 or 2 processes, one a core", machine())
     for name, value, unit in best_of(program, options.tries):
-        print(f"{WORDS[name]:48} {float(value):8.3f} {unit}")
+        print(f"{WORDS[name]:68} {float(value):8.3f} {unit}")
         results.rows.append(Row(f"{WORDS[name]} [{unit}]", 0, "floor", float(value), float(value), 15))
     results.save(options.out / "floor.json")
 

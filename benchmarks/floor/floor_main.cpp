@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -42,6 +44,13 @@ T* shared(size_t bytes) {
 
 std::vector<float> filled(float value) { return std::vector<float>(kBig / 4, value); }
 
+// On whole lines, as what goes past the caches must be. Lives as long as its process.
+float* aligned(const std::vector<float>& values) {
+  auto* memory = static_cast<float*>(std::aligned_alloc(4096, values.size() * sizeof(float)));
+  std::copy(values.begin(), values.end(), memory);
+  return memory;
+}
+
 // Run `work(rank)` on `ranks` processes at once, kRounds times; the median of the slowest rank's seconds.
 double seconds(int ranks, const std::function<std::function<void()>(Rank&, int)>& prepare) {
   auto* arena = shared<Arena>(sizeof(Arena));
@@ -74,6 +83,31 @@ std::function<void()> copy(Rank&, int) {
   return [=] { memcpy(to->data(), from->data(), kBig); };
 }
 
+std::function<void()> copy_around(Rank&, int) {
+  auto* from = new std::vector<float>(filled(1));
+  auto* to = aligned(filled(2));
+  return [=] { floor_::copy_past_cache(to, from->data(), kBig / 4); };
+}
+
+// What moving 64 MiB from one rank's tensor to the other's cannot do without: rank 0 reads them, rank 1 writes them.
+std::function<void()> read_or_write(Rank&, int rank) {
+  auto* memory = aligned(filled(1));
+  if (rank == 1) {
+    return [=] {
+      const floor_::Line line{};
+      for (int64_t i = 0; i < kBig / 4; i += floor_::Line::floats) floor_::put_past_cache(memory + i, line);
+      _mm_sfence();
+    };
+  }
+  return [=] {
+    floor_::Line sum{};
+    floor_::each_line_of_four_pages(kBig / 4, memory, [&, memory](int64_t i, auto unit) {
+      if constexpr (sizeof(unit) == sizeof(sum)) sum.v += floor_::as<floor_::Line>(memory + i).v;
+    });
+    asm volatile("" : : "m"(sum) : "memory");
+  };
+}
+
 std::function<void()> add(Rank&, int) {
   auto* a = new std::vector<float>(filled(1));
   auto* b = new std::vector<float>(filled(2));
@@ -100,6 +134,8 @@ int main() {
   const double gib = double(kBig) / (1 << 30);
   std::printf("copy_1_core %.2f GiB/s\n", gib / seconds(1, copy));
   std::printf("copy_2_cores %.2f GiB/s\n", 2 * gib / seconds(2, copy));
+  std::printf("copy_around_2_cores %.2f GiB/s\n", 2 * gib / seconds(2, copy_around));
+  std::printf("read_and_write_64_MiB %.3f ms\n", seconds(2, read_or_write) * 1e3);
   std::printf("sum_1_core %.2f GiB/s\n", gib / seconds(1, add));
   std::printf("sum_2_cores %.2f GiB/s\n", 2 * gib / seconds(2, add));
   std::printf("flags_round_trip %.4f us\n", seconds(2, round_trips) / 10000 * 1e6);
