@@ -16,6 +16,7 @@ class FromRoot : public Traffic {
   size_t largest(int) const override { return bytes_; }
   bool shared() const override { return true; }
   int lanes(int) const override { return 1; }
+  bool one_way() const override { return true; }
 
  private:
   int root_;

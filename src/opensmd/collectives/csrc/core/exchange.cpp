@@ -65,10 +65,12 @@ size_t Exchange::lane(int source, int destination) const {
 
 size_t Exchange::lane_count() const { return static_cast<size_t>(std::max(traffic_.lanes(context_.size), 1)); }
 
-// Eight steps or more for arrays of middling size, so that writing and reading overlap; at most what a lane holds.
+// Eight steps or more for arrays of middling size, so that writing and reading overlap, and more where readers have
+// nothing else to do than to follow; at most what a lane holds.
 size_t Exchange::step_bytes(int source) const {
   const size_t lane_bytes = context_.arena.shape().chunk_bytes / lane_count() / kLine * kLine;
-  const size_t wanted = std::clamp(traffic_.largest(source) / 8, kSmallestStep, kLargestStep);
+  const size_t steps = traffic_.one_way() ? 32 : 8;
+  const size_t wanted = std::clamp(traffic_.largest(source) / steps, kSmallestStep, kLargestStep);
   return std::min(lane_bytes, round_up(wanted, kLine));
 }
 

@@ -24,6 +24,7 @@ class Traffic {
   virtual size_t largest(int source) const = 0;  // bound of its pieces; equal bounds give equal steps
   virtual bool shared() const = 0;               // a source gives the same piece to everybody
   virtual int lanes(int size) const = 0;         // destinations of one source: 1 or size - 1
+  virtual bool one_way() const { return false; } // who gives takes nothing
 };
 
 class Exchange {

@@ -8,7 +8,8 @@
 // Where readers only read, positions move on from call to call: a line goes back to its writer in 7 ns while a reader
 // still has it in its own cache, in 1.6 ns once it has long dropped it (measured between cores under one cache). Moving
 // on further than that needs is slow too, because memory that nobody has touched for long is in no cache at all: so
-// short streams turn round in half of the stretch. Data of up to a page does better in notes that stay in the cache.
+// streams that need less than half of the stretch turn round in that. Data of up to a page does better in notes that
+// stay in the cache.
 //
 // Why nothing is overwritten too early: data placed for call s may be read until all peers have posted call s+1; notes
 // go by parity, and what is placed for s+1 lies behind it. Once all have met in a call, nobody reads anything of an
@@ -46,7 +47,7 @@ class Stage {
 // How many slots a stream turns round in, which is how many steps its writer may be ahead of its slowest reader.
 inline uint32_t stream_slots(const Arena& arena, size_t slot_bytes, uint32_t steps) {
   const size_t half = arena.streams_bytes() / 2;
-  return static_cast<uint32_t>((steps * slot_bytes <= half ? half : 2 * half) / slot_bytes);
+  return static_cast<uint32_t>((steps * slot_bytes < half ? half : 2 * half) / slot_bytes);
 }
 
 // Slot `slot` of `member`'s streams.
