@@ -7,11 +7,11 @@
 //       reduce  add what the others put for me to a piece of my part; leave the sums where they put it
 //       get     copy the sums out of my rings
 //     Up to a few MiB each stage is four pieces, often everything, behind the one before; larger tensors are read four
-//     pages at a time, one piece behind. The rings' positions move on from call to call: a slot that is written while
+//     pages at a time (by two ranks: more do better without), one piece behind. The rings' positions move on from call to call: a slot that is written while
 //     others still have it in their caches costs four times as much.
 //   tensors in shared memory (zero-copy): every rank sums its part over all tensors straight into all tensors.
 //
-// Both kinds for large tensors turn round in every call: it begins at the end that the last call has left in the caches.
+// All but one-shot turn round in every call: it begins at the end that the last call has left in the caches.
 #pragma once
 #include <algorithm>
 
@@ -22,7 +22,7 @@ namespace floor_ {
 
 constexpr int kMaxRanks = 8;
 constexpr int64_t kOneShot = (8 << 10) / 4;
-constexpr int64_t kRing = (1 << 20) / 4;
+constexpr int64_t kRing = (1 << 20) / 4;  // the longest: large tensors take half, and more ranks than two a quarter
 
 // One rank's room. Zeroed memory is a valid empty one.
 struct alignas(4096) Room {
@@ -71,8 +71,9 @@ class AllReduce {
   class TwoShot {
    public:
     TwoShot(AllReduce& on, float* data, int64_t count)
-        : on_(on), data_(data), count_(count), me_(on.rooms_[on.rank_]), large_(count >= kLarge) {
-      const int64_t part = (count + on.size_ - 1) / on.size_, largest = large_ ? 16 << 10 : 32 << 10;
+        : on_(on), data_(data), count_(count), me_(on.rooms_[on.rank_]), large_(count >= kLarge),
+          pages_(large_ && on.size_ == 2), ring_(kRing / (large_ ? 2 : 1) / (on.size_ > 2 ? 4 : 1)) {
+      const int64_t part = (count + on.size_ - 1) / on.size_, largest = large_ ? 16 << 10 : ring_ / 8;
       while (piece_ < largest && piece_ * 4 < part) piece_ *= 2;
       pieces_ = (part + piece_ - 1) / piece_;
       first_ = (on.done_ + piece_ - 1) / piece_ * piece_;
@@ -81,7 +82,7 @@ class AllReduce {
     void run() {
       const int64_t lag = large_ ? 1 : 4;
       for (int64_t i = 0; i < pieces_ + 2 * lag; i++) {
-        if (i >= 2 * lag) get(i - 2 * lag);  // eight pieces of 128 KiB are a ring: the next may go to where this lay
+        if (i >= 2 * lag) get(i - 2 * lag);  // the next goes to where this lay, if a ring is so short
         if (i < pieces_) put(i);
         if (i >= lag && i < pieces_ + lag) reduce(i - lag);
       }
@@ -101,7 +102,7 @@ class AllReduce {
       return {data_ + at, std::max<int64_t>(std::min(piece_, end - at), 0)};
     }
     int64_t position(int64_t i) const { return first_ + i * piece_; }
-    float* in_ring(float* ring, int64_t i) const { return ring + position(i) % (large_ ? kRing / 2 : kRing); }
+    float* in_ring(float* ring, int64_t i) const { return ring + position(i) % ring_; }
 
     void wait(Flag Room::* flag, int64_t i) {
       for (int r = 0; r < on_.size_; r++) {
@@ -113,7 +114,7 @@ class AllReduce {
     void put(int64_t i) {
       for (int r = 0; r < on_.size_; r++) {
         const Piece from = piece(r, i);
-        if (r != on_.rank_) (large_ ? copy_from_memory : copy)(in_ring(me_.to[r], i), from.data, from.length);
+        if (r != on_.rank_) (pages_ ? copy_from_memory : copy)(in_ring(me_.to[r], i), from.data, from.length);
       }
       raise(me_.put, position(i + 1));
     }
@@ -133,7 +134,7 @@ class AllReduce {
         as<Unit>(mine.data + at) = total;
         for (int k = 0; k < others; k++) as<Unit>(theirs[k] + at) = total;
       };
-      if (large_) each_line_of_four_pages(mine.length, mine.data, sum); else each_line(mine.length, sum);
+      if (pages_) each_line_of_four_pages(mine.length, mine.data, sum); else each_line(mine.length, sum);
       raise(me_.reduced, position(i + 1));
     }
 
@@ -150,6 +151,8 @@ class AllReduce {
     const int64_t count_;
     Room& me_;
     const bool large_;
+    const bool pages_;
+    const int64_t ring_;
     int64_t piece_ = 1 << 10, pieces_, first_;
   };
 

@@ -21,7 +21,8 @@ struct Stream {
   alignas(4096) float ring[kOneWayRing];
 };
 
-// How one call's message is cut. Pieces are powers of two and begin at multiples of themselves: none is cut by the ring's end.
+// How one call's message is cut. Pieces are powers of two and begin at multiples of themselves, so that none is cut by
+// the ring's end.
 struct Plan {
   static constexpr int64_t kPage = 4096 / 4;
 
