@@ -6,9 +6,9 @@
 //       put     copy a piece of the others' parts into my rings to them
 //       reduce  add what the others put for me to a piece of my part; leave the sums where they put it
 //       get     copy the sums out of my rings
-//     Up to a few MiB each stage is four pieces, often everything, behind the one before; larger tensors are read four
-//     pages at a time (by two ranks: more do better without), one piece behind. The rings' positions move on from call to call: a slot that is written while
-//     others still have it in their caches costs four times as much.
+//     Up to a few MiB each stage is four pieces, often everything, behind the one before. In larger tensors it is one
+//     piece behind, and two ranks read four pages at a time (more ranks do better without). The rings' positions move
+//     on from call to call: a slot written while others still have it in their caches costs four times as much.
 //   tensors in shared memory (zero-copy): every rank sums its part over all tensors straight into all tensors.
 //
 // All but one-shot turn round in every call: it begins at the end that the last call has left in the caches.
