@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.harness.results import Results, human_bytes, human_time, row
 from benchmarks.harness.table import Ratio, markdown
-from benchmarks.limits import allowed, least_time
+from benchmarks.limits import allowed, least_time, ranks_a_core
 from benchmarks.targets import Found, Target, verdict, worst
 
 from tests.support.ranks import ROOT
@@ -98,13 +98,24 @@ def limited(**times: float) -> Results:
     return results
 
 
-@pytest.mark.parametrize(("floor", "least"), [(8.0, 8.0), (1.0, 4.0), (90.0, 20.0)])
-def test_the_machines_limit_is_the_floor_or_the_call_but_never_more_than_was_reached(
-    floor: float, least: float
+@pytest.mark.parametrize(
+    ("floor", "mpi", "least"), [(8.0, 9.0, 8.0), (1.0, 2.0, 4.0), (90.0, 95.0, 20.0), (8.0, 6.0, 6.0)]
+)
+def test_the_machines_limit_is_the_fastest_mover_or_the_call_but_never_more_than_was_reached(
+    floor: float, mpi: float, least: float
 ) -> None:
-    results = limited(smddp=20.0, floor=floor, gloo=80.0)
+    results = limited(smddp=20.0, floor=floor, mpi=mpi, gloo=80.0)
+    results.rows.append(row("gather", 4096, "floor zero-copy", [0.5]))
     assert least_time(results, "gather", 4096, "smddp") == least
     assert allowed(results, "gather", 4096, Ratio("", "smddp", ["gloo", "absent"])) == 80.0 / least
+
+
+def test_ranks_that_share_a_core_call_one_after_the_other() -> None:
+    layouts = ["2 ranks on 2 cores", "4 ranks on 2 cores", "3 ranks on 1 core"]
+    assert [ranks_a_core(layout) for layout in layouts] == [1, 2, 3]
+    results = limited(smddp=20.0, floor=1.0)
+    results.layout = "4 ranks on 2 cores"
+    assert least_time(results, "gather", 4096, "smddp") == 8.0
 
 
 def test_without_a_floor_of_its_kind_a_candidate_has_no_limit() -> None:
