@@ -67,6 +67,9 @@ def markdown(results: Results, ratios: Sequence[Ratio] = ()) -> str:
 def _cells(results: Results, ratios: Sequence[Ratio], *, with_p99: bool) -> tuple[list[str], list[list[str]]]:
     names = results.candidates()
     several = len({case for case, _ in results.cases()}) > 1
+    ratios = [
+        each for each in ratios if any(ratio(results, *case, each) is not None for case in results.cases())
+    ]
     header = (["operation"] if several else []) + ["size", *names, *(each.title for each in ratios)]
     rows = {(each.case, each.bytes, each.candidate): each for each in results.rows}
     body = []
