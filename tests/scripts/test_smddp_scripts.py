@@ -299,6 +299,7 @@ def test_a_signal_to_the_launcher_leaves_no_process(
         (["--channel", "training", "x.py"], "expected NAME=PATH"),
         (["--mp-parameters", "nonsense", "x.py"], "key=value"),
         (["-n", "0", "x.py"], "0 is not in the range"),
+        (["--nproc-per-node", "2", "x.py"], "No such option"),
         (["-n", "1", "x.py"], "there is no script 'x.py'"),
     ],
 )

@@ -11,7 +11,7 @@ from opensmd.launch.run import Options, run
 
 __all__ = ["main"]
 
-_CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
+_CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
 
 
 @click.command(context_settings=_CONTEXT)
