@@ -117,7 +117,7 @@ def _tensor_pieces(value: Tensor, axis: int, count: int, where: str) -> list[Ten
             f"{axis}, which {count} microbatches do not divide. Use a batch size that is a multiple of "
             f"{count} (drop_last=True in the loader), or name the argument in non_split_inputs"
         )
-    return list(value.tensor_split(count, axis))
+    return [value.view_as(value)] if count == 1 else list(value.tensor_split(count, axis))
 
 
 def _dataclass_pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:

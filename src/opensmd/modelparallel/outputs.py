@@ -30,7 +30,8 @@ class StepOutput:
 
     def reduce_mean(self) -> Tensor:
         """The mean over microbatches; same shape as each output."""
-        return self.reduce_sum() / len(self.outputs)
+        count = len(self.outputs)
+        return (self.outputs[0] if count == 1 else self.reduce_sum()) / count
 
     def reduce_sum(self) -> Tensor:
         """The sum over microbatches; same shape as each output."""
