@@ -19,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     ddp_zero_hook,
     default_hooks,
     post_localSGD_hook,
+    powerSGD_hook,
 )
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -74,6 +75,15 @@ def assert_equal_on_all_ranks(model: nn.Module) -> None:
 
 def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def ddp_with_powersgd() -> None:
+    model = net()
+    wrapped = DistributedDataParallel(model)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    train(wrapped, sgd(model))
+    assert_equal_on_all_ranks(model)
 
 
 def ddp_with_post_local_sgd() -> None:
@@ -175,6 +185,7 @@ def batched_messages_in_a_ring_and_to_all() -> None:
 
 
 FEATURES = [
+    ddp_with_powersgd,
     ddp_with_post_local_sgd,
     ddp_whose_hook_steps_a_sharded_optimizer,
     fully_sharded_data_parallel_of_old,

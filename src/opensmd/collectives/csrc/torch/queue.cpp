@@ -4,10 +4,19 @@
 
 namespace opensmd {
 
+namespace {
+
+// The queue of which this thread is telling an outcome, if any.
+thread_local const CallQueue* telling = nullptr;
+
+}  // namespace
+
 void CallQueue::post(std::shared_ptr<Call> call) {
   std::unique_lock lock(mutex_);
   pending_.push_back(call);
-  if (closing_) {
+  // A callback may wait for what it issues by a future, which does not help (torch's PowerSGD does), and the
+  // thread that it would wait for is its own.
+  if (closing_ || telling == this) {
     lock.unlock();
     help_until_done(*call);
     return;
@@ -67,8 +76,10 @@ void CallQueue::run_head(std::unique_lock<std::mutex>& lock) {
     call->run = nullptr;  // lets go of the tensors
   }
   // Callbacks may themselves issue collectives, so this is not part of the turn.
+  const CallQueue* before = std::exchange(telling, this);
   call->finished(error);
   call->finished = nullptr;
+  telling = before;
   lock.lock();
   call->done = true;
   if (helping_ > 0) changed_.notify_all();

@@ -37,7 +37,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   template <typename Run>
   void run_now(Run&& run);
 
-  // Queues the call and returns at once.
+  // Queues the call and returns at once; from a callback of this queue, when it has run.
   void post(std::shared_ptr<Call> call);
 
   // Runs queued calls until this one is done.
