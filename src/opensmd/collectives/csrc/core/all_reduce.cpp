@@ -29,6 +29,7 @@ class AllReduce {
       placement.offset = context_.stage.place(round_.sequence(), bytes_);
       copy_bytes(context_.stage.at(placement.offset), data_, bytes_);
     }
+    placement.first_slot = two_shot_slot(context_, bytes_);
     announce(round_, placement);
     round_.post();
     round_.meet();

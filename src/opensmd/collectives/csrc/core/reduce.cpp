@@ -32,6 +32,7 @@ class Reduce {
         placement.offset = context_.stage.place(round_.sequence(), bytes_);
         copy_bytes(context_.stage.at(placement.offset), in_, bytes_);
       }
+      placement.first_slot = two_shot_slot(context_, bytes_);
       announce(round_, placement);
     }
     round_.post();

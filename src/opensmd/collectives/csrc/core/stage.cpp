@@ -30,11 +30,7 @@ void Stage::begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t steps)
   const uint32_t slots = stream_slots(arena_, slot_bytes, steps);
   const uint32_t end = first_slot + steps;
   stream_cursor_ = end % slots * slot_bytes;
-  reserve_streams(std::min(end, slots) * slot_bytes);
-}
-
-void Stage::reserve_streams(size_t bytes) {
-  reserve(arena_.streams_offset(), bytes, arena_.streams_bytes(), reserved_for_streams_);
+  reserve(arena_.streams_offset(), std::min(end, slots) * slot_bytes, arena_.streams_bytes(), reserved_for_streams_);
 }
 
 void Stage::reserve(size_t begin, size_t end, size_t limit, size_t& reserved) {

@@ -3,7 +3,7 @@
 //   | note 0 | note 1 | placed data ....-> cursor ......| streams ....-> cursor ..........................|
 //
 // Placed data is written before a call's meeting: whole tensors of up to staging_bytes. Streams are written after it,
-// slot by slot; two_shot has the first slots of the streams' stretch for itself.
+// slot by slot.
 //
 // Where readers only read, positions move on from call to call: a line goes back to its writer in 7 ns while a reader
 // still has it in its own cache, in 1.6 ns once it has long dropped it (measured between cores under one cache). Moving
@@ -31,7 +31,6 @@ class Stage {
   // A stream of `steps` slots of `slot_bytes` (at most chunk_bytes): the first slot, were it to begin now.
   uint32_t first_slot(size_t slot_bytes, uint32_t steps) const;
   void begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t steps);
-  void reserve_streams(size_t bytes);  // pages for the first `bytes` of the streams' stretch
 
  private:
   void reserve(size_t begin, size_t end, size_t limit, size_t& reserved);
