@@ -165,11 +165,12 @@ def collectives_with_gradients() -> None:
         return float(x.grad[0])
 
     everyones = [torch.empty(4) for _ in range(size)]
-    assert gradient([dist_functional.all_reduce(x.clone())]) == size
-    assert gradient(dist_functional.all_gather(x)) == size
-    assert gradient([dist_functional.broadcast(x, 0)]) == (size if rank == 0 else 0)
-    assert gradient(dist_functional.all_to_all(everyones, [x * 2] * size)) == 2 * size
-    assert gradient([dist_functional.reduce_scatter(torch.empty(4), [x.clone()] * size)]) == size
+    world = dist.group.WORLD  # torch's own default is the group that existed at import
+    assert gradient([dist_functional.all_reduce(x.clone(), group=world)]) == size
+    assert gradient(dist_functional.all_gather(x, group=world)) == size
+    assert gradient([dist_functional.broadcast(x, 0, group=world)]) == (size if rank == 0 else 0)
+    assert gradient(dist_functional.all_to_all(everyones, [x * 2] * size, group=world)) == 2 * size
+    assert gradient([dist_functional.reduce_scatter(torch.empty(4), [x.clone()] * size, group=world)]) == size
 
 
 def batched_messages_in_a_ring_and_to_all() -> None:
