@@ -122,20 +122,20 @@ class Graph {
   bool has_python_ = false;
 };
 
-// What the first part runs if the weights of `layers` wait.
-Nodes reached_at_once(const Graph& graph, const edge_list& roots, const Nodes& layers) {
+// What is reached from `starts` along the edges for which follow(node, edge).
+template <class Follow>
+Nodes reached_from(const edge_list& starts, const Follow& follow) {
   Nodes reached;
   std::vector<Node*> ahead;
   const auto enter = [&](const Edge& edge) {
     if (edge.is_valid() && reached.insert(edge.function.get()).second) ahead.push_back(edge.function.get());
   };
-  for (const Edge& root : roots) enter(root);
+  for (const Edge& start : starts) enter(start);
   while (!ahead.empty()) {
     Node* node = ahead.back();
     ahead.pop_back();
-    const bool waits = layers.contains(node);
     for (const Edge& edge : node->next_edges()) {
-      if (!waits || graph.leads_away(edge)) enter(edge);
+      if (follow(node, edge)) enter(edge);
     }
   }
   return reached;
@@ -144,31 +144,29 @@ Nodes reached_at_once(const Graph& graph, const edge_list& roots, const Nodes& l
 // Whether everything between a layer and its weights can wait: it is needed by nothing that does not wait, so that a
 // weight's gradient is still added once, and nobody listens.
 bool weights_can_wait(const Graph& graph, Node* layer, const Nodes& at_once) {
-  Nodes seen;
-  std::vector<Node*> ahead;
+  edge_list weights;
   for (const Edge& edge : layer->next_edges()) {
-    if (edge.is_valid() && !graph.leads_away(edge)) ahead.push_back(edge.function.get());
+    if (!graph.leads_away(edge)) weights.push_back(edge);
   }
-  while (!ahead.empty()) {
-    Node* node = ahead.back();
-    ahead.pop_back();
-    if (!seen.insert(node).second) continue;
-    if (at_once.contains(node) || is_watched(*node)) return false;
-    for (const Edge& edge : node->next_edges()) {
-      if (edge.is_valid()) ahead.push_back(edge.function.get());
-    }
-  }
-  return true;
+  const Nodes between = reached_from(weights, [](Node*, const Edge&) { return true; });
+  return std::ranges::none_of(between, [&](Node* node) { return at_once.contains(node) || is_watched(*node); });
 }
 
-// The layers whose weights can wait. One that cannot may share weights with others, so they are asked again.
-Nodes layers_that_wait(const Graph& graph, const edge_list& roots) {
+// The layers whose weights can wait, and what the first part runs if they do.
+struct Parts {
+  Nodes layers;
+  Nodes at_once;
+};
+
+// A layer that cannot wait may share weights with others, so these are asked again.
+Parts divided(const Graph& graph, const edge_list& roots) {
   const auto divisible = graph.divisible();
   Nodes layers(divisible.begin(), divisible.end());
   for (;;) {
-    const Nodes at_once = reached_at_once(graph, roots, layers);
+    Nodes at_once = reached_from(
+        roots, [&](Node* node, const Edge& edge) { return !layers.contains(node) || graph.leads_away(edge); });
     if (std::erase_if(layers, [&](Node* layer) { return !weights_can_wait(graph, layer, at_once); }) == 0) {
-      return layers;
+      return {std::move(layers), std::move(at_once)};
     }
   }
 }
@@ -261,11 +259,11 @@ std::shared_ptr<WeightBackward> split_backward(const std::vector<at::Tensor>& ro
   }
   const Graph graph(edges);
   if (graph.has_python()) return nullptr;
-  const Nodes layers = layers_that_wait(graph, edges);
+  const auto [layers, at_once] = divided(graph, edges);
   if (layers.empty()) return nullptr;
   auto waiting = postponed(graph, layers);
   run_without_weights(edges, gradients, waiting);
-  for (Node* node : reached_at_once(graph, edges, layers)) {
+  for (Node* node : at_once) {
     if (!layers.contains(node)) node->release_variables();
   }
   return std::make_shared<WeightBackward>(std::move(waiting));
