@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from tests.support.equality import Pools
+from tests.support.ranks import run_once
 
+Step = Callable[[nn.Module, Tensor], Tensor]
 WIDTH, LAYERS = 64, 12
 
 
@@ -74,3 +78,63 @@ def most_under_way(record: list[tuple[int, str, int, int]]) -> int:
         if kind == "backward":
             ended[microbatch] = end
     return max(sum(begun[other] <= begun[each] < ended[other] for other in begun) for each in begun)
+
+
+# --- the plan's estimate ---------------------------------------------------------------------------------
+
+KEPT = 1 << 20
+
+
+def perceptron() -> tuple[nn.Module, Tensor, Step]:
+    module = nn.Sequential(*[each for _ in range(8) for each in (nn.Linear(256, 256), nn.GELU())])
+    return module, torch.randn(4 * 1024, 256), lambda model, x: model(x).square().mean()
+
+
+def gpt() -> tuple[nn.Module, Tensor, Step]:
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_layer=4, n_embd=128, n_head=4, vocab_size=500, n_positions=64, tie_word_embeddings=False
+    )
+    module = transformers.GPT2LMHeadModel(config)
+    return module, torch.randint(500, (4 * 8, 64)), lambda model, ids: model(input_ids=ids, labels=ids).loss
+
+
+MODELS = {"perceptron": perceptron, "gpt": gpt}
+
+
+def measured_and_estimated(name: str) -> tuple[float, float, float, int]:
+    """What a step adds to this rank's memory, what the plan says, what it would say of no late gradients."""
+    smp.init({"partitions": 2, "microbatches": 4, "memory_weight": 0.0})
+    module, data, loss_of = MODELS[name]()
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step(x: Tensor) -> None:
+        model.backward(loss_of(model, x))
+
+    for _ in range(3):  # gradients and messages have their memory after the first
+        before = memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        step(data)
+        peak = memory("VmHWM")
+    load = smp.state.engine.plan.loads[smp.pp_rank()]
+    whole = load.memory_bytes - load.training_bytes
+    return (peak - before) / KEPT, whole / KEPT, load.in_flight * load.activation_bytes / KEPT, load.late
+
+
+def memory(kind: str) -> int:
+    """A line of the kernel's account of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(each.split()[1]) << 10 for each in lines if each.startswith(kind))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_estimate_of_memory_is_that_of_a_run(name: str) -> None:
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # free means gone
+    outcomes = run_once(2, measured_and_estimated, name, env=malloc, timeout=90.0)
+    (first, first_estimate, _, _), (last, estimate, without, late) = [each.value for each in outcomes]
+    assert late == 2
+    assert 0.75 * estimate < last < 1.25 * estimate
+    assert last > 1.3 * without
+    assert first < 1.25 * first_estimate

@@ -193,6 +193,50 @@ def test_flops_and_kept_activations_of_a_linear_layer_are_exact() -> None:
         assert [(edge.source, edge.target, edge.bytes) for edge in trace.edges] == [(0, 1, 4 * 32 * 4)]
 
 
+def late(model: nn.Module, x: Tensor) -> list[tuple[int, int]]:
+    """Bytes of inputs and of gradients that each unit keeps for late gradients of weights."""
+    trace = capture(model, lambda: model(x).sum())
+    for unit in trace.units:
+        assert 0 <= unit.late_seconds < unit.backward_seconds
+        assert bool(unit.late_seconds) is bool(unit.late_gradient_bytes)
+    return [(unit.late_input_bytes, unit.late_gradient_bytes) for unit in trace.units]
+
+
+def test_layers_whose_weights_can_wait_keep_inputs_and_gradients() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(16, 8), nn.Linear(16, 4, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.left(x), self.right(x)], -1)
+
+    class InBfloat16(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                out: Tensor = super().forward(x)
+            return out
+
+    x, leaf = torch.ones(2, 16), torch.ones(2, 16, requires_grad=True)
+    linear = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+    assert late(linear, x) == [(0, 0), (0, 0), (2 * 32 * 4, 2 * 8 * 4)]  # nothing is before the first
+    assert late(linear, leaf)[0] == (2 * 16 * 4, 2 * 32 * 4)
+    assert late(Shared(), leaf) == [(2 * 16 * 4, 2 * 8 * 4), (0, 2 * 4 * 4)]  # one input of two layers
+    assert late(InBfloat16(*linear), leaf)[2] == (2 * 32 * 2, 2 * 8 * 2)
+    image = torch.ones(2, 3, 8, 8, requires_grad=True)
+    assert late(nn.Sequential(nn.Conv2d(3, 4, 3)), image) == [(2 * 3 * 64 * 4, 2 * 4 * 36 * 4)]
+    linear[2].weight.requires_grad_(False)
+    assert late(linear, leaf)[2] == (0, 0)
+    assert late(nn.Sequential(nn.LayerNorm(16)), leaf) == [(0, 0)]
+
+
+def test_layers_in_checkpoints_do_not_wait() -> None:
+    block = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    x = torch.ones(4, 16, requires_grad=True)
+    trace = capture(block, lambda: checkpoint(block, x, use_reentrant=False).sum())
+    assert not any(unit.late_gradient_bytes for unit in trace.units)
+
+
 def test_checkpointed_modules_keep_their_inputs_only() -> None:
     block = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
     x = torch.ones(4, 16, requires_grad=True)

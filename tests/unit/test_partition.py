@@ -198,6 +198,18 @@ def test_activations_of_several_microbatches_weigh_more_on_early_stages() -> Non
     assert sizes == [3, 9]
 
 
+def test_the_last_microbatches_of_later_stages_are_late() -> None:
+    trace = chain([1.0] * 4)
+
+    def late(**settings: int) -> list[int]:
+        return [load.late for load in partition(trace, 4, **{"microbatches": 8, **settings}).loads]
+
+    assert late() == [0, 2, 3, 4]
+    assert late(active_microbatches=2) == [0, 2, 2, 2]
+    assert late(late_microbatches=1) == [0, 1, 1, 1]
+    assert late(late_microbatches=0) == late(microbatches=1) == [0, 0, 0, 0]
+
+
 def test_a_plan_survives_the_journey_to_other_ranks() -> None:
     plan = partition(with_shared(chain([1.0, 2.0, 3.0]), ("0.w", "1.w")), 2)
     assert Plan.from_json(plan.to_json()) == plan

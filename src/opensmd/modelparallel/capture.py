@@ -261,10 +261,10 @@ def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -
     units = []
     for index, entered in enumerate(position.entered):
         forward, backward = observer.forward_seconds[index], observer.backward_seconds[index]
+        late = observer.late.seconds[index]
         if measured is not None:
-            ratio = backward / forward if forward else 0.0
-            forward = measured.get(index, 0.0)
-            backward = forward * ratio
+            scale = measured.get(index, 0.0) / forward if forward else 0.0
+            forward, backward, late = measured.get(index, 0.0), backward * scale, late * scale
         units.append(
             Unit(
                 module=entered,
@@ -272,6 +272,9 @@ def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -
                 backward_seconds=backward,
                 flops=observer.flops[index],
                 activation_bytes=observer.activation_bytes[index],
+                late_input_bytes=observer.late.input_bytes[index],
+                late_gradient_bytes=observer.late.gradient_bytes[index],
+                late_seconds=min(late, backward),
             )
         )
     return ModelTrace(

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from opensmd.collectives.mailbox import has_mailbox
 from opensmd.modelparallel.capture import capture, describe
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.cost import optimizer_state_ratio
@@ -30,6 +31,7 @@ def agree_on_plan(
     memory: bool,
     device: torch.device | None,
     group: dist.ProcessGroup,
+    replicas: int,
 ) -> Plan:
     """Collective over ``group``: its first rank plans, the others learn.
 
@@ -40,6 +42,8 @@ def agree_on_plan(
         optimizer: whose state counts as memory; Adam's is assumed without one.
         times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``).
         device: where a timed run takes place.
+        group: the pipeline's ranks.
+        replicas: how many copies of the model reduce their gradients.
 
     Raises:
         SMPError: planning failed on the first rank; it raises the cause itself.
@@ -48,7 +52,8 @@ def agree_on_plan(
     failure: BaseException | None = None
     if dist.get_rank(group) == 0:
         try:
-            told = [_plan(module, call, cfg, optimizer, times, memory, device).to_json()]
+            late = _late_microbatches(module, cfg, group, replicas)
+            told = [_plan(module, call, cfg, optimizer, times, memory, device, late).to_json()]
         except Exception as error:
             failure = error
             told = [error_text(error)]
@@ -73,6 +78,7 @@ def _plan(
     times: bool,
     memory: bool,
     device: torch.device | None,
+    late: int | None,
 ) -> Plan:
     stages = cfg.pipeline_parallel_degree
     fixed = fixed_places(module)
@@ -85,6 +91,7 @@ def _plan(
             default=cfg.default_partition,
             microbatches=cfg.microbatches,
             active_microbatches=cfg.active_microbatches,
+            late_microbatches=late,
             optimizer_bytes=ratio,
         )
     return partition(
@@ -94,5 +101,14 @@ def _plan(
         fixed=fixed,
         microbatches=cfg.microbatches,
         active_microbatches=cfg.active_microbatches,
+        late_microbatches=late,
         optimizer_bytes=ratio,
     )
+
+
+def _late_microbatches(module: nn.Module, cfg: Config, group: dist.ProcessGroup, replicas: int) -> int | None:
+    """How many the engine computes weights' gradients of late, at most; None where nothing bounds them."""
+    on_cpu = all(each.device.type == "cpu" for each in module.parameters())
+    if cfg.deterministic_server or not on_cpu or not has_mailbox(group):
+        return 0
+    return 1 if replicas > 1 else None

@@ -239,6 +239,7 @@ class DistributedModel(ModelState):
             optimizer=smp_state.optimizer,
             device=torch.device("cpu") if self._trace_device == "cpu" else None,
             group=smp_state.groups.messages,
+            replicas=smp_state.groups[CommGroup.DP_GROUP].size() if smp_state.cfg.ddp else 1,
             **self._trace,
         )
         if self._engine is not None:

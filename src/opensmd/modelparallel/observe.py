@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel.cost import cost_of
+from opensmd.modelparallel.late_gradients import LateGradients
+from opensmd.modelparallel.storages import StorageReference, StorageSet
 
 __all__ = ["Clock", "Observer", "Position"]
 
@@ -73,21 +74,11 @@ class Position:
                 handle.remove()
 
 
-class _StorageReference:
-    """Knows when a storage is gone, so that another at the same address is not taken for it."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-    def expired(self) -> bool:
-        return bool(self._reference.expired())  # type: ignore[no-untyped-call]
-
-
 @dataclass
 class _Made:
     """A tensor's storage: who made it, and its number."""
 
-    storage: _StorageReference
+    storage: StorageReference
     unit: int
     number: int
 
@@ -103,13 +94,14 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.backward_seconds: dict[int, float] = defaultdict(float)
         self.flops: dict[int, float] = defaultdict(float)
         self.activation_bytes: dict[int, int] = defaultdict(int)
+        self.late = LateGradients(self._is_parameter)
         self.operations: dict[str, int] = defaultdict(int)
         self.uses: dict[str, int] = {}
         self.users: dict[int, set[int]] = defaultdict(set)  # id of a parameter -> units
         self.edges: dict[tuple[int, int, int], int] = defaultdict(int)  # source, target, tensor -> bytes
         self._made: dict[int, _Made] = {}
-        self._parameters: dict[int, _StorageReference] = {}
-        self._kept: dict[int, _StorageReference] = {}
+        self._parameters = StorageSet()
+        self._kept = StorageSet()
         self._count = 0
 
     def __torch_dispatch__(
@@ -132,6 +124,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.flops[unit] += cost.flops
         self.forward_seconds[unit] += cost.forward_seconds
         self.backward_seconds[unit] += cost.backward_seconds
+        self.late.operation(func, args, inputs, out, unit, cost.forward_seconds)
         if self.position.stack:
             self.operations[self.position.stack[-1]] += 1
         return out
@@ -152,19 +145,16 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def _produce(self, tensor: Tensor, unit: int, *, of_parameter: bool) -> None:
         if tensor.layout is not torch.strided or self._made_by(tensor) is not None:
             return
-        storage = tensor.untyped_storage()
         if of_parameter:  # a fake parameter has another storage than the real one
-            self._parameters[storage._cdata] = _StorageReference(storage)
+            self._parameters.add(tensor)
         elif not self._is_parameter(tensor):
-            self._made[storage._cdata] = _Made(_StorageReference(storage), unit, self._count)
+            storage = tensor.untyped_storage()
+            self._made[storage._cdata] = _Made(StorageReference(storage), unit, self._count)
             self._count += 1
 
     def _is_parameter(self, tensor: Tensor) -> bool:
         """Whether the tensor is a parameter, a buffer, or a view of one."""
-        if id(tensor) in self.owners or tensor.layout is not torch.strided:
-            return True
-        known = self._parameters.get(tensor.untyped_storage()._cdata)
-        return known is not None and not known.expired()
+        return id(tensor) in self.owners or tensor.layout is not torch.strided or tensor in self._parameters
 
     def _made_by(self, tensor: Tensor) -> _Made | None:
         if tensor.layout is not torch.strided:
@@ -179,11 +169,9 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def _pack(self, tensor: Tensor) -> Tensor:
         unit = self.position.current
         if unit >= 0 and not self._is_parameter(tensor):
-            storage = tensor.untyped_storage()
-            kept = self._kept.get(storage._cdata)
-            if kept is None or kept.expired():
-                self._kept[storage._cdata] = _StorageReference(storage)
-                self.activation_bytes[unit] += storage.nbytes()
+            self.late.save(tensor)
+            if self._kept.add(tensor):
+                self.activation_bytes[unit] += tensor.untyped_storage().nbytes()
         return tensor
 
 

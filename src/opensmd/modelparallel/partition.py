@@ -33,6 +33,7 @@ def partition(
     fixed: Mapping[str, int] | None = None,
     microbatches: int = 1,
     active_microbatches: int | None = None,
+    late_microbatches: int | None = None,
     optimizer_bytes: float = 2.0,
 ) -> Plan:
     """Place every module of ``trace`` on one of ``stages`` pipeline stages.
@@ -44,6 +45,8 @@ def partition(
             ``optimize="speed"`` has 0.2.
         fixed: stages for modules, by name. An entry holds for all modules below that have no own entry.
         microbatches, active_microbatches: bound how many microbatches' activations a stage holds at once.
+        late_microbatches: bounds how many a stage computes weights' gradients of late; as many as may be
+            active by default. It is 1 with replicas, and 0 where the order of work is fixed.
         optimizer_bytes: bytes of optimizer state for each byte of trainable parameters (Adam: 2).
 
     Raises:
@@ -58,6 +61,7 @@ def partition(
     wanted = {unit: places[name] for unit, name in enumerate(trace.deciders) if name in places}
     groups = Groups.of(trace, wanted)
     weight = Weights(memory_weight, optimizer_bytes, in_flight)
+    active = _active(stages, active_microbatches)
     best: tuple[tuple[float, float], dict[int, int]] | None = None
     for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):
         sequence = UnitSequence.of(trace, groups, leads, wanted=wanted, keep_fixed=keep)
@@ -67,8 +71,14 @@ def partition(
             best = rank, sequence.stages_of_units(split)
     assert best is not None  # there is always one candidate
     homes = _homes(trace, best[1], places)
-    plan = Plan(stages=stages, homes=homes, shared=_shared(trace, homes))
-    return predict(plan, trace, in_flight=in_flight, optimizer_bytes=optimizer_bytes)
+    return predict(
+        Plan(stages=stages, homes=homes, shared=_shared(trace, homes)),
+        trace,
+        microbatches=microbatches,
+        active_microbatches=active,
+        late_microbatches=active if late_microbatches is None else late_microbatches,
+        optimizer_bytes=optimizer_bytes,
+    )
 
 
 def manual_partition(
@@ -79,6 +89,7 @@ def manual_partition(
     default: int,
     microbatches: int = 1,
     active_microbatches: int | None = None,
+    late_microbatches: int | None = None,
     optimizer_bytes: float = 2.0,
 ) -> Plan:
     """Place modules as ``fixed`` says and all others on stage ``default`` (``auto_partition: False``).
@@ -100,14 +111,20 @@ def manual_partition(
         for owner in owners:
             homes[owner] = homes[owners[0]]
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
-    plan = Plan(stages=stages, homes=homes, shared=_shared(trace, homes), notes=tuple(notes))
-    in_flight = window(stages, microbatches, active_microbatches)
-    return predict(plan, trace, in_flight=in_flight, optimizer_bytes=optimizer_bytes)
+    active = _active(stages, active_microbatches)
+    return predict(
+        Plan(stages=stages, homes=homes, shared=_shared(trace, homes), notes=tuple(notes)),
+        trace,
+        microbatches=microbatches,
+        active_microbatches=active,
+        late_microbatches=active if late_microbatches is None else late_microbatches,
+        optimizer_bytes=optimizer_bytes,
+    )
 
 
 def window(stages: int, microbatches: int, active_microbatches: int | None) -> list[int]:
     """How many microbatches' activations each stage holds at most under the interleaved schedule."""
-    active = stages + 2 if active_microbatches is None else active_microbatches
+    active = _active(stages, active_microbatches)
     return [
         min(
             microbatches,
@@ -115,6 +132,11 @@ def window(stages: int, microbatches: int, active_microbatches: int | None) -> l
         )
         for stage in range(stages)
     ]
+
+
+def _active(stages: int, active_microbatches: int | None) -> int:
+    """The setting, or its documented default."""
+    return stages + 2 if active_microbatches is None else active_microbatches
 
 
 def _slightly_worse(rank: tuple[float, float]) -> tuple[float, float]:

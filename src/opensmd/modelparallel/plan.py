@@ -19,7 +19,9 @@ class StageLoad:
 
     Times are seconds of one microbatch; ``training_bytes`` are parameters, gradients and optimizer state;
     ``activation_bytes`` are kept by one microbatch from forward to backward; ``in_flight`` is how many
-    microbatches are there at once.
+    microbatches are there at once. The last ``late`` microbatches of a step compute gradients of weights
+    late: each keeps ``late_input_bytes`` of its activations and ``late_gradient_bytes`` beyond them for that,
+    and it takes ``late_seconds`` of the backward's.
     """
 
     forward_seconds: float = 0.0
@@ -28,6 +30,10 @@ class StageLoad:
     training_bytes: int = 0
     activation_bytes: int = 0
     in_flight: int = 1
+    late: int = 0
+    late_input_bytes: int = 0
+    late_gradient_bytes: int = 0
+    late_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -36,8 +42,23 @@ class StageLoad:
 
     @property
     def memory_bytes(self) -> int:
-        """The expected peak: training state and the activations of all microbatches in flight."""
-        return self.training_bytes + self.in_flight * self.activation_bytes
+        """The expected peak: training state, and the most that microbatches keep at once.
+
+        That is the activations of all that are in flight, or, at the step's end, what ``done`` late ones and
+        those still in flight keep, if the rank has found no time for any of the late ones.
+        """
+        kept = [self.in_flight * self.activation_bytes]
+        for done in range(self.late):
+            waiting = done * (self.late_input_bytes + self.late_gradient_bytes)
+            # one is in its backward, whose first part keeps everything to its end
+            under_way = min(self.in_flight, self.late - done) * self.activation_bytes
+            kept.append(waiting + under_way + self.late_gradient_bytes)
+        return self.training_bytes + max(kept)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What late gradients of weights keep of all microbatches that wait for them, at most."""
+        return self.late * (self.late_input_bytes + self.late_gradient_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,18 +7,44 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from opensmd.modelparallel.plan import Crossing, Plan, PlanRow, StageLoad
+from opensmd.modelparallel.schedule import postponing, window
+from opensmd.modelparallel.simulate import seconds_of_step
 from opensmd.modelparallel.trace import ModelTrace
 
 __all__ = ["bubble", "predict"]
 
 
-def predict(plan: Plan, trace: ModelTrace, *, in_flight: Sequence[int], optimizer_bytes: float) -> Plan:
+def predict(
+    plan: Plan,
+    trace: ModelTrace,
+    *,
+    microbatches: int,
+    active_microbatches: int,
+    late_microbatches: int,
+    optimizer_bytes: float,
+) -> Plan:
     """``plan`` with its ``loads``, ``crossings`` and ``rows`` filled in, and a note of empty stages."""
     rows = _rows(plan, trace)
+    crossings = _crossings(plan, trace)
+    chain = bool(crossings) and all(each.source < each.target for each in crossings)
+    most_late = min(late_microbatches, active_microbatches)
+    loads = [
+        replace(
+            _load(plan, trace, stage, optimizer_bytes),
+            in_flight=min(
+                microbatches,
+                window(
+                    partitions=plan.stages, stage=stage, chain=chain, active_microbatches=active_microbatches
+                ),
+            ),
+            late=postponing(stage=stage, chain=chain, most=most_late, microbatches=microbatches),
+        )
+        for stage in range(plan.stages)
+    ]
     return replace(
         plan,
-        loads=_loads(plan, trace, in_flight, optimizer_bytes),
-        crossings=_crossings(plan, trace),
+        loads=tuple(loads),
+        crossings=crossings,
         rows=rows,
         notes=plan.notes + _idle(plan, rows),
     )
@@ -27,40 +53,35 @@ def predict(plan: Plan, trace: ModelTrace, *, in_flight: Sequence[int], optimize
 def bubble(plan: Plan, microbatches: int) -> float:
     """The share of a step that an average stage waits: fill and drain, and uneven stages.
 
-    With even stages this is ``(stages - 1) / (microbatches + stages - 1)``.
+    With even stages this is ``(stages - 1) / (microbatches + stages - 1)``, less what gradients of weights
+    fill of it that are computed late.
     """
-    times = [load.seconds for load in plan.loads]
-    longest = max(times, default=0.0)
-    if longest == 0.0:
+    busy = sum(load.seconds for load in plan.loads)
+    if busy == 0.0:
         return 1 - microbatches / (microbatches + plan.stages - 1)
-    whole = sum(times) + (microbatches - 1) * longest
-    return 1 - microbatches * sum(times) / (plan.stages * whole)
+    return 1 - microbatches * busy / (plan.stages * seconds_of_step(plan.loads, microbatches))
 
 
-def _loads(
-    plan: Plan, trace: ModelTrace, in_flight: Sequence[int], optimizer_bytes: float
-) -> tuple[StageLoad, ...]:
-    loads = []
-    for stage in range(plan.stages):
-        units = [
-            unit
-            for unit, decider in zip(trace.units, trace.deciders, strict=True)
-            if plan.homes[decider] == stage
-        ]
-        own = [info for name, info in trace.modules.items() if plan.homes[name] == stage]
-        parameters = sum(info.parameter_bytes + info.buffer_bytes for info in own)
-        trainable = sum(info.trainable_bytes for info in own)
-        loads.append(
-            StageLoad(
-                forward_seconds=sum(unit.forward_seconds for unit in units),
-                backward_seconds=sum(unit.backward_seconds for unit in units),
-                parameter_bytes=parameters,
-                training_bytes=int(parameters + trainable * (1 + optimizer_bytes)),
-                activation_bytes=sum(unit.activation_bytes for unit in units),
-                in_flight=in_flight[stage],
-            )
-        )
-    return tuple(loads)
+def _load(plan: Plan, trace: ModelTrace, stage: int, optimizer_bytes: float) -> StageLoad:
+    """What one microbatch takes on a stage, and what the stage's parameters do."""
+    units = [
+        unit
+        for unit, decider in zip(trace.units, trace.deciders, strict=True)
+        if plan.homes[decider] == stage
+    ]
+    own = [info for name, info in trace.modules.items() if plan.homes[name] == stage]
+    parameters = sum(info.parameter_bytes + info.buffer_bytes for info in own)
+    trainable = sum(info.trainable_bytes for info in own)
+    return StageLoad(
+        forward_seconds=sum(unit.forward_seconds for unit in units),
+        backward_seconds=sum(unit.backward_seconds for unit in units),
+        parameter_bytes=parameters,
+        training_bytes=int(parameters + trainable * (1 + optimizer_bytes)),
+        activation_bytes=sum(unit.activation_bytes for unit in units),
+        late_input_bytes=sum(unit.late_input_bytes for unit in units),
+        late_gradient_bytes=sum(unit.late_gradient_bytes for unit in units),
+        late_seconds=sum(unit.late_seconds for unit in units),
+    )
 
 
 def _sent(plan: Plan, trace: ModelTrace) -> dict[tuple[int, int, int], tuple[int, int]]:

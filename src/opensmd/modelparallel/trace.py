@@ -40,7 +40,8 @@ class Unit:
     """The smallest thing that can be placed: ``module`` with the operations that follow it.
 
     Seconds, floating point operations and bytes are those of all its calls in one microbatch. ``module`` is
-    the outermost module that was entered where the unit begins.
+    the outermost module that was entered where the unit begins. The ``late`` ones are what gradients of
+    weights take that are computed late: inputs and gradients kept for them, and of the backward's seconds.
     """
 
     module: str
@@ -48,6 +49,9 @@ class Unit:
     backward_seconds: float = 0.0
     flops: float = 0.0
     activation_bytes: int = 0
+    late_input_bytes: int = 0
+    late_gradient_bytes: int = 0
+    late_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,8 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
 
 def _stages(plan: Plan) -> Table:
     table = Table(title="Stages")
-    for name in ("stage", "parameters", "training state", "activations", "in flight", "peak memory", "time"):
+    columns = ("parameters", "training state", "activations", "in flight", "kept late", "peak memory", "time")
+    for name in ("stage", *columns):
         table.add_column(name, justify="right")
     for stage, load in enumerate(plan.loads):
         table.add_row(
@@ -85,6 +86,7 @@ def _stages(plan: Plan) -> Table:
             _bytes(load.training_bytes),
             _bytes(load.activation_bytes),
             str(load.in_flight),
+            _bytes(load.waiting_bytes) if load.waiting_bytes else "",
             _bytes(load.memory_bytes),
             f"{load.seconds * 1e3:.2f} ms",
         )
