@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
+import transformers
+from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from tests.ranks.models.case import Case
 from tests.support.equality import Pools, cases, compare, find
 from tests.support.matrix import some_setups
+from tests.support.partitioned import restart
+from tests.support.ranks import run_once
 
 CASES = list(enumerate(cases("huggingface")))
 
@@ -46,3 +54,73 @@ def check_hidden_states(name: str) -> None:
 def test_hidden_states_of_every_stage_are_returned(pool: Pools, name: str) -> None:
     """transformers installs the hooks that record them in the first forward, which is the dry run's."""
     pool(2).run(check_hidden_states, name)
+
+
+ASKING = ("GPT-2, eager", "BERT, eager", "Llama, eager", "T5", "ViT")
+
+
+def eager(name: str) -> nn.Module:
+    module = find("huggingface", name).build().eval()
+    for each in module.modules():
+        if isinstance(each, transformers.PreTrainedModel):
+            each.config._attn_implementation = "eager"  # the others compute no attentions
+    return module
+
+
+def attentions(out: Any) -> dict[str, list[Tensor]]:
+    lists = {name: out[name] for name in out if name.endswith("attentions")}
+    return {name: [as_tensor(each) for each in value] for name, value in lists.items()}
+
+
+def as_tensor(value: Any) -> Tensor:
+    whole: Tensor = value if isinstance(value, Tensor) else value.concat()
+    return whole
+
+
+def check_attentions(stages: int) -> None:
+    for name in ASKING:
+        case = find("huggingface", name)
+        inputs, _ = case.batch(0, 4)
+        key = "pixel_values" if name == "ViT" else "input_ids"
+        given = {key: inputs, **({"labels": inputs} if name == "T5" else {})}
+        with torch.no_grad():
+            expected = attentions(eager(name)(**given, output_attentions=True))
+        assert expected and all(len(each) in (0, 2, 4) for each in expected.values())
+        restart(partitions=stages, microbatches=2)
+        model = smp.DistributedModel(eager(name))
+        forward = smp.step(lambda given, model=model: model(**given, output_attentions=True))
+        for _ in range(2):
+            with torch.no_grad():
+                found = attentions(forward(given))
+            torch.testing.assert_close(found, expected, msg=lambda text, name=name: f"{name}: {text}")
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_attentions_of_every_stage_are_returned(pool: Pools, stages: int) -> None:
+    """They are collected by hooks inside the blocks, which are run piece by piece for that."""
+    pool(stages).run(check_attentions, stages)
+
+
+def ask_later(settings: dict[str, Any]) -> list[str]:
+    smp.init({"partitions": 2, "microbatches": 2, **settings})
+    module = eager("GPT-2, eager")
+    smp.set_partition(module.transformer.h[2], 1)
+    model = smp.DistributedModel(module)
+    forward = smp.step(lambda ids, **more: model(input_ids=ids, **more))
+    ids, _ = find("huggingface", "GPT-2, eager").batch(0, 4)
+    forward(ids)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        forward(ids, output_hidden_states=True)
+    with pytest.raises(SMPUnsupportedError, match=r"attn' carried a tensor out of .*in the first step"):
+        forward(ids, output_attentions=True)
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize("settings", [{}, {"auto_partition": False, "default_partition": 0}], ids=str)
+def test_attentions_that_are_asked_for_later_are_refused(settings: dict[str, Any]) -> None:
+    for outcome in run_once(2, ask_later, settings):
+        assert outcome.kind == "value", outcome.text
+        [message] = outcome.value
+        assert "has got a forward hook, which runs only where module" in message

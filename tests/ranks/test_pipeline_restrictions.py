@@ -148,6 +148,26 @@ def nested(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return trained(model, x, y)
 
 
+class Listened(Chain):
+    """A hook inside a module that runs as a whole keeps what the step returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opaque = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+        self.kept: list[Tensor] = []
+        self.opaque[0].register_forward_hook(lambda module, args, out: self.kept.append(out))
+
+    def between(self, h: Tensor) -> Tensor:
+        out: Tensor = self.opaque(h)
+        return out
+
+
+def returning_what_was_kept(model: Any, x: Tensor, y: Tensor) -> Any:
+    kept = model.get_module().kept
+    kept.clear()
+    return trained(model, x, y), list(kept)
+
+
 @dataclass(frozen=True)
 class Restriction:
     """A script that cannot work.
@@ -159,7 +179,7 @@ class Restriction:
 
     says: tuple[str, ...]
     model: Callable[[], nn.Module] = Chain
-    step: Step = trained
+    step: Callable[[Any, Tensor, Tensor], Any] = trained
 
 
 IN_MODULE = "Put that code into an nn.Module of its own"
@@ -184,6 +204,11 @@ RESTRICTIONS = {
     ),
     "a graph used twice": Restriction(("retain_graph=True",), step=twice_backward),
     "a step inside a step": Restriction(("inside another one",), step=nested),
+    "what a hook inside a module carries out": Restriction(
+        ("carried a tensor out of module 'opaque'", "from the first step on", "let these return the tensor"),
+        Listened,
+        returning_what_was_kept,
+    ),
     "a value asked for on one rank only": Restriction(
         ("the pipeline stopped", "for the value of torch.Tensor.item from pipeline rank 1"),
         step=only_on_one_rank,

@@ -263,6 +263,50 @@ def test_a_weight_used_as_a_function_keeps_its_users_together() -> None:
     assert plan.homes["embed"] == plan.homes["layers.5"]
 
 
+class Block(nn.Module):
+    """A residual block whose gate's value is of interest to others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.gate = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.inner(x) * torch.sigmoid(self.gate(x))
+        return out
+
+
+@pytest.mark.parametrize("needs_value", [False, True])
+def test_tensors_that_hooks_carry_past_modules_are_known(needs_value: bool) -> None:
+    def escapes(hook: Any, result: Any = lambda out, kept: out) -> set[tuple[tuple[str, ...], str | None]]:
+        model = nn.Sequential(Block(), Block())
+        kept: list[Tensor] = []
+        model[0].gate.register_forward_hook(lambda module, args, out: hook(kept, args, out))
+
+        def call() -> Any:
+            kept.clear()
+            out = model(torch.ones(2, 4))
+            return result(out, kept).sum().item() if needs_value else result(out, kept)
+
+        trace = capture(model, call)
+        assert trace.hooked == {"0.gate"}
+        return {(tuple(sorted(each.inside)), each.around) for each in trace.escapes}
+
+    def keep(kept: list[Tensor], args: Any, out: Tensor) -> None:
+        kept.append(out)
+
+    def keep_mean(kept: list[Tensor], args: Any, out: Tensor) -> None:
+        kept.append(out.detach().mean())
+
+    past_all = {(("", "0"), None)}
+    assert escapes(keep) == set()  # nobody looks
+    assert escapes(lambda kept, args, out: None) == set()
+    assert escapes(keep, lambda out, kept: out.sum() + kept[0].sum()) == past_all
+    assert escapes(keep_mean, lambda out, kept: out.sum() + kept[0]) == past_all
+    if not needs_value:
+        assert escapes(keep, lambda out, kept: (out, kept)) == past_all
+
+
 def test_modules_under_several_names_and_modules_called_twice_have_one_home() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
 from opensmd.modelparallel.partition import manual_partition, partition, window
 from opensmd.modelparallel.plan import Plan
-from opensmd.modelparallel.trace import Edge, ModelTrace, ModuleInfo, Unit
+from opensmd.modelparallel.trace import Edge, Escape, ModelTrace, ModuleInfo, Unit
 
 
 def chain(seconds: list[float], *, parameters: list[int] | None = None, kept: int = 0) -> ModelTrace:
@@ -208,6 +209,31 @@ def test_the_last_microbatches_of_later_stages_are_late() -> None:
     assert late(active_microbatches=2) == [0, 2, 2, 2]
     assert late(late_microbatches=1) == [0, 1, 1, 1]
     assert late(late_microbatches=0) == late(microbatches=1) == [0, 0, 0, 0]
+
+
+def test_modules_that_hooks_carry_tensors_past_are_opened_where_the_others_need_them() -> None:
+    names = ("", "a", "a.in", "a.in.hooked", "b", "b.in", "b.in.hooked", "again", "again.in")
+    trace = ModelTrace(
+        modules={name: ModuleInfo(name=name, kind="M") for name in names[:7]},
+        units=(Unit(module="a.in.hooked"), Unit(module="b.in.hooked")),
+        aliases={"again": "b", "again.in": "b.in", "again.in.hooked": "b.in.hooked"},
+        hooked=frozenset({"b.in.hooked"}),
+    )
+    fixed = {"a": 0, "b": 1}
+
+    def opened(*escapes: tuple[set[str], str | None]) -> tuple[str, ...]:
+        found = frozenset(Escape(inside=frozenset(inside), around=around) for inside, around in escapes)
+        plan = partition(replace(trace, escapes=found), 2, fixed=fixed)
+        assert Plan.from_json(plan.to_json()) == plan
+        assert plan.hooked == ("b.in.hooked",)
+        assert {"a.in.hooked", "b.in.hooked"}.isdisjoint(plan.split())
+        return tuple(sorted(plan.split() - {""}))
+
+    assert opened() == ()
+    assert opened(({"a.in"}, "a")) == ()  # all of it stays where a lives
+    assert opened(({"a.in"}, "")) == ("a", "a.in")
+    assert opened(({"b.in", "b", ""}, None)) == ("again", "again.in", "b", "b.in")
+    assert opened(({"a"}, ""), ({"a.in"}, "a")) == ("a", "a.in")  # a is open, so that counts, too
 
 
 def test_a_plan_survives_the_journey_to_other_ranks() -> None:

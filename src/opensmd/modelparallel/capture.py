@@ -168,9 +168,9 @@ def _observe_fake(
             fakes,
             observer,
             observer.saving(),
-            observer.position.follow(names),
+            observer.watching(names),
         ):
-            call()
+            observer.result(call())
     except Exception as error:  # whatever it is, the real run decides whether it is the script's fault
         logger.debug("the dry run under fake tensors failed (%r); running the step once for real", error)
         return None
@@ -192,8 +192,8 @@ def _observe_real(
     module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
 ) -> Observer:
     observer = Observer(Position(), tree.owners)
-    with _untouched(module), observer, observer.saving(), observer.position.follow(names):
-        call()
+    with _untouched(module), observer, observer.saving(), observer.watching(names):
+        observer.result(call())
     return observer
 
 
@@ -292,6 +292,8 @@ def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -
             for key, parameter in tree.parameters.items()
             if len(observer.users.get(key, ())) > 1
         ),
+        hooked=frozenset(observer.hooked),
+        escapes=frozenset(observer.escapes.found),
         measured=measured is not None,
     )
 

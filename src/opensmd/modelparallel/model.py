@@ -22,6 +22,7 @@ from opensmd.modelparallel.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.first_plan import agree_on_plan
 from opensmd.modelparallel.hybrid import CommHook, Replicas
+from opensmd.modelparallel.inner_hooks import InnerHooks
 from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.ranks import CommGroup
@@ -81,6 +82,7 @@ class DistributedModel(ModelState):
         self._average = average_grads_across_microbatches
         self._comm_hooks: list[tuple[Any, CommHook]] = []
         self._engine: Engine | None = None
+        self._inner_hooks: InnerHooks | None = None
         self._replicas: Replicas | None = None
         self._replica_options: dict[str, Any] = {
             "overlapping_allreduce": overlapping_allreduce,
@@ -221,7 +223,9 @@ class DistributedModel(ModelState):
         self, function: Callable[..., Any], calls: list[Arguments], step: _Step, detach: bool
     ) -> list[Any]:
         if self._engine is not None:
-            results = self._engine.run(function, calls, detach=detach)
+            assert self._inner_hooks is not None
+            with self._inner_hooks.watched(function) as watched:
+                results = self._engine.run(watched, calls, detach=detach)
             step.backwards = self._engine.backwards
             return results
         results = []
@@ -244,6 +248,7 @@ class DistributedModel(ModelState):
         )
         if self._engine is not None:
             self._engine.place(self.module, plan)
+            self._inner_hooks = InnerHooks(self.module, plan)
             smp_state.engine = self._engine
         elif any(self._trace.values()):
             warnings.warn(

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel.cost import cost_of
+from opensmd.modelparallel.escapes import Escapes, Made
 from opensmd.modelparallel.late_gradients import LateGradients
 from opensmd.modelparallel.storages import StorageReference, StorageSet
 
@@ -54,33 +54,31 @@ class Position:
         self._fresh = False
 
     @contextlib.contextmanager
-    def follow(self, names: dict[nn.Module, str]) -> Iterator[None]:
-        """Keep this position up to date while modules of ``names`` are called."""
+    def follow(
+        self, names: dict[nn.Module, str], returned: Callable[[nn.Module, Any, Any], None] | None = None
+    ) -> Iterator[None]:
+        """Keep this position up to date while modules of ``names`` are called.
+
+        ``returned`` is told of each call that ends: the module, its arguments and its result.
+        """
 
         def before(module: nn.Module, _: Any) -> None:
             self.enter(names[module])
 
-        def after(module: nn.Module, _: Any, __: Any) -> None:
+        def after(module: nn.Module, args: Any, out: Any) -> None:
+            if returned is not None:
+                returned(module, args, out)
             self.leave()
 
         handles = []
         for module in names:
             handles.append(module.register_forward_pre_hook(before, prepend=True))
-            handles.append(module.register_forward_hook(after, always_call=True))
+            handles.append(module.register_forward_hook(after, prepend=True, always_call=True))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-
-
-@dataclass
-class _Made:
-    """A tensor's storage: who made it, and its number."""
-
-    storage: StorageReference
-    unit: int
-    number: int
 
 
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
@@ -94,12 +92,14 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.backward_seconds: dict[int, float] = defaultdict(float)
         self.flops: dict[int, float] = defaultdict(float)
         self.activation_bytes: dict[int, int] = defaultdict(int)
+        self.hooked: set[str] = set()  # modules with forward hooks
         self.late = LateGradients(self._is_parameter)
+        self.escapes = Escapes(position.stack, self._made_by)
         self.operations: dict[str, int] = defaultdict(int)
         self.uses: dict[str, int] = {}
         self.users: dict[int, set[int]] = defaultdict(set)  # id of a parameter -> units
         self.edges: dict[tuple[int, int, int], int] = defaultdict(int)  # source, target, tensor -> bytes
-        self._made: dict[int, _Made] = {}
+        self._made: dict[int, Made] = {}
         self._parameters = StorageSet()
         self._kept = StorageSet()
         self._count = 0
@@ -120,6 +120,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         for each in tree_leaves(out):
             if isinstance(each, Tensor):
                 self._produce(each, unit, of_parameter=of_parameter)
+        self.escapes.operation(inputs, out)
         cost = cost_of(func, args, kwargs, out, needs_gradient=needs_gradient)
         self.flops[unit] += cost.flops
         self.forward_seconds[unit] += cost.forward_seconds
@@ -149,18 +150,31 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             self._parameters.add(tensor)
         elif not self._is_parameter(tensor):
             storage = tensor.untyped_storage()
-            self._made[storage._cdata] = _Made(StorageReference(storage), unit, self._count)
+            self._made[storage._cdata] = Made(
+                StorageReference(storage), unit, self._count, tuple(self.position.stack)
+            )
             self._count += 1
 
     def _is_parameter(self, tensor: Tensor) -> bool:
         """Whether the tensor is a parameter, a buffer, or a view of one."""
         return id(tensor) in self.owners or tensor.layout is not torch.strided or tensor in self._parameters
 
-    def _made_by(self, tensor: Tensor) -> _Made | None:
+    def _made_by(self, tensor: Tensor) -> Made | None:
         if tensor.layout is not torch.strided:
             return None
         made = self._made.get(tensor.untyped_storage()._cdata)
         return None if made is None or made.storage.expired() else made
+
+    @contextlib.contextmanager
+    def watching(self, names: dict[nn.Module, str]) -> Iterator[None]:
+        """Watch the calls of modules."""
+        with self.position.follow(names, self.escapes.returned):
+            yield
+            self.hooked = {name for module, name in names.items() if len(module._forward_hooks) > 1}
+
+    def result(self, value: Any) -> None:
+        """The run returned ``value``."""
+        self.escapes.result(value)
 
     def saving(self) -> contextlib.AbstractContextManager[Any]:
         """A context that counts tensors kept for backward: each storage once, parameters not at all."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from opensmd.modelparallel.opening import with_opened
 from opensmd.modelparallel.plan import Plan, SharedParameter, ancestors
 from opensmd.modelparallel.predict import predict
 from opensmd.modelparallel.schedule import window as schedule_window
@@ -71,8 +72,9 @@ def partition(
             best = rank, sequence.stages_of_units(split)
     assert best is not None  # there is always one candidate
     homes = _homes(trace, best[1], places)
+    plan = Plan(stages=stages, homes=homes, shared=_shared(trace, homes), hooked=tuple(sorted(trace.hooked)))
     return predict(
-        Plan(stages=stages, homes=homes, shared=_shared(trace, homes)),
+        with_opened(plan, trace),
         trace,
         microbatches=microbatches,
         active_microbatches=active,

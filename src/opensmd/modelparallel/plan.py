@@ -98,7 +98,8 @@ class Plan:
     """Where everything lives.
 
     ``homes`` has every name that ``named_modules(remove_duplicate=False)`` gives, the root ("") included. The
-    stage of a module that is split is that of its own parameters and buffers.
+    stage of a module that is split is that of its own parameters and buffers. ``opened`` modules are treated
+    as split ones although they may live on one stage; those of ``hooked`` had forward hooks that were seen.
 
     Raises:
         ValueError: no stage, no root, or a home that is not a stage.
@@ -111,6 +112,8 @@ class Plan:
     crossings: tuple[Crossing, ...] = ()
     rows: tuple[PlanRow, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    opened: tuple[str, ...] = ()
+    hooked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stages < 1:
@@ -128,12 +131,12 @@ class Plan:
         return self.homes[name.rpartition(".")[0]]
 
     def split(self) -> set[str]:
-        """Names of the modules that have more than one stage in their subtree."""
+        """Names of the modules that do not run as a whole: those with several stages, and opened ones."""
         below: dict[str, set[int]] = {}
         for name, home in self.homes.items():
             for ancestor in (name, *ancestors(name)):
                 below.setdefault(ancestor, set()).add(home)
-        return {name for name in self.homes if len(below[name]) > 1}
+        return {name for name in self.homes if len(below[name]) > 1}.union(self.opened)
 
     def atomic(self) -> dict[str, int]:
         """The largest subtrees that live on one stage, and that stage."""
@@ -167,6 +170,8 @@ class Plan:
                 crossings=tuple(Crossing(**each) for each in given["crossings"]),
                 rows=tuple(PlanRow(**each) for each in given["rows"]),
                 notes=tuple(given["notes"]),
+                opened=tuple(given["opened"]),
+                hooked=tuple(given["hooked"]),
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"this text is not a partition plan: {error!r}") from error

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from opensmd.modelparallel.plan import ancestors
 
-__all__ = ["Edge", "ModelTrace", "ModuleInfo", "Reuse", "Unit"]
+__all__ = ["Edge", "Escape", "ModelTrace", "ModuleInfo", "Reuse", "Unit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +76,24 @@ class Reuse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Escape:
+    """A forward hook carried a tensor past the modules ``inside``; it was used in the call ``around`` them.
+
+    ``around`` is None where that is outside the model.
+    """
+
+    inside: frozenset[str]
+    around: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelTrace:
     """A model's tree in registration order and its units in execution order.
 
     ``modules`` has each module object once; ``aliases`` maps every further name to that first one. ``uses``
     says in which unit a module's own parameters are first used (absent: no operation touched them).
-    ``shared`` are groups of parameter names that are one tensor. ``measured`` tells times of a clock from
-    estimates.
+    ``shared`` are groups of parameter names that are one tensor. ``hooked`` are modules with forward hooks,
+    and ``escapes`` what such hooks carried away. ``measured`` tells times of a clock from estimates.
     """
 
     modules: Mapping[str, ModuleInfo]
@@ -92,6 +103,8 @@ class ModelTrace:
     uses: Mapping[str, int] = field(default_factory=dict)
     shared: tuple[tuple[str, ...], ...] = ()
     reuses: tuple[Reuse, ...] = ()
+    hooked: frozenset[str] = frozenset()
+    escapes: frozenset[Escape] = frozenset()
     measured: bool = False
 
     def owner(self, parameter: str) -> str:
