@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +208,39 @@ def check_scaler() -> None:
         assert set(scales) == {4.0}
 
 
+def check_foreign_scaler() -> None:
+    """torch's own GradScaler is told of once by every optimizer, also where it skips the step."""
+    for make, partitions in itertools.product(
+        (OPTIMIZERS[0], OPTIMIZERS[2], lambda groups: torch.optim.Adam(groups, lr=0.1, fused=True)),
+        (1, dist.get_world_size()),
+    ):
+        restart(partitions=partitions, ddp=partitions == 1)
+        inner = module()
+        optimizer = DistributedOptimizer(make(groups_of(inner)))
+        if partitions > 1:
+            model = ModelState(inner)
+            split(model)
+        for scaler in (
+            GradScaler(init_scale=4.0, device="cpu"),
+            torch.amp.GradScaler("cpu", init_scale=4.0, enabled=False),
+            torch.amp.GradScaler("cpu", init_scale=4.0),
+        ):
+            scaler.scale(torch.ones(()))
+            messages = []
+            for step in range(2):
+                set_grads(inner, step, model.is_local if partitions > 1 else lambda name: True)
+                if step == 0:
+                    next(each for each in inner.parameters() if each.grad is not None).grad.fill_(torch.inf)
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    scaler.step(optimizer)
+                    scaler.update()
+                messages += [(str(each.message), each.filename) for each in caught]
+            wanted = type(scaler) is torch.amp.GradScaler and scaler.is_enabled() and partitions > 1
+            assert len(messages) == wanted, messages
+            assert all("smp.amp.GradScaler" in text and path == __file__ for text, path in messages)
+
+
 def check_ranks_without_parameters() -> None:
     """They may take part in what an optimizer's step exchanges or skip it, as public scripts do."""
     restart(partitions=dist.get_world_size())
@@ -240,6 +275,10 @@ def test_optimizers_train_and_exchange_state_like_plain_pytorchs(
 
 def test_two_optimizers_of_one_model_give_whole_state_dicts(pool: Callable[[int], RankPool]) -> None:
     pool(2).run(check_two_optimizers)
+
+
+def test_torchs_own_scaler_is_warned_of(pool: Callable[[int], RankPool]) -> None:
+    pool(2).run(check_foreign_scaler)
 
 
 def test_foreign_parameters_names_and_clipping(pool: Callable[[int], RankPool]) -> None:

@@ -1,12 +1,23 @@
-"""The private part of torch's GradScaler that sharing infinities over stages needs, in one place."""
+"""The private parts of torch's GradScaler that sharing infinities over stages needs, in one place.
+
+``GradScaler.step(optimizer)`` asks first whether the optimizer scales by itself, also on ranks that then skip
+the step. Nothing else of it reaches the optimizer there, so the optimizer looks who asks.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
-__all__ = ["UnscalingScaler"]
+__all__ = ["UnscalingScaler", "foreign_scaler_asks"]
+
+
+def foreign_scaler_asks() -> bool:
+    """Whether the caller's caller is torch's own GradScaler, which knows of this rank's infinities only."""
+    asking = sys._getframe(2).f_locals.get("self")
+    return isinstance(asking, torch.amp.GradScaler) and not isinstance(asking, UnscalingScaler)
 
 
 class UnscalingScaler(torch.amp.GradScaler):

@@ -8,6 +8,7 @@ State dicts speak in these numbers, so a full one is interchangeable with plain 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from opensmd.modelparallel._amp_torch_internals import foreign_scaler_asks
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_optimizers
@@ -53,6 +55,29 @@ class _Methods:
     param_groups: list[dict[str, Any]]
     state: Any
     _smp_layout: _Layout | None
+    _smp_warned_of_scaler = False
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What GradScaler.step asks of every optimizer; torch's fused ones set it."""
+        if foreign_scaler_asks():
+            self._warn_of_scaler()
+        return bool(self.__dict__.get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = value
+
+    def _warn_of_scaler(self) -> None:
+        if self._smp_warned_of_scaler or len(state.groups.owner_stages) == 1:
+            return
+        self._smp_warned_of_scaler = True
+        warnings.warn(
+            "torch's GradScaler sees the gradients of this rank alone: if they overflow on one partition, "
+            "only that one skips the step, and the partitions get out of step. Use smp.amp.GradScaler, which "
+            "takes the same arguments",
+            stacklevel=4,
+        )
 
     @property
     def optimizer(self) -> Any:
