@@ -72,6 +72,20 @@ class Mailbox:
         received: Tensor = self._mailbox.receive(src, tag, count, dtype, timeout)
         return received
 
+    def take(
+        self, src: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> Tensor | None:
+        """A message that has begun to arrive, as a tensor of ``shape``; None if none has.
+
+        Args:
+            stride: of the tensor, which must fill its memory; empty for a contiguous one.
+
+        Raises:
+            DistBackendError: as :meth:`receive`.
+        """
+        found: Tensor | None = self._mailbox.take(src, tag, shape, stride, dtype)
+        return found
+
     def wait_any(self, wanted: Sequence[tuple[int, int]], *, timeout: timedelta = _GROUPS_TIMEOUT) -> int:
         """Wait until a message for one of the ``(src, tag)`` pairs has begun to arrive.
 

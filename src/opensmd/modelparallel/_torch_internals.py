@@ -165,6 +165,11 @@ def has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
+def any_autocast() -> bool:
+    """Whether autocast is on in this thread, for any kind of device."""
+    return bool(torch._C._is_any_autocast_enabled())
+
+
 class WithoutMode:
     """Takes a function mode off this thread's stack for a while, if it is on top."""
 
@@ -195,7 +200,7 @@ def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], *, retain
 
     Its checks in Python take longer than the graph of a small stage.
     """
-    torch.autograd.graph._engine_run_backward(
+    torch.autograd.Variable._execution_engine.run_backward(
         tuple(roots), tuple(gradients), retain_graph, False, (), allow_unreachable=True, accumulate_grad=True
     )
 

@@ -45,7 +45,7 @@ class Policy(Protocol):
         """The next microbatch; None to wait for a message.
 
         Args:
-            progress: of every microbatch; none is RUNNING.
+            progress: of every microbatch; none is RUNNING, and they begin in their order.
             can_go_on: whether what a microbatch waits for has come; asked for suspended ones only.
         """
 
@@ -88,20 +88,27 @@ class ReadyFirst:
     def __init__(self, pipeline: Pipeline, window: int) -> None:
         self.simple = pipeline == "simple"
         self.window = window
+        self._done = 0  # that many microbatches from the first
 
     def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
         """See :class:`Policy`."""
         fresh: int | None = None
         backward, at_backward, forward = [], [], []
-        for microbatch, each in enumerate(progress):
+        count, first = len(progress), self._done
+        while first < count and progress[first] is Progress.DONE:
+            first += 1
+        self._done = first
+        for microbatch in range(first, count):
+            each = progress[microbatch]
+            if each is Progress.NEW:
+                fresh = microbatch  # and all after it
+                break
             if each is Progress.AT_BACKWARD:
                 at_backward.append(microbatch)
             elif each is Progress.FORWARD:
                 forward.append(microbatch)
             elif each is Progress.BACKWARD:
                 backward.append(microbatch)
-            elif each is Progress.NEW and fresh is None:
-                fresh = microbatch
         only_forwards = self.simple and (forward or fresh is not None)
         for microbatch in forward if only_forwards else [*backward, *at_backward, *forward]:
             if can_go_on(microbatch):

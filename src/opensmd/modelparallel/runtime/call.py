@@ -21,6 +21,7 @@ class Call:
         name: for messages, and part of the key.
         key: what makes two calls alike besides their arguments.
         leaves: the tensors in ``args`` and ``kwargs``.
+        tags: theirs, before the call.
         whole: it runs as a whole: nothing inside is intercepted.
         destination: the argument that it writes into.
         depends_on_data: its result's shape does.
@@ -34,6 +35,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: list[Tensor]
+    tags: list[Tag | None]
     whole: bool = False
     destination: Tensor | None = None
     depends_on_data: bool = False

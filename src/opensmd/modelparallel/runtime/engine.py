@@ -216,12 +216,12 @@ class Engine:
             run = runs[index]
             set_run(run)
             try:
-                with Glue(run, self.backward, self._complete_gradients) as mode:
-                    run.mode = mode
-                    results.share(run, function(*args, **kwargs))
+                with Glue(run, self.backward, self._complete_gradients) as run.mode:
+                    value = function(*args, **kwargs)
             finally:
                 set_run(None)
                 run.release()
+            results.share(run, value)
 
         random = OwnRandom(self._generators)
         self._baton = Baton(
@@ -345,13 +345,14 @@ class Engine:
             tokens = run.tokens(edges, keep=bool(retain_graph))
             starts, gradients = [], []
             for root, gradient in zip(roots, given, strict=True):
-                real = run.real(root)
-                if _is_here(root, self.rank):
+                tag = tag_of(root)
+                if tag is None or tag.home == self.rank:
+                    real = run.real(root)
                     starts.append(real)
                     gradients.append(root_gradient(real, gradient, share))
             self._baton.at_backward(run.index, [] if starts else run.first_gradient(edges))
             starts += tokens
-            gradients += [token.detach() for token in tokens]
+            gradients += tokens  # of no elements
             if not starts:
                 return
             self._record.turn("backward")
@@ -374,11 +375,6 @@ class Engine:
         if self.before_last_backward is None or index != len(progress) - 1:
             return False
         return any(each is not Progress.DONE for each in progress[:-1])
-
-
-def _is_here(tensor: Tensor, rank: int) -> bool:
-    tag = tag_of(tensor)
-    return tag is None or tag.home == rank
 
 
 def _named(entry: tuple[str, tuple[int, ...], str] | None) -> str:

@@ -61,31 +61,28 @@ class Glue(TorchFunctionMode):
         run = self._run
         if run.inside:
             return func(*args, **kwargs)
-        leaves = run.leaves_of(args, kwargs)
-        if highest_home(leaves) is None:
+        leaves, tags = run.leaves_of(args, kwargs)
+        home = highest_home(tags)
+        if home is None:
             if func in CHANGES_FIRST and any(map(run.is_replicated_memory, leaves)):
                 run.shared.wait_for_earlier(run.index)
             if func in RANDOM:
-                return run.replicated_random(Call("", func, func, args, kwargs, leaves))
+                return run.replicated_random(Call("", func, func, args, kwargs, leaves, tags))
             return func(*args, **kwargs)
         if func in KNOWN_EVERYWHERE:
             return func(*args, **kwargs)
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
-        return self._intercept(func, args, kwargs, leaves)
-
-    def _intercept(
-        self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
-    ) -> Any:
-        run = self._run
         if func in COMPARISONS and len(leaves) == 2:
             func, args = in_fixed_order(func, args)
-            leaves = [args[0], args[1]]
-        call = Call(_name(func), func, func, args, kwargs, leaves)
+            leaves, tags = run.leaves_of(args, kwargs)
+        return self._intercept(Call(_name(func), func, func, args, kwargs, leaves, tags), home)
+
+    def _intercept(self, call: Call, home: int) -> Any:
+        run, func, args, kwargs = self._run, call.function, call.args, call.kwargs
         if func in READS_VALUE:
             return run.value(call)
-        home = highest_home(leaves)
         if "out" in kwargs or func in CHANGES_FIRST:
             destination = kwargs.get("out", args[0])
             if isinstance(destination, Tensor):
@@ -95,8 +92,7 @@ class Glue(TorchFunctionMode):
                     home = tag.home
                 elif run.is_replicated_memory(destination):
                     return run.run_everywhere(call)
-        call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, leaves)
-        assert home is not None
+        call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, call.leaves)
         return run.run_at(home, call)
 
     def _requires_grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -121,10 +117,15 @@ class Glue(TorchFunctionMode):
 
     def _grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._complete()
-        return self._intercept(func, args, kwargs, [args[0]])
+        return self._of_first(func, args)
 
     def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return iter(self._intercept(Tensor.unbind, (args[0], 0), {}, [args[0]]))
+        return iter(self._of_first(Tensor.unbind, (args[0], 0)))
+
+    def _of_first(self, func: Function, args: tuple[Any, ...]) -> Any:
+        tag = tag_of(args[0])
+        assert tag is not None
+        return self._intercept(Call(_name(func), func, func, args, {}, [args[0]], [tag]), tag.home)
 
     def _hook(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hooks on a tensor act at its home only."""

@@ -86,10 +86,10 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
                 "microbatches of a step share its modules and take turns: switch between steps"
             )
         with internals.WithoutMode(run.mode):
-            leaves = run.leaves_of(args, kwargs)
+            leaves, tags = run.leaves_of(args, kwargs)
             key = ("module", name, module.training)
             return run.run_at(
-                home, Call(shown, key, function, args, kwargs, leaves, whole=True, owner=module)
+                home, Call(shown, key, function, args, kwargs, leaves, tags, whole=True, owner=module)
             )
 
     return call
@@ -128,12 +128,12 @@ def _follow(
     kwargs: dict[str, Any],
 ) -> Any:
     """Run a function as a whole where its arguments are."""
-    leaves = run.leaves_of(args, kwargs)
-    home = highest_home(leaves)
+    leaves, tags = run.leaves_of(args, kwargs)
+    home = highest_home(tags)
     if home is None:
         return original(*args, **kwargs)
     with internals.WithoutMode(run.mode):
-        return run.run_at(home, Call(name, key, original, args, kwargs, leaves, whole=True))
+        return run.run_at(home, Call(name, key, original, args, kwargs, leaves, tags, whole=True))
 
 
 def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.runtime.tags import tag_of
+from opensmd.modelparallel._torch_internals import any_autocast
+from opensmd.modelparallel.runtime.tags import form_of, tag_of
 
 __all__ = ["argument_key", "call_key", "stable_hash"]
 
@@ -18,7 +19,7 @@ __all__ = ["argument_key", "call_key", "stable_hash"]
 def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int) -> tuple[Any, ...]:
     """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
     named = argument_key(kwargs) if kwargs else ()
-    return (what, argument_key(args), named, _modes_key(), epoch)
+    return (what, *[argument_key(each) for each in args], named, _modes_key(), epoch)
 
 
 def argument_key(value: Any) -> Any:
@@ -26,11 +27,8 @@ def argument_key(value: Any) -> Any:
     if isinstance(value, Tensor):
         tag = tag_of(value)
         if tag is None:
-            return ((value.shape, value.stride(), value.dtype), value.requires_grad)
-        form = tag.form
-        if form is None:
-            form = (value.shape, value.stride(), value.dtype)
-        return (form, tag.requires_grad, tag.home)
+            return (value.shape, value.stride(), value.dtype, value.requires_grad)
+        return (form_of(value, tag), tag.requires_grad, tag.home)
     if value is None or isinstance(value, (int, float, str, bool, torch.dtype, torch.device)):
         return (type(value), value)
     if isinstance(value, (tuple, list)):
@@ -47,10 +45,19 @@ def argument_key(value: Any) -> Any:
 
 def _modes_key() -> tuple[Any, ...]:
     """The modes of this thread that results depend on."""
-    autocast = tuple(
-        [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        _autocast_dtypes() if any_autocast() else None,
+        torch.get_default_dtype(),
     )
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype())
+
+
+def _autocast_dtypes() -> tuple[torch.dtype | None, ...]:
+    """What this thread computes in, of each kind of device; None where autocast is off."""
+    return tuple(
+        [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
+    )
 
 
 def stable_hash(key: Any, bits: int) -> int:

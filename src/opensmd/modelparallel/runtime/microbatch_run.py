@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -66,8 +67,10 @@ class MicrobatchRun(Transfers):
         self.mode = _NO_MODE
         self._memories: dict[int, tuple[int, Family, Any]] = {}
 
-    def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        """The tensors in a call's arguments.
+    def leaves_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], list[Tag | None]]:
+        """The tensors in a call's arguments, and their tags.
 
         Those without a tag get one if their memory has got a home since they were made: a homed value was
         written into it.
@@ -76,13 +79,15 @@ class MicrobatchRun(Transfers):
         structure.collect(args, leaves)
         if kwargs:
             structure.collect(kwargs, leaves)
+        tags = [tag_of(leaf) for leaf in leaves]
         if self._memories:
-            for leaf in leaves:
-                if tag_of(leaf) is None and leaf.layout is torch.strided:
+            for place, leaf in enumerate(leaves):
+                if tags[place] is None and leaf.layout is torch.strided:
                     found = self._memories.get(leaf.untyped_storage()._cdata)
                     if found is not None:
-                        put_tag(leaf, Tag(found[0], family=found[1]))
-        return leaves
+                        tags[place] = tag = Tag(found[0], family=found[1])
+                        put_tag(leaf, tag)
+        return leaves, tags
 
     def is_replicated_memory(self, tensor: Tensor) -> bool:
         """Whether this is a buffer that all ranks keep alike, or a view of one."""
@@ -103,9 +108,9 @@ class MicrobatchRun(Transfers):
 
     def value(self, call: Call) -> Any:
         """Run at the highest home something that yields a Python value, and tell it to all."""
-        home = highest_home(call.leaves)
+        home = highest_home(call.tags)
         assert home is not None
-        tensors = [self.bring(leaf, home) for leaf in call.leaves]
+        tensors = self.bring_all(call, home)
         number = self.next_point()
         self.point = f"the value of {call.name} from pipeline rank {home}"
         tag = make_tag(Kind.OBJECT, self.index, number, stable_hash(call.name, 10))
@@ -127,7 +132,7 @@ class MicrobatchRun(Transfers):
         self.shared.wait_for_earlier(self.index)
         tensors: list[Tensor | None] = []
         for leaf in call.leaves:
-            copies = [self.bring(leaf, rank) for rank in range(self.shared.size)]
+            copies = [self.bring(leaf, tag_of(leaf), rank) for rank in range(self.shared.size)]
             tensors.append(copies[self.rank])
         return self._run(call, tensors)
 
@@ -136,12 +141,12 @@ class MicrobatchRun(Transfers):
     def run_at(self, home: int, call: Call) -> Any:
         """Run a call at ``home``; elsewhere make placeholders of its results."""
         shared = self.shared
-        tensors = [self.bring(leaf, home) for leaf in call.leaves]
+        tensors = self.bring_all(call, home)
         key = call_key(call.key, call.args, call.kwargs, shared.epoch)
         known = shared.descriptions.get(key)
         number = self.next_point()
-        self.point = f"{call.name} on pipeline rank {home}"
-        call.parents = _parents(call.leaves)
+        self.point = _point(call.name, home)
+        call.parents = _parents(call.tags)
         if self.rank != home:
             return self._stand_in(home, call, self._description(home, key, known, number))
         if known is not None and known.is_plain and not (shared.stateful and key in shared.stateful):
@@ -320,11 +325,15 @@ class MicrobatchRun(Transfers):
         put_tag(leaf, moved)
 
 
-def _parents(leaves: Sequence[Tensor]) -> tuple[Tag, ...]:
-    """The tags of arguments that gradients go back to."""
+@functools.lru_cache(maxsize=4096)
+def _point(name: str, home: int) -> str:
+    return f"{name} on pipeline rank {home}"
+
+
+def _parents(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
+    """Those of arguments that gradients go back to."""
     if not torch.is_grad_enabled():
         return ()
-    tags = [tag_of(leaf) for leaf in leaves]
     return tuple([tag for tag in tags if tag is not None and tag.requires_grad])
 
 

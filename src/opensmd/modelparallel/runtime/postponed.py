@@ -7,8 +7,10 @@ idle (known from zero-bubble schedules, arXiv:2401.10241).
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +19,11 @@ from opensmd.collectives.build import load
 from opensmd.modelparallel.runtime.record import Record
 
 __all__ = ["Postponed"]
+
+
+@functools.cache
+def _native() -> ModuleType:
+    return load()
 
 
 class Postponed:
@@ -39,7 +46,7 @@ class Postponed:
         Returns:
             Whether it has; False, and nothing has run, where no weights can wait.
         """
-        part = load().split_backward(roots, gradients)
+        part = _native().split_backward(roots, gradients)
         if part is None:
             return False
         self._parts.append((microbatch, part))

@@ -28,10 +28,15 @@ class Record:
     """The stretches of one step."""
 
     def __init__(self) -> None:
-        self.stretches: list[Stretch] = []
+        self._ended: list[tuple[int, str, int, int]] = []
         self.kind = "forward"
         self._microbatch = -1
         self._start = 0
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """Those that have ended, in order."""
+        return [Stretch(*each) for each in self._ended]
 
     def begin(self, microbatch: int, kind: str) -> None:
         """Something goes on from now."""
@@ -39,14 +44,13 @@ class Record:
 
     def end(self) -> None:
         """It stops."""
-        now = time.perf_counter_ns()
-        self.stretches.append(Stretch(self._microbatch, self.kind, self._start, now))
+        self._ended.append((self._microbatch, self.kind, self._start, time.perf_counter_ns()))
 
     def turn(self, kind: str) -> None:
         """The microbatch goes over from forward to backward or back."""
-        microbatch = self._microbatch
-        self.end()
-        self.begin(microbatch, kind)
+        now = time.perf_counter_ns()
+        self._ended.append((self._microbatch, self.kind, self._start, now))
+        self.kind, self._start = kind, now
 
     @contextlib.contextmanager
     def interrupted(self) -> Iterator[None]:

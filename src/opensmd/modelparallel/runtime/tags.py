@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Family", "Memory", "Tag", "ancestors", "highest_home", "put_tag", "tag_of"]
+__all__ = ["Family", "Memory", "Tag", "ancestors", "form_of", "highest_home", "put_tag", "tag_of"]
 
 Form = tuple[Sequence[int], Sequence[int], torch.dtype]
 ATTRIBUTE = "_opensmd_tag"
@@ -130,16 +130,20 @@ def tag_of(tensor: Tensor) -> Tag | None:
     return tag
 
 
+def form_of(tensor: Tensor, tag: Tag) -> Form:
+    """What all ranks know of the form of a tensor with this tag."""
+    return tag.form or (tensor.shape, tensor.stride(), tensor.dtype)
+
+
 def put_tag(tensor: Tensor, tag: Tag) -> None:
     """Give the tensor a home."""
     tensor.__dict__[ATTRIBUTE] = tag
 
 
-def highest_home(tensors: Iterable[Tensor]) -> int | None:
-    """The home that an operation on these follows; None if all are replicated."""
+def highest_home(tags: Iterable[Tag | None]) -> int | None:
+    """The home that an operation on tensors with these tags follows; None if all are replicated."""
     highest: int | None = None
-    for tensor in tensors:
-        tag = tag_of(tensor)
+    for tag in tags:
         if tag is not None and (highest is None or tag.home > highest):
             highest = tag.home
     return highest

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.layout import arranged, in_memory_order
+from opensmd.modelparallel.runtime.call import Call
+from opensmd.modelparallel.runtime.layout import in_memory_order, strides_kept
 from opensmd.modelparallel.runtime.shared import Shared
-from opensmd.modelparallel.runtime.tags import Tag, ancestors, tag_of
+from opensmd.modelparallel.runtime.tags import Tag, ancestors, form_of, tag_of
 from opensmd.modelparallel.runtime.transport import Kind, Message, gradient_messages, make_tag
 
 __all__ = ["Transfers"]
@@ -60,16 +61,24 @@ class Transfers:
         tag = tag_of(tensor)
         return tensor if tag is None or tag.real is None else tag.real
 
-    def bring(self, tensor: Tensor, target: int) -> Tensor | None:
-        """The tensor on rank ``target``: None on the others. All ranks call it at the same program point."""
-        tag = tag_of(tensor)
+    def bring_all(self, call: Call, target: int) -> list[Tensor | None]:
+        """The tensors of a call on rank ``target``; None on other ranks for those that are not everywhere."""
+        return [self.bring(leaf, tag, target) for leaf, tag in zip(call.leaves, call.tags, strict=True)]
+
+    def bring(self, tensor: Tensor, tag: Tag | None, target: int) -> Tensor | None:
+        """The tensor with this tag on rank ``target``: None on the others.
+
+        All ranks call it at the same program point.
+        """
         if tag is None:
             return tensor
         if tag.lost is not None:
             raise SMPError(tag.lost)
         if tag.home != target:
             return self._transfer(tensor, tag, target)
-        return self.real(tensor) if self.rank == target else None
+        if self.rank != target:
+            return None
+        return tensor if tag.real is None else tag.real
 
     def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
         grad = tag.requires_grad and torch.is_grad_enabled()
@@ -84,7 +93,7 @@ class Transfers:
         if self.rank == tag.home:
             self._send(self.real(tensor), tag, target, number, grad)
         elif self.rank == target:
-            copy = self._receive(tensor, tag.home, number, grad)
+            copy = self._receive(tensor, tag, number, grad)
         self._copies[place] = (changes, copy)
         return copy
 
@@ -94,10 +103,10 @@ class Transfers:
                 f"a tensor of shape {tuple(real.shape)} has requires_grad={real.requires_grad}, but the "
                 f"other pipeline ranks were told {tag.requires_grad}; do not change it inside a step"
             )
-        shape = real.shape
+        shape, stride, _ = form_of(real, tag)
         check = _shape_check(shape)
         # A detached tensor is no part of the graph, so that nothing of this is recorded.
-        data = in_memory_order(real.detach())
+        data = in_memory_order(real.detach(), shape, stride)
         self.transport.send(target, make_tag(Kind.TENSOR, self.index, number, check), data)
         self.shared.sent_since_flush = True
         if grad:
@@ -108,18 +117,22 @@ class Transfers:
                 real, target, back, lambda: self._wait_for_gradient(messages, shape)
             )
 
-    def _receive(self, like: Tensor, source: int, number: int, grad: bool) -> Tensor:
-        check = _shape_check(like.shape)
+    def _receive(self, like: Tensor, tag: Tag, number: int, grad: bool) -> Tensor:
+        source, (shape, stride, dtype) = tag.home, form_of(like, tag)
+        check = _shape_check(shape)
         message = (source, make_tag(Kind.TENSOR, self.index, number, check))
-        self.wait([message])
-        received = arranged(self.transport.receive(*message, like.numel(), like.dtype), like)
+        kept = strides_kept(shape, stride)
+        received = self.transport.take(*message, shape, kept, dtype)
+        while received is None:
+            self.wait([message])
+            received = self.transport.take(*message, shape, kept, dtype)
         if not grad:
             return received
         back = make_tag(Kind.GRADIENT, self.index, number, check)
         result, self._tokens[number] = self.transport.receive_edge(received, source, back)
         return result
 
-    def _wait_for_gradient(self, messages: list[Message], shape: torch.Size) -> None:
+    def _wait_for_gradient(self, messages: list[Message], shape: Sequence[int]) -> None:
         self.point = f"the gradient of a tensor of shape {tuple(shape)} from pipeline rank {messages[0][0]}"
         self.wait(messages)
 

@@ -7,6 +7,7 @@ of the intercepted call, and a few bits of a check. Sending never waits for the 
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -67,6 +68,11 @@ class Transport(Protocol):
 
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
         """Wait for ``count`` numbers; a vector."""
+
+    def take(
+        self, source: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> Tensor | None:
+        """A tensor that has come, with these strides (none: contiguous); None if it has not."""
 
     def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
         """The token of a sent tensor, which backward begins at: then a gradient comes, or that there is none.
@@ -136,6 +142,11 @@ class MailboxTransport:
             self.wait_any([(source, tag)])
         return self._mailbox.receive(source, tag, count, dtype)
 
+    def take(
+        self, source: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> Tensor | None:
+        return self._mailbox.take(source, tag, shape, stride, dtype)
+
     def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
         return self._mailbox.send_edge(sent, target, tag, _without_gradient(tag), expect)
 
@@ -202,6 +213,12 @@ class GroupTransport:
         into = torch.empty(count, dtype=dtype, device=self._device)
         dist.recv(into, group=group, tag=_short(tag), group_src=source)
         return into
+
+    def take(
+        self, source: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> Tensor | None:
+        numbers = self.receive(source, tag, math.prod(shape), dtype)
+        return numbers.as_strided(shape, stride) if stride else numbers.view(shape)
 
     def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
         shape, dtype = sent.shape, sent.dtype

@@ -15,25 +15,28 @@ class Sent : public Node {
  public:
   Sent(const at::Tensor& tensor, Return way, std::function<void()> expect)
       : Node(torch::autograd::collect_next_edges(tensor)), way_(std::move(way)), expect_(std::move(expect)),
-        sizes_(tensor.sizes().vec()), count_(tensor.numel()), dtype_(tensor.scalar_type()) {}
+        sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()) {}
 
   std::string name() const override { return "OpenSMDSent"; }
 
   variable_list apply(variable_list&&) override {
-    if (!come() && !missing()) expect_();
-    if (come()) return {way_.mailbox->receive(way_.member, way_.tag, count_, dtype_).view(sizes_)};
+    auto gradient = take();
+    if (!gradient && !missing()) {
+      expect_();
+      gradient = take();
+    }
+    if (gradient) return {*gradient};
     way_.mailbox->receive(way_.member, way_.missing, 1, at::kByte);
     return {at::Tensor()};
   }
 
  private:
-  bool come() const { return way_.mailbox->ready(way_.member, way_.tag); }
+  std::optional<at::Tensor> take() const { return way_.mailbox->take(way_.member, way_.tag, sizes_, {}, dtype_); }
   bool missing() const { return way_.mailbox->ready(way_.member, way_.missing); }
 
   const Return way_;
   const std::function<void()> expect_;
   const std::vector<int64_t> sizes_;
-  const int64_t count_;
   const at::ScalarType dtype_;
 };
 

@@ -41,6 +41,7 @@ void bind_mailbox(py::module_& module) {
       .def("ready", &TensorMailbox::ready, NoGil())
       .def("receive", &TensorMailbox::receive, py::arg("source"), py::arg("tag"), py::arg("count"), py::arg("dtype"),
            py::arg("timeout") = kGroupsTimeout, NoGil())
+      .def("take", &TensorMailbox::take, NoGil())
       .def("wait_any", &TensorMailbox::wait_any, py::arg("wanted"), py::arg("timeout") = kGroupsTimeout, NoGil())
       .def("flush", &TensorMailbox::flush, py::arg("timeout") = kGroupsTimeout, NoGil());
   module.def("send_edge", [](const at::Tensor& sent, std::shared_ptr<TensorMailbox> mailbox, int member, int64_t tag,

@@ -50,16 +50,32 @@ bool TensorMailbox::ready(int source, int64_t tag) {
 }
 
 at::Tensor TensorMailbox::receive(int source, int64_t tag, int64_t count, at::ScalarType dtype, milliseconds timeout) {
+  return arriving(source, tag, {count}, {}, dtype, timeout);
+}
+
+std::optional<at::Tensor> TensorMailbox::take(int source, int64_t tag, at::IntArrayRef sizes, at::IntArrayRef strides,
+                                              at::ScalarType dtype) {
+  if (!ready(source, tag)) return std::nullopt;
+  return arriving(source, tag, sizes, strides, dtype, {});
+}
+
+at::Tensor TensorMailbox::arriving(int source, int64_t tag, at::IntArrayRef sizes, at::IntArrayRef strides,
+                                   at::ScalarType dtype, milliseconds timeout) {
   at::AutoDispatchBelowADInplaceOrView plain;
+  const int64_t count = c10::multiply_integers(sizes);
   const auto bytes = static_cast<size_t>(count) * c10::elementSize(dtype);
   if (bytes >= kBlockBytes) {
     Place place;
     receive_into(place.data(), sizeof(place), source, tag, timeout);
     TORCH_CHECK_WITH(DistBackendError, place[1] == static_cast<int64_t>(bytes), "the message from rank ", source,
                      " with tag ", tag, " has ", place[1], " bytes, the receiver expected ", bytes);
-    if (place[0] >= 0) return lent(group_, source, place, count, dtype);
+    if (place[0] >= 0) {
+      const at::Tensor found = lent(group_, source, place, count, dtype);
+      return strides.empty() ? found.view(sizes) : found.as_strided(sizes, strides);
+    }
   }
-  at::Tensor received = at::empty({count}, at::TensorOptions(dtype));
+  at::Tensor received = strides.empty() ? at::empty(sizes, at::TensorOptions(dtype))
+                                        : at::empty_strided(sizes, strides, at::TensorOptions(dtype));
   receive_into(received.data_ptr(), bytes, source, tag, timeout);
   return received;
 }

@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,9 @@ class TensorMailbox {
   bool ready(int source, int64_t tag);
   // `count` numbers as a vector; a large message stays where its sender has put it.
   at::Tensor receive(int source, int64_t tag, int64_t count, at::ScalarType dtype, milliseconds timeout = {});
+  // A message that has begun to arrive, of this shape, with these strides if there are any; nothing if none has.
+  std::optional<at::Tensor> take(int source, int64_t tag, at::IntArrayRef sizes, at::IntArrayRef strides,
+                                 at::ScalarType dtype);
   // Waits until a message for one of the pairs has begun to arrive; the index of the first such pair.
   size_t wait_any(Wanted wanted, milliseconds timeout);
   // Waits until everything sent has left its tensors.
@@ -41,6 +45,8 @@ class TensorMailbox {
   };
 
   void post(int destination, int64_t tag, const at::Tensor& data);
+  at::Tensor arriving(int source, int64_t tag, at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
+                      milliseconds timeout);
   void receive_into(void* data, size_t bytes, int source, int64_t tag, milliseconds timeout);
   void forget_what_left();
 
