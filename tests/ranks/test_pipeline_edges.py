@@ -46,8 +46,11 @@ def sent(transport: Transport, tensor: Tensor) -> Tensor:
 
 
 def received(transport: Transport, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    numbers = transport.receive(0, FORWARD, torch.Size(shape).numel(), torch.float32).view(shape)
-    return transport.receive_edge(numbers, 0, BACK)
+    found = transport.take(0, FORWARD, shape, (), torch.float32)
+    while found is None:
+        transport.wait_any([(0, FORWARD)])
+        found = transport.take(0, FORWARD, shape, (), torch.float32)
+    return transport.receive_edge(found, 0, BACK)
 
 
 def backward(starts: list[Tensor], gradients: list[Tensor] | None = None, *, keep: bool = False) -> None:

@@ -36,6 +36,9 @@ class Progress(enum.Enum):
     DONE = "done"
 
 
+_NEW, _RUNNING, _FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress  # Enum members are slow to reach
+
+
 class Policy(Protocol):
     """Chooses the microbatch that goes on."""
 
@@ -95,19 +98,19 @@ class ReadyFirst:
         fresh: int | None = None
         backward, at_backward, forward = [], [], []
         count, first = len(progress), self._done
-        while first < count and progress[first] is Progress.DONE:
+        while first < count and progress[first] is _DONE:
             first += 1
         self._done = first
         for microbatch in range(first, count):
             each = progress[microbatch]
-            if each is Progress.NEW:
+            if each is _NEW:
                 fresh = microbatch  # and all after it
                 break
-            if each is Progress.AT_BACKWARD:
+            if each is _AT_BACKWARD:
                 at_backward.append(microbatch)
-            elif each is Progress.FORWARD:
+            elif each is _FORWARD:
                 forward.append(microbatch)
-            elif each is Progress.BACKWARD:
+            elif each is _BACKWARD:
                 backward.append(microbatch)
         only_forwards = self.simple and (forward or fresh is not None)
         for microbatch in forward if only_forwards else [*backward, *at_backward, *forward]:
@@ -135,7 +138,7 @@ class FixedOrder:
 
     def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
         """See :class:`Policy`; never None, because a microbatch that waits does so in place."""
-        waiting = [i for i, each in enumerate(progress) if each is Progress.AT_BACKWARD]
+        waiting = [i for i, each in enumerate(progress) if each is _AT_BACKWARD]
         if self._forwards and (len(waiting) < self._ahead):
             return self._forwards.popleft()
         return waiting[0] if waiting else None

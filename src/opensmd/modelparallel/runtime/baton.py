@@ -24,6 +24,8 @@ from opensmd.modelparallel.schedule import Policy, Progress
 
 __all__ = ["Baton", "StepAborted"]
 
+_NEW, _RUNNING, _FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress  # Enum members are slow to reach
+
 
 class StepAborted(BaseException):
     """Ends a microbatch that waits when another one of the step has failed."""
@@ -72,7 +74,7 @@ class Baton:
         explain: Callable[[int], str],
         random: OwnRandom,
     ) -> None:
-        self.progress = [Progress.NEW] * count
+        self.progress = [_NEW] * count
         self._left = count
         self.error: BaseException | None = None
         self.failed: int | None = None
@@ -117,18 +119,15 @@ class Baton:
                     raise self._told(error) from error
             return
         backward = self._record.kind == "backward"
-        self._suspend(microbatch, Progress.BACKWARD if backward else Progress.FORWARD, messages, until)
+        self._suspend(microbatch, _BACKWARD if backward else _FORWARD, messages, until)
 
     def forwards_before(self, microbatch: int) -> bool:
         """Whether all earlier microbatches have been through their forwards on this rank."""
-        return all(
-            each not in (Progress.NEW, Progress.RUNNING, Progress.FORWARD)
-            for each in self.progress[:microbatch]
-        )
+        return all(each not in (_NEW, _RUNNING, _FORWARD) for each in self.progress[:microbatch])
 
     def at_backward(self, microbatch: int, messages: list[Message]) -> None:
         """Let others go on before a backward; ``messages`` are those that it would wait for at once."""
-        self._suspend(microbatch, Progress.AT_BACKWARD, messages, None)
+        self._suspend(microbatch, _AT_BACKWARD, messages, None)
 
     def _suspend(
         self,
@@ -151,7 +150,7 @@ class Baton:
             self._random.resume(microbatch)
         if self.error is not None:
             raise StepAborted
-        self.progress[microbatch] = Progress.RUNNING
+        self.progress[microbatch] = _RUNNING
         self._record.begin(microbatch, kind)
 
     def _hand_over(self, chosen: int | None) -> None:
@@ -190,7 +189,7 @@ class Baton:
         """Run microbatches in this thread as long as new ones are chosen; then hand the baton over."""
         while microbatch is not None:
             self._workers[microbatch] = worker
-            self.progress[microbatch] = Progress.RUNNING
+            self.progress[microbatch] = _RUNNING
             self._record.begin(microbatch, "forward")
             self._random.begin(microbatch)
             try:
@@ -199,7 +198,7 @@ class Baton:
                 if self.error is None:  # a StepAborted follows the error that aborted the step
                     self.error, self.failed = error, microbatch
             self._record.end()
-            self.progress[microbatch] = Progress.DONE
+            self.progress[microbatch] = _DONE
             self._left -= 1
             chosen = self._next()
             if chosen is not None and self._workers[chosen] is None:
@@ -230,7 +229,7 @@ class Baton:
 
     def _next_to_abort(self) -> int | None:
         for microbatch, progress in enumerate(self.progress):
-            if progress not in (Progress.DONE, Progress.NEW, Progress.RUNNING):
+            if progress not in (_DONE, _NEW, _RUNNING):
                 return microbatch
         return None
 
@@ -246,7 +245,7 @@ class Baton:
         return not messages and until is None
 
     def _waits_for_others(self, microbatch: int) -> bool:
-        return self.progress[microbatch] is Progress.AT_BACKWARD and self._held(microbatch, self.progress)
+        return self.progress[microbatch] is _AT_BACKWARD and self._held(microbatch, self.progress)
 
     def _use_the_time(self) -> None:
         try:
@@ -280,6 +279,6 @@ class Baton:
         waiting = [
             f"microbatch {microbatch} {progress.value} for {self._explain(microbatch)}"
             for microbatch, progress in enumerate(self.progress)
-            if progress not in (Progress.NEW, Progress.DONE)
+            if progress not in (_NEW, _DONE)
         ]
         return SMPError(f"the pipeline stopped: {'; '.join(waiting)}. {error}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ __all__ = [
     "describe",
     "version_of",
 ]
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,14 @@ class TensorDescription:
     def form(self) -> Form:
         """What a tag knows of it."""
         return (self.shape, self.stride, self.dtype)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor is what was told, as far as the other ranks rely on it."""
+        return (
+            self.shape == tensor.shape
+            and self.dtype == tensor.dtype
+            and self.requires_grad == tensor.requires_grad
+        )
 
     def placeholder(self) -> Placeholder:
         """A tensor like it without data."""
@@ -84,6 +94,8 @@ class Description:
         changed: arguments that were changed in place, and whether they require gradients now.
         depends_on_data: it must be told anew each time.
         left: what the call left outside its result, if anything.
+        is_plain: a further call like it has nothing to be told and changes nothing.
+        new_tensor: of a plain call, its result, if that is one tensor and none of its arguments.
     """
 
     form: str
@@ -93,10 +105,15 @@ class Description:
     pickled: bytes = b""
     left: Left | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether a further call like it has nothing to be told and changes nothing."""
-        return not self.depends_on_data and not self.changed and self.left is None
+    is_plain: bool = field(init=False)
+    new_tensor: TensorDescription | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "is_plain", not self.depends_on_data and not self.changed and self.left is None
+        )
+        alone = self.form == "tensor" and self.tensors[0].argument is None
+        object.__setattr__(self, "new_tensor", self.tensors[0] if self.is_plain and alone else None)
 
     def build(self, tensors: Sequence[Any]) -> Any:
         """The result with ``tensors`` in it."""
@@ -236,7 +253,7 @@ def _has_memory(tensor: Tensor) -> bool:
 def local_device(kind: str) -> torch.device:
     """This rank's device of a kind."""
     if kind == "cpu":
-        return torch.device("cpu")
+        return _CPU
     return torch.device(kind, torch.accelerator.current_device_index())
 
 
@@ -247,10 +264,7 @@ def check_result(description: Description, parts: Hidden, what: str) -> None:
         SMPError: the shapes, dtypes or number of tensors differ.
     """
     if len(parts.tensors) == len(description.tensors) and all(
-        told.shape == tensor.shape
-        and told.dtype == tensor.dtype
-        and told.requires_grad == tensor.requires_grad
-        for told, tensor in zip(description.tensors, parts.tensors, strict=True)
+        told.fits(tensor) for told, tensor in zip(description.tensors, parts.tensors, strict=True)
     ):
         return
     told = [(each.shape, each.dtype, each.requires_grad) for each in description.tensors]

@@ -15,48 +15,61 @@ from opensmd.modelparallel.runtime.tags import form_of, tag_of
 
 __all__ = ["argument_key", "call_key", "stable_hash"]
 
+_VALUES = frozenset({type(None), int, float, str, bool, torch.dtype, torch.device})
+
 
 def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int) -> tuple[Any, ...]:
     """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
-    named = argument_key(kwargs) if kwargs else ()
-    return (what, *[argument_key(each) for each in args], named, _modes_key(), epoch)
+    return (
+        what,
+        *[argument_key(each) for each in args],
+        _named_key(kwargs) if kwargs else (),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        _autocast_dtypes() if any_autocast() else None,
+        torch.get_default_dtype(),
+        epoch,
+    )
+
+
+def _named_key(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    kinds = tuple(map(type, kwargs.values()))
+    if _VALUES.issuperset(kinds):
+        return (kinds, *kwargs.items())
+    return (*[(name, argument_key(each)) for name, each in kwargs.items()],)
 
 
 def argument_key(value: Any) -> Any:
     """What all ranks know alike of an argument; hashable."""
+    kind = type(value)
+    if kind in _VALUES:
+        return (kind, value)
     if isinstance(value, Tensor):
         tag = tag_of(value)
         if tag is None:
             return (value.shape, value.stride(), value.dtype, value.requires_grad)
         return (form_of(value, tag), tag.requires_grad, tag.home)
-    if value is None or isinstance(value, (int, float, str, bool, torch.dtype, torch.device)):
-        return (type(value), value)
+    if isinstance(value, (int, float, str)):
+        return (kind, value)
     if isinstance(value, (tuple, list)):
-        return (type(value), *[argument_key(each) for each in value])
+        return (kind, *[argument_key(each) for each in value])
     if isinstance(value, Mapping):
-        return (type(value), *((key, argument_key(each)) for key, each in value.items()))
+        return (kind, *[(key, argument_key(each)) for key, each in value.items()])
     if isinstance(value, slice):
         return ("slice", argument_key((value.start, value.stop, value.step)))
-    if hasattr(type(value), "__dataclass_fields__"):
+    if hasattr(kind, "__dataclass_fields__"):
         fields = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
-        return (type(value), *((name, argument_key(each)) for name, each in fields))
-    return (type(value),)
-
-
-def _modes_key() -> tuple[Any, ...]:
-    """The modes of this thread that results depend on."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        _autocast_dtypes() if any_autocast() else None,
-        torch.get_default_dtype(),
-    )
+        return (kind, *((name, argument_key(each)) for name, each in fields))
+    return (kind,)
 
 
 def _autocast_dtypes() -> tuple[torch.dtype | None, ...]:
     """What this thread computes in, of each kind of device; None where autocast is off."""
     return tuple(
-        [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
+        [
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            for kind in ("cpu", "cuda")
+        ]
     )
 
 

@@ -30,21 +30,21 @@ __all__ = ["MicrobatchRun"]
 _NO_MODE = TorchFunctionMode()
 
 
-class AsAWhole:
+class AsAWhole(WithoutMode):
     """Nothing of a microbatch is intercepted inside."""
 
-    __slots__ = ("_run", "_without")
+    __slots__ = ("_run",)
 
     def __init__(self, run: MicrobatchRun) -> None:
+        super().__init__(run.mode)
         self._run = run
-        self._without = WithoutMode(run.mode)
 
     def __enter__(self) -> None:
         self._run.inside = True
-        self._without.__enter__()
+        super().__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self._without.__exit__()
+        super().__exit__()
         self._run.inside = False
 
 
@@ -148,7 +148,9 @@ class MicrobatchRun(Transfers):
         self.point = _point(call.name, home)
         call.parents = _parents(call.tags)
         if self.rank != home:
-            return self._stand_in(home, call, self._description(home, key, known, number))
+            if known is None or known.depends_on_data:
+                known = self._description(home, key, known, number)
+            return self._stand_in(home, call, known)
         if known is not None and known.is_plain and not (shared.stateful and key in shared.stateful):
             return self._run_known(home, call, tensors, known)
         result, description = self._run_watched(home, call, tensors, key, known, number)
@@ -158,6 +160,8 @@ class MicrobatchRun(Transfers):
 
     def _stand_in(self, home: int, call: Call, description: Description) -> Any:
         """What a call at ``home`` means on another rank."""
+        if description.new_tensor is not None:
+            return self._placeholder(description.new_tensor, call, home)
         for index, requires_grad in description.changed:
             self._changed(call, index, home, requires_grad, None)
         result = description.build([self._placeholder(each, call, home) for each in description.tensors])
@@ -202,6 +206,11 @@ class MicrobatchRun(Transfers):
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
         """Run a call whose result the others have been told for good."""
         result = self._run(call, tensors)
+        told = known.new_tensor
+        if told is not None and isinstance(result, Tensor) and told.fits(result):
+            if tag_of(result) is None:
+                put_tag(result, _new_tag(told, call, home))
+            return result
         parts = Hidden.of(result, call.name)
         check_result(known, parts, call.name)
         return self._tagged(call, home, parts, known, result)

@@ -1,11 +1,15 @@
-"""What microbatches return, made real on every rank of the pipeline."""
+"""What microbatches return, made real on every rank of the pipeline.
+
+Nobody looks at results before the step's end. Small ones, such as losses, travel then, all of a rank
+together; large ones as soon as they are there, where messages may overtake one another.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from opensmd.modelparallel.runtime import structure
@@ -17,14 +21,40 @@ from opensmd.modelparallel.runtime.transport import Kind, make_tag
 
 __all__ = ["Results"]
 
+_SMALL_BYTES = 4096
 
-@dataclass
-class _Expected:
-    """One microbatch's result; what comes from other ranks is received at the step's end."""
 
-    value: Any = None
-    tensors: list[Tensor] = field(default_factory=list)
-    coming: list[tuple[int, int, int, Form]] = field(default_factory=list)  # (place, sender, tag, form)
+class _Part(NamedTuple):
+    """A tensor in a result. They sort alike on all ranks.
+
+    Attributes:
+        place: among the tensors of the microbatch's result.
+        elements: how many numbers it has.
+        data: at its home, the tensor itself.
+    """
+
+    microbatch: int
+    place: int
+    elements: int
+    form: Form
+    data: Tensor | None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it travels with others."""
+        return self.elements * self.form[2].itemsize <= _SMALL_BYTES
+
+    def leaving(self) -> Tensor:
+        """Its numbers as they travel."""
+        assert self.data is not None
+        shape, stride, _ = self.form
+        return in_memory_order(self.data, shape, stride).reshape(-1)
+
+    def arrived(self, numbers: Tensor) -> Tensor:
+        """The tensor, of the numbers that have come."""
+        shape, stride, _ = self.form
+        kept = strides_kept(shape, stride)
+        return numbers.as_strided(shape, kept) if kept else numbers.view(shape)
 
 
 class Results:
@@ -39,41 +69,71 @@ class Results:
     def __init__(self, shared: Shared, count: int, *, detach: bool) -> None:
         self._shared = shared
         self._detach = detach
-        self._results = [_Expected() for _ in range(count)]
+        self._values: list[Any] = [None] * count
+        self._tensors: list[list[Tensor]] = [[] for _ in range(count)]
+        self._parts: list[list[_Part]] = [[] for _ in range(shared.size)]  # by home
 
     def share(self, run: MicrobatchRun, value: Any) -> None:
-        """Send what this rank has of a microbatch's result to the others, after the microbatch's end."""
-        expected = self._results[run.index]
-        expected.value = value
-        leaves: list[Tensor] = []
-        structure.collect(value, leaves)
-        for place, leaf in enumerate(leaves):
+        """Take a microbatch's result, after the microbatch's end."""
+        shared = self._shared
+        self._values[run.index] = value
+        tensors = self._tensors[run.index]
+        structure.collect(value, tensors)
+        for place, leaf in enumerate(tensors):
             tag = tag_of(leaf)
             if tag is None:
-                expected.tensors.append(leaf.detach() if self._detach else leaf)
+                tensors[place] = leaf.detach() if self._detach else leaf
                 continue
-            message = make_tag(Kind.RESULT, run.index, place)
-            if tag.home != self._shared.rank:
-                expected.tensors.append(leaf)
-                expected.coming.append((place, tag.home, message, form_of(leaf, tag)))
-                continue
-            real = run.real(leaf)
-            detached = real.detach()
-            shape, stride, _ = form_of(real, tag)
-            data = in_memory_order(detached, shape, stride).clone()  # the caller may change what it gets
-            for rank in self._shared.others:
-                self._shared.transport.send(rank, message, data)
-                self._shared.sent_since_flush = True
-            expected.tensors.append(detached if self._detach else real.view_as(real))
+            data: Tensor | None = None
+            if tag.home == shared.rank:
+                real = run.real(leaf)
+                data = real.detach()
+                tensors[place] = data if self._detach else real.view_as(real)
+            form = form_of(leaf, tag)
+            part = _Part(run.index, place, math.prod(form[0]), form, data)
+            self._parts[tag.home].append(part)
+            if data is not None and not shared.transport.ordered and not part.is_small:
+                self._send(part, part.leaving().clone())  # the caller may change what it gets
+
+    def _send(self, first: _Part, numbers: Tensor) -> None:
+        for rank in self._shared.others:
+            self._shared.transport.send(rank, _tag(first), numbers)
 
     def received(self) -> list[Any]:
         """All results; waits for what is still to come."""
-        return [self._complete(each) for each in self._results]
+        for home, parts in enumerate(self._parts):
+            parts.sort(key=lambda part: part[:2])
+            for together in _messages(parts):
+                if home != self._shared.rank:
+                    self._receive(home, together)
+                elif self._shared.transport.ordered or together[0].is_small:
+                    self._send(together[0], torch.cat([part.leaving() for part in together]))
+        return [
+            structure.substitute(value, iter(tensors)) if tensors else value
+            for value, tensors in zip(self._values, self._tensors, strict=True)
+        ]
 
-    def _complete(self, expected: _Expected) -> Any:
-        tensors = expected.tensors
-        for place, sender, message, (shape, stride, dtype) in expected.coming:
-            numbers = self._shared.transport.receive(sender, message, math.prod(shape), dtype)
-            kept = strides_kept(shape, stride)
-            tensors[place] = numbers.as_strided(shape, kept) if kept else numbers.view(shape)
-        return structure.substitute(expected.value, iter(tensors)) if tensors else expected.value
+    def _receive(self, home: int, together: list[_Part]) -> None:
+        counts = [part.elements for part in together]
+        first = together[0]
+        numbers = self._shared.transport.receive(home, _tag(first), sum(counts), first.form[2])
+        pieces = torch.split(numbers, counts) if len(together) > 1 else [numbers]
+        for part, piece in zip(together, pieces, strict=True):
+            self._tensors[part.microbatch][part.place] = part.arrived(piece)
+
+
+def _messages(parts: list[_Part]) -> list[list[_Part]]:
+    """What travels together: the small parts of each dtype; each of the others alone."""
+    small: dict[torch.dtype, list[_Part]] = {}
+    alone: list[list[_Part]] = []
+    for part in parts:
+        if part.is_small:
+            small.setdefault(part.form[2], []).append(part)
+        else:
+            alone.append([part])
+    return [*small.values(), *alone]
+
+
+def _tag(first: _Part) -> int:
+    """The tag of a message that begins with this part."""
+    return make_tag(Kind.RESULT, first.microbatch, first.place)

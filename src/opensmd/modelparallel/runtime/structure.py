@@ -20,18 +20,19 @@ from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
 
 __all__ = ["collect", "dump", "is_plain", "load", "opaque_objects", "substitute"]
 
+_VALUES = frozenset({str, int, float, bool, type(None)})  # which end every search at once
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type)
 
 
 def collect(structure: Any, found: list[Tensor]) -> None:
     """Append the tensors of ``structure`` to ``found``, in a fixed order."""
+    if type(structure) in _VALUES:
+        return
     if isinstance(structure, Tensor):
         found.append(structure)
     elif isinstance(structure, (tuple, list)):
         for each in structure:
             collect(each, found)
-    elif isinstance(structure, (str, int, float)) or structure is None:
-        return
     elif isinstance(structure, Mapping):
         for each in structure.values():
             collect(each, found)
@@ -44,12 +45,12 @@ def collect(structure: Any, found: list[Tensor]) -> None:
 
 def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
     """``structure`` with the tensors that :func:`collect` finds replaced by the next ones, in its order."""
+    if type(structure) in _VALUES:
+        return structure
     if isinstance(structure, Tensor):
         return next(tensors)
     if isinstance(structure, (tuple, list)):
         return rebuild_sequence(structure, [substitute(each, tensors) for each in structure])
-    if isinstance(structure, (str, int, float)) or structure is None:
-        return structure
     if isinstance(structure, Mapping):
         return rebuild_mapping(structure, {key: substitute(each, tensors) for key, each in structure.items()})
     if isinstance(structure, slice):

@@ -175,9 +175,11 @@ class Transfers:
         return self._gradients.get(edges[-1], []) if edges else []
 
     def release(self) -> None:
-        """Let go of copies and tokens."""
+        """Let go of copies, tokens and tags."""
         self._copies.clear()
         self._tokens.clear()
+        self._edges.clear()
+        self._gradients.clear()
 
 
 def _shape_check(shape: Sequence[int]) -> int:
