@@ -8,7 +8,7 @@ from benchmarks.harness import launch
 from benchmarks.harness.options import command_parser, rank_arguments
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid
-from benchmarks.pipeline.cases import ALONE, CASES, OURS, SINGLE, TORCH
+from benchmarks.pipeline.cases import ALONE, CASES, EMPTY, OURS, SINGLE, TORCH
 
 
 def main() -> None:
@@ -43,14 +43,16 @@ HEADINGS = (
     "share of ideal",
     "share of the stages' limit",
     "faster than torch",
+    "runtime, µs a microbatch",
 )
 
 
 def lines(results: Results) -> Iterator[tuple[str, ...]]:
-    """Milliseconds a step, shares of two limits, and the factor against torch.
+    """Milliseconds a step, shares of two limits, the factor against torch, and what the runtime costs.
 
     The ideal halves the work of one process; the stages' limit takes the busiest stage as it is. Both add the
-    bubble: one microbatch more than there are.
+    bubble: one microbatch more than there are. What a microbatch takes above its busiest stage, forward and
+    backward, is the runtime's where stages are empty; elsewhere it is the bubble's.
     """
     for case, microbatches in results.cases():
         found = {name: results.p50(case, microbatches, name) for name in (SINGLE, TORCH, OURS, ALONE)}
@@ -59,7 +61,8 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
         bubble = (microbatches + 1) / microbatches
         shares = (single / 2 * bubble / mine, alone * bubble / mine)
         shown = ("-" if each != each else f"{each:.1%}" for each in shares)
-        yield (case, str(microbatches), *milliseconds, *shown, f"{rival / mine:.2f}x")
+        runtime = f"{(mine - alone) / microbatches:.0f}" if case == EMPTY else "-"
+        yield (case, str(microbatches), *milliseconds, *shown, f"{rival / mine:.2f}x", runtime)
 
 
 def grid(results: Results) -> Grid:

@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from benchmarks.partition.models import Block, Embedding
 
-__all__ = ["ALONE", "CASES", "OURS", "SINGLE", "TORCH", "Case"]
+__all__ = ["ALONE", "CASES", "EMPTY", "OURS", "SINGLE", "TORCH", "Case"]
 
 # The candidates, by name.
 SINGLE, TORCH, OURS, ALONE = "one process", "torch 1F1B", "opensmd", "stages alone"
+
+EMPTY = "two nn.Linear(4, 4), next to nothing to compute"
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -88,5 +90,8 @@ CASES = {
         _next_token,
         half=3,
         automatic=True,
+    ),
+    "empty": Case(
+        EMPTY, lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), _rows(1, 4), F.mse_loss, half=1
     ),
 }
