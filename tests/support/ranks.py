@@ -266,6 +266,13 @@ def _prepare_group(backend: str | None, rank: int, world_size: int, port: int, g
     _prepare_group.current = wanted  # type: ignore[attr-defined]
 
 
+def _forget_smp() -> None:
+    """Every function begins without the ``smp.init`` of those before it."""
+    init = sys.modules.get("opensmd.modelparallel.init")
+    if init is not None:
+        init.shutdown()
+
+
 def _serve(rank: int, world_size: int, address: str, key: bytes) -> None:
     """A rank's main loop: receive a function, run it, answer."""
     from multiprocessing.connection import Client
@@ -284,6 +291,7 @@ def _serve(rank: int, world_size: int, address: str, key: bytes) -> None:
         started = time.monotonic()
         try:
             function, args, backend, port, group_timeout = pickle.loads(request)
+            _forget_smp()
             _prepare_group(backend, rank, world_size, port, group_timeout)
             started = time.monotonic()
             answer = pickle.dumps(("value", function(*args), "", time.monotonic() - started))
