@@ -124,6 +124,7 @@ struct ArenaLayout {
   explicit ArenaLayout(const ArenaShape& shape);
   ArenaShape shape;
   size_t members, records, stages, stage_bytes, ring_lines, rings, long_rings, heaps, total;
+  size_t heap_distance = 0;  // from one member's heap to the next one's
 };
 
 constexpr uint64_t kArenaMagic = 0x31646d736e65706fu;
@@ -156,7 +157,7 @@ class Arena {
   size_t ring_bytes(RingKind kind) const {
     return kind == RingKind::Short ? shape().ring_bytes : shape().long_ring_bytes;
   }
-  std::byte* heap(int i) const { return base_ + layout_.heaps + static_cast<size_t>(i) * shape().heap_bytes; }
+  std::byte* heap(int i) const { return base_ + layout_.heaps + static_cast<size_t>(i) * layout_.heap_distance; }
 
   // Pages for what this member is about to write for the first time; throws CollectiveError when there are none left.
   void reserve(const void* start, size_t bytes) const;
