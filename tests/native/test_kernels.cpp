@@ -23,6 +23,17 @@ std::vector<SimdLevel> levels() {
 const std::vector<DType> kNarrow = {DType::F16,    DType::BF16,       DType::F8E4M3FN,
                                     DType::F8E5M2, DType::F8E4M3FNUZ, DType::F8E5M2FNUZ};
 
+// Bytes that begin a cache line.
+class Lines {
+ public:
+  explicit Lines(size_t bytes) : all_(bytes + 64), first_((64 - reinterpret_cast<uintptr_t>(all_.data()) % 64) % 64) {}
+  unsigned char* data() { return all_.data() + first_; }
+
+ private:
+  std::vector<unsigned char> all_;
+  size_t first_;
+};
+
 uint32_t code_at(DType dtype, const void* data, size_t i) {
   return size_of(dtype) == 1 ? static_cast<const uint8_t*>(data)[i] : static_cast<const uint16_t*>(data)[i];
 }
@@ -170,6 +181,32 @@ TEST(same_bits, "every instruction set gives the same bits, at any alignment and
         }
         for (const auto& result : results) {
           CHECK(result == results[0], name_of(dtype) << " " << name_of(reduction) << " of " << ranks);
+        }
+      }
+    }
+  }
+}
+
+TEST(past_cache, "reducing past the caches gives the same bits, wherever inputs and output begin") {
+  for (const DType dtype : all_dtypes()) {
+    for (const Reduction reduction : {Reduction::Sum, Reduction::Average, Reduction::Max}) {
+      if (!reducible(dtype, reduction)) continue;
+      const size_t element = size_of(dtype);
+      for (const size_t bytes : {size_t{48}, size_t{100 * 1024 + 48}}) {
+        for (const size_t shift : {size_t{0}, size_t{64}, size_t{128} - element}) {
+          Lines a(bytes + shift), b(bytes + shift), cached(bytes + shift), past(bytes + shift);
+          reference::fill(dtype, a.data() + shift, bytes / element, 0, 1);
+          reference::fill(dtype, b.data(), bytes / element, 1, 2);
+          const void* inputs[2] = {a.data() + shift, b.data()};
+          for (const SimdLevel level : levels()) {
+            const Reducer reducer(dtype, reduction, 2, level);
+            void* outputs[1] = {cached.data() + shift};
+            reducer(outputs, 1, inputs, 2, bytes);
+            outputs[0] = past.data() + shift;
+            reducer(outputs, 1, inputs, 2, bytes, nullptr, true);
+            CHECK(std::memcmp(cached.data() + shift, past.data() + shift, bytes) == 0,
+                  name_of(dtype) << " " << name_of(reduction) << " of " << bytes << " bytes at " << shift);
+          }
         }
       }
     }

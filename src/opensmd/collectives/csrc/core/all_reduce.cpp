@@ -12,6 +12,8 @@ namespace opensmd {
 
 namespace {
 
+constexpr size_t kZeroCopyBlock = size_t{64} << 10;
+
 class AllReduce {
  public:
   AllReduce(Context& context, Round& round, const AllReduceOptions& options, const Reducer& reducer)
@@ -75,12 +77,19 @@ class AllReduce {
     reducer_(outputs, 1, inputs, context_.size, bytes_, factors_.all());
   }
 
-  // Each member reduces its part of everybody's tensor straight from and into everybody's tensor.
+  // Each member reduces its part of everybody's tensor straight from and into everybody's tensor, in turn from its
+  // beginning and from its end, which the last call has left in the caches.
   void zero_copy() {
     const Part part = part_of(bytes_, context_.size, context_.rank);
-    void* tensors[kMaxMembers];
-    for (int i = 0; i < context_.size; ++i) tensors[i] = tensor_in_heap(context_, round_, i) + part.offset;
-    reducer_(tensors, context_.size, tensors, context_.size, part.bytes, factors_.all());
+    const size_t blocks = (part.bytes + kZeroCopyBlock - 1) / kZeroCopyBlock;
+    const bool backwards = round_.sequence() & 1;
+    for (size_t i = 0; i < blocks; ++i) {
+      const size_t offset = (backwards ? blocks - 1 - i : i) * kZeroCopyBlock;
+      void* tensors[kMaxMembers];
+      for (int m = 0; m < context_.size; ++m) tensors[m] = tensor_in_heap(context_, round_, m) + part.offset + offset;
+      reducer_(tensors, context_.size, tensors, context_.size, std::min(kZeroCopyBlock, part.bytes - offset),
+               factors_.all());
+    }
     finish_together(context_, round_);
   }
 

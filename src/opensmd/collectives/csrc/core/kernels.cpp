@@ -7,6 +7,10 @@
 #include <string>
 #include <type_traits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "copy.hpp"
 #include "narrow_floats.hpp"
 #include "simd.hpp"
@@ -32,7 +36,23 @@ namespace {
 
 // Work goes in blocks that stay in the first-level cache between the inputs and outputs of one element.
 constexpr size_t kBlockBytes = 8192;
-constexpr size_t kPageBytes = 4096;
+constexpr size_t kLineBytes = 64;
+
+OPENSMD_INLINE bool begins_line(const void* at) { return reinterpret_cast<uintptr_t>(at) % kLineBytes == 0; }
+
+#if defined(__x86_64__)
+OPENSMD_INLINE void prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
+OPENSMD_INLINE void stream_fence() { _mm_sfence(); }
+OPENSMD_INLINE void stream_line(void* to, const void* from) {
+  for (size_t i = 0; i < kLineBytes / sizeof(__m128i); ++i) {
+    _mm_stream_si128(static_cast<__m128i*>(to) + i, _mm_load_si128(static_cast<const __m128i*>(from) + i));
+  }
+}
+#else
+OPENSMD_INLINE void prefetch(const void*) {}
+OPENSMD_INLINE void stream_fence() {}
+OPENSMD_INLINE void stream_line(void* to, const void* from) { std::memcpy(to, from, kLineBytes); }
+#endif
 
 struct Add {
   template <class T>
@@ -46,14 +66,14 @@ struct Multiply {
     return static_cast<T>(a * b);
   }
 };
-// A NaN on either side stays, as in torch.
+// A NaN on either side stays, as in torch. No "||", whose jump would keep the compiler from vectors.
 struct Minimum {
   template <class T>
-  static OPENSMD_INLINE T apply(T a, T b) { return b < a || b != b ? b : a; }
+  static OPENSMD_INLINE T apply(T a, T b) { return (b < a) | (b != b) ? b : a; }
 };
 struct Maximum {
   template <class T>
-  static OPENSMD_INLINE T apply(T a, T b) { return b > a || b != b ? b : a; }
+  static OPENSMD_INLINE T apply(T a, T b) { return (b > a) | (b != b) ? b : a; }
 };
 struct And {
   static OPENSMD_INLINE uint8_t apply(uint8_t a, uint8_t b) { return a & b; }
@@ -97,41 +117,88 @@ OPENSMD_INLINE void combine(T* out, const T* a, const T* b, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = Op::apply(a[i], b[i]);
 }
 
-// Where two places have the same offset in their pages, storing to one holds up loading from the other: there it is
-// twice as fast to fill them one after the other.
-OPENSMD_INLINE bool lie_differently(const void* a, const void* b) {
-  return (reinterpret_cast<uintptr_t>(a) - reinterpret_cast<uintptr_t>(b)) % kPageBytes != 0;
+// Every line goes from all inputs to all outputs at once; each output may be one of the inputs.
+template <class Op, class T, int kInputs>
+OPENSMD_INLINE void combine_all(const ReduceJob& job) {
+  constexpr size_t kLine = kLineBytes / sizeof(T);
+  const T* in[kInputs];
+  T* out[kInputs];
+  for (int k = 0; k < kInputs; ++k) in[k] = input<T>(job, k, 0);
+  const int outputs = job.output_count;
+  for (int k = 0; k < outputs; ++k) out[k] = output<T>(job, k, 0);
+  const auto combined = [&in](size_t at) {
+    T result = Op::apply(in[0][at], in[1][at]);
+    if constexpr (kInputs > 2) result = Op::apply(result, in[2][at]);
+    if constexpr (kInputs > 3) result = Op::apply(result, in[3][at]);
+    return result;
+  };
+  size_t i = 0;
+  for (; i + kLine <= job.count; i += kLine) {
+    T results[kLine];
+    for (size_t j = 0; j < kLine; ++j) results[j] = combined(i + j);
+    for (int k = 0; k < outputs; ++k) {
+      for (size_t j = 0; j < kLine; ++j) out[k][i + j] = results[j];
+    }
+  }
+  for (; i < job.count; ++i) {
+    const T result = combined(i);
+    for (int k = 0; k < outputs; ++k) out[k][i] = result;
+  }
 }
 
-// The same into two places at once, each of which may be `a` or `b`; line by line, so that the compiler keeps a line's
-// results in registers.
+// Around the caches, from four pages side by side as copies from afar (see copy.hpp); the output begins a line.
 template <class Op, class T>
-OPENSMD_INLINE void combine_twice(T* out, T* also, const T* a, const T* b, size_t count) {
-  constexpr size_t kStep = 256 / sizeof(T);
-  size_t i = 0;
-  for (; i + kStep <= count; i += kStep) {
-    T results[kStep];
-    for (size_t j = 0; j < kStep; ++j) results[j] = Op::apply(a[i + j], b[i + j]);
-    for (size_t j = 0; j < kStep; ++j) out[i + j] = results[j];
-    for (size_t j = 0; j < kStep; ++j) also[i + j] = results[j];
+OPENSMD_INLINE void combine_past_cache(const ReduceJob& job) {
+  T* out = output<T>(job, 0, 0);
+  const T* a = input<T>(job, 0, 0);
+  const T* b = input<T>(job, 1, 0);
+  constexpr size_t kLine = kLineBytes / sizeof(T), kPage = 4096 / sizeof(T), kBlock = 4 * kPage;
+  size_t block = 0;
+  for (; block + kBlock <= job.count; block += kBlock) {
+    for (size_t line = block; line < block + kPage; line += kLine) {
+      for (size_t i = line; i < block + kBlock; i += kPage) {
+        prefetch(a + i + kBlock);
+        prefetch(b + i + kBlock);
+        alignas(kLineBytes) T results[kLine];
+        for (size_t j = 0; j < kLine; ++j) results[j] = Op::apply(a[i + j], b[i + j]);
+        stream_line(out + i, results);
+      }
+    }
   }
-  for (; i < count; ++i) out[i] = also[i] = Op::apply(a[i], b[i]);
+  stream_fence();
+  combine<Op>(out + block, a + block, b + block, job.count - block);
 }
 
 // Types that are added, multiplied or compared as they are.
 template <class T, class Op>
 struct Direct {
+  // Frequent jobs, all at once; false: none of them. Every kernel takes its time to compile, so only sums have those
+  // for more than two inputs and for large tensors.
+  static OPENSMD_INLINE bool run_frequent(const ReduceJob& job) {
+    const int inputs = job.input_count, outputs = job.output_count;
+    if (job.divisor != 1.0 || outputs > inputs) return false;
+    if constexpr (std::is_same_v<Op, Add>) {
+      if (job.past_cache && inputs == 2 && outputs == 1 && begins_line(job.outputs[0])) {
+        combine_past_cache<Op, T>(job);
+        return true;
+      }
+      if (inputs == 3) combine_all<Op, T, 3>(job);
+      if (inputs == 4) combine_all<Op, T, 4>(job);
+      if (inputs == 3 || inputs == 4) return true;
+    }
+    if (inputs != 2 || outputs != 2) return false;
+    combine_all<Op, T, 2>(job);
+    return true;
+  }
+
   static OPENSMD_INLINE void run(const ReduceJob& job) {
+    if (run_frequent(job)) return;
     constexpr size_t kBlock = kBlockBytes / sizeof(T);
     alignas(64) T partial[kBlock];
     const int last = job.input_count - 1;
     for (size_t at = 0; at < job.count; at += kBlock) {
       const size_t count = std::min(kBlock, job.count - at);
       T* out = output<T>(job, 0, at);
-      if (last == 1 && job.output_count == 2 && job.divisor == 1.0 && lie_differently(out, output<T>(job, 1, at))) {
-        combine_twice<Op>(out, output<T>(job, 1, at), input<T>(job, 0, at), input<T>(job, 1, at), count);
-        continue;
-      }
       if (last == 0) {
         std::memmove(out, input<T>(job, 0, at), count * sizeof(T));
       } else if (last == 1) {

@@ -25,6 +25,7 @@ struct ReduceJob {
   const double* factors;  // of each input, for PremulSum
   const NarrowFormat* format;  // of floats below 32 bits, and their width in bytes
   size_t width;
+  bool past_cache;  // inputs and outputs are much larger than the caches
 };
 
 class Reducer {
@@ -33,8 +34,9 @@ class Reducer {
   Reducer(DType dtype, Reduction reduction, int members, SimdLevel level = best_simd_level());
 
   void operator()(void* const* outputs, int output_count, const void* const* inputs, int input_count, size_t bytes,
-                  const double* factors = nullptr) const {
-    kernel_(ReduceJob{outputs, output_count, inputs, input_count, bytes / unit_, divisor_, factors, format_, unit_});
+                  const double* factors = nullptr, bool past_cache = false) const {
+    kernel_(ReduceJob{outputs, output_count, inputs, input_count, bytes / unit_, divisor_, factors, format_, unit_,
+                      past_cache});
   }
 
  private:
