@@ -376,6 +376,21 @@ TEST(large, "results larger than the caches arrive complete at odd addresses") {
   });
 }
 
+TEST(large_sums, "sums larger than the caches are complete") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    const size_t count = (size_t{25} << 18) + 7;
+    std::vector<uint32_t> in(2 * count), out(count);
+    for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint32_t>(i * 2654435761u) + group.rank();
+    const size_t counts[2] = {count, count};
+    const void* ins[2] = {in.data(), in.data() + count};
+    group.reduce_scatter(ins, counts, out.data(), DType::U32, Reduction::Sum);
+    size_t wrong = 0;
+    const size_t first = group.rank() * count;
+    for (size_t i = 0; i < count; ++i) wrong += out[i] != 2 * static_cast<uint32_t>((first + i) * 2654435761u) + 1;
+    CHECK(wrong == 0, wrong << " sums are wrong");
+  });
+}
+
 TEST(many_ranks, "sixty-four ranks reduce together") {
   harness::run_ranks(harness::small_shape(64), [](Group& group) {
     for (const size_t count : {size_t{5}, size_t{500}, size_t{20000}}) {

@@ -56,6 +56,46 @@ __attribute__((target("avx512f"))) void copy_avx512(void* to, const void* from, 
   std::memcpy(out + i, in + i, bytes - i);
 }
 
+__attribute__((target("avx2"), always_inline)) inline void stream_lines_avx2(char* out, const char* in) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
+  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 32));
+  const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 64));
+  const __m256i d = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 96));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(out), a);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(out + 32), b);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(out + 64), c);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(out + 96), d);
+}
+
+// Found by trying: four pages beat one, two and eight; the lines wanted next are those of the next four pages.
+constexpr size_t kPagesAtOnce = 4;
+constexpr size_t kAheadBytes = kPagesAtOnce * 4096;
+
+// Returns how many bytes it has moved: all but the last pages.
+template <void (*two_lines)(char*, const char*)>
+__attribute__((target("avx2"), always_inline)) inline size_t side_by_side_avx2(char* out, const char* in,
+                                                                               size_t bytes) {
+  size_t block = 0;
+  for (; block + kAheadBytes <= bytes; block += kAheadBytes) {
+    for (size_t line = block; line < block + 4096; line += 128) {
+      for (size_t i = line; i < block + kAheadBytes; i += 4096) {
+        _mm_prefetch(in + i + kAheadBytes, _MM_HINT_T1);
+        _mm_prefetch(in + i + kAheadBytes + 64, _MM_HINT_T1);
+        two_lines(out + i, in + i);
+      }
+    }
+  }
+  return block;
+}
+
+__attribute__((target("avx2"))) void gather_avx2(void* to, const void* from, size_t bytes) {
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  const size_t done = side_by_side_avx2<copy_lines_avx2>(out, in, bytes);
+  copy_bytes(out + done, in + done, bytes - done);
+}
+
+template <bool from_afar>
 __attribute__((target("avx2"))) void stream_avx2(void* to, const void* from, size_t bytes) {
   char* out = static_cast<char*>(to);
   const char* in = static_cast<const char*>(from);
@@ -64,37 +104,10 @@ __attribute__((target("avx2"))) void stream_avx2(void* to, const void* from, siz
   if (bytes < 256 + head) return copy_avx2(to, from, bytes);
   std::memcpy(out, in, head);
   size_t i = head;
-  for (; i + 128 <= bytes; i += 128) {
-    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
-    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 32));
-    const __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 64));
-    const __m256i d = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 96));
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i), a);
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i + 32), b);
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i + 64), c);
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i + 96), d);
-  }
+  if (from_afar) i += side_by_side_avx2<stream_lines_avx2>(out + head, in + head, bytes - head);
+  for (; i + 128 <= bytes; i += 128) stream_lines_avx2(out + i, in + i);
   _mm_sfence();
   std::memcpy(out + i, in + i, bytes - i);
-}
-
-// Found by trying: four pages beat one, two and eight; the lines wanted next are those of the next four pages.
-constexpr size_t kPagesAtOnce = 4;
-constexpr size_t kAheadBytes = kPagesAtOnce * 4096;
-
-__attribute__((target("avx2"))) void gather_avx2(void* to, const void* from, size_t bytes) {
-  char* out = static_cast<char*>(to);
-  const char* in = static_cast<const char*>(from);
-  for (; bytes >= kAheadBytes; bytes -= kAheadBytes, out += kAheadBytes, in += kAheadBytes) {
-    for (size_t line = 0; line < 4096; line += 128) {
-      for (size_t i = line; i < kAheadBytes; i += 4096) {
-        _mm_prefetch(in + i + kAheadBytes, _MM_HINT_T1);
-        _mm_prefetch(in + i + kAheadBytes + 64, _MM_HINT_T1);
-        copy_lines_avx2(out + i, in + i);
-      }
-    }
-  }
-  copy_bytes(out, in, bytes);
 }
 
 #endif
@@ -109,9 +122,10 @@ Copy best_copy() {
   return copy_plain;
 }
 
+template <bool from_afar>
 Copy best_stream() {
 #if OPENSMD_VECTOR_COPY
-  if (best_simd_level() != SimdLevel::Generic) return stream_avx2;
+  if (best_simd_level() != SimdLevel::Generic) return stream_avx2<from_afar>;
 #endif
   return copy_plain;
 }
@@ -135,11 +149,16 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
 }
 
 void copy_past_cache(void* to, const void* from, size_t bytes) {
-  static const Copy stream = best_stream();
+  static const Copy stream = best_stream<false>();
   stream(to, from, bytes);
 }
 
-void copy_from_memory(void* to, const void* from, size_t bytes) {
+void copy_from_afar_past_cache(void* to, const void* from, size_t bytes) {
+  static const Copy stream = best_stream<true>();
+  stream(to, from, bytes);
+}
+
+void copy_from_afar(void* to, const void* from, size_t bytes) {
   static const Copy gather = best_gather();
   gather(to, from, bytes);
 }

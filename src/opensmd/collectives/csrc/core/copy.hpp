@@ -10,12 +10,13 @@ namespace opensmd {
 
 void copy_bytes(void* to, const void* from, size_t bytes);
 
+// From afar, which is memory or the other core's cache: several pages side by side, because the lines of one page alone
+// do not keep the way there busy.
+void copy_from_afar(void* to, const void* from, size_t bytes);
+
 // Around the caches on the way out, for results much larger than the caches: saves reading what is overwritten.
 void copy_past_cache(void* to, const void* from, size_t bytes);
-
-// From far behind the caches: several pages side by side, because the lines of one page alone do not keep the way from
-// memory busy.
-void copy_from_memory(void* to, const void* from, size_t bytes);
+void copy_from_afar_past_cache(void* to, const void* from, size_t bytes);
 
 // From where on a result is taken for much larger than the caches.
 constexpr size_t kPastCacheBytes = size_t{24} << 20;

@@ -119,7 +119,7 @@ void Exchange::offer() {
       placement.offset = context_.stage.place(round_.sequence(), padded);
       pack(context_.stage.at(placement.offset), kLine);
     } else {
-      placement.first_slot = context_.stage.first_slot(slot_bytes(self), steps(self));
+      placement.first_slot = context_.stage.first_slot(slot_bytes(self), slots(self));
     }
   }
   announce(round_, placement);
@@ -155,7 +155,7 @@ Exchange::Source Exchange::find_source(int s) const {
     source.way = Way::Streamed;
     source.step_bytes = step_bytes(s);
     source.steps = steps(s);
-    source.slots = stream_slots(context_.arena, slot_bytes(s), source.steps);
+    source.slots = slots(s);
   }
   return source;
 }
@@ -177,7 +177,7 @@ void Exchange::publish(uint32_t step) {
   const Source& own = sources_[self];
   const size_t offset = step * own.step_bytes;
   std::byte* const to = slot(self, step);
-  const auto copy = from_memory_ ? copy_from_memory : copy_bytes;
+  const auto copy = from_memory_ ? copy_from_afar : copy_bytes;
   for (int distance = 1; distance < context_.size; ++distance) {
     const int d = (self + distance) % context_.size;
     const size_t bytes = traffic_.bytes(self, d);
@@ -235,7 +235,7 @@ void Exchange::stream() {
   if (to_publish > 0) {
     const Source& own = sources_[context_.rank];
     from_memory_ = total(context_.rank, 1) >= kPastCacheBytes;
-    context_.stage.begin_stream(own.placement.first_slot, own.step_bytes * lane_count(), to_publish);
+    context_.stage.begin_stream(own.placement.first_slot, own.step_bytes * lane_count(), own.slots, to_publish);
   }
   uint32_t published = 0;
   uint32_t consumed = 0;
@@ -274,11 +274,9 @@ CopyingExchange::CopyingExchange(Context& context, Round& round, const Traffic& 
 
 void CopyingExchange::put(int source, size_t offset, const std::byte* from, size_t bytes) {
   std::byte* to = static_cast<std::byte*>(outputs_[source]) + offset;
-  if (past_cache_) {
-    copy_past_cache(to, from, bytes);
-  } else {
-    copy_bytes(to, from, bytes);
-  }
+  // The own piece of a shared source has just been read to be published.
+  const bool warm = source == context_.rank && traffic_.shared();
+  (!past_cache_ ? copy_bytes : warm ? copy_past_cache : copy_from_afar_past_cache)(to, from, bytes);
 }
 
 void CopyingExchange::take_direct() {

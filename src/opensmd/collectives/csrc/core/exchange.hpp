@@ -69,6 +69,7 @@ class Exchange {
   size_t step_bytes(int source) const;
   size_t slot_bytes(int source) const { return step_bytes(source) * lane_count(); }
   uint32_t steps(int source) const;
+  uint32_t slots(int source) const { return stream_slots(context_.arena, slot_bytes(source), steps(source)); }
   std::byte* slot(int source, uint32_t step) const;
   bool place_own_in_heap(Placement& placement) const;
   void pack(std::byte* to, size_t padding) const;

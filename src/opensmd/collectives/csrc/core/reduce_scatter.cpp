@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "copy.hpp"
 #include "counts.hpp"
 #include "exchange.hpp"
 #include "factors.hpp"
@@ -33,7 +34,8 @@ class ReducingExchange : public Exchange {
   ReducingExchange(Context& context, Round& round, const Traffic& traffic, const ReduceScatterOptions& options,
                    const Reducer& reducer)
       : Exchange(context, round, traffic, options.ins), out_(static_cast<std::byte*>(options.out)), reducer_(reducer),
-        factors_(context, round.sequence(), options.reduction, options.factor) {}
+        factors_(context, round.sequence(), options.reduction, options.factor),
+        past_cache_(traffic.bytes(context.rank, context.rank) >= kPastCacheBytes) {}
 
  protected:
   void take_direct() override {
@@ -63,12 +65,13 @@ class ReducingExchange : public Exchange {
                                      : sources_[s].piece + offset;
     }
     void* outputs[1] = {out_ + offset};
-    reducer_(outputs, 1, inputs, context_.size, bytes, factors_.all());
+    reducer_(outputs, 1, inputs, context_.size, bytes, factors_.all(), past_cache_);
   }
 
   std::byte* const out_;
   const Reducer& reducer_;
   Factors factors_;
+  const bool past_cache_;
 };
 
 }  // namespace

@@ -58,7 +58,7 @@ class RingWriter : public RingEnd {
 
   void put(const void* data, size_t bytes, bool from_memory = false) {
     split(written_, bytes, [data, from_memory](std::byte* to, size_t offset, size_t count) {
-      (from_memory ? copy_from_memory : copy_bytes)(to, static_cast<const std::byte*>(data) + offset, count);
+      (from_memory ? copy_from_afar : copy_bytes)(to, static_cast<const std::byte*>(data) + offset, count);
     });
     written_ += bytes;
   }
@@ -80,7 +80,7 @@ class RingReader : public RingEnd {
 
   void peek(void* data, size_t bytes, bool past_cache = false) {
     split(read_, bytes, [data, past_cache](const std::byte* from, size_t offset, size_t count) {
-      (past_cache ? copy_past_cache : copy_bytes)(static_cast<std::byte*>(data) + offset, from, count);
+      (past_cache ? copy_from_afar_past_cache : copy_bytes)(static_cast<std::byte*>(data) + offset, from, count);
     });
   }
   void skip(size_t bytes) { read_ += bytes; }

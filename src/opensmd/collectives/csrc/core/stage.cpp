@@ -21,13 +21,12 @@ uint64_t Stage::place(uint64_t sequence, size_t bytes) {
   return offset;
 }
 
-uint32_t Stage::first_slot(size_t slot_bytes, uint32_t steps) const {
+uint32_t Stage::first_slot(size_t slot_bytes, uint32_t slots) const {
   const size_t next = (stream_cursor_ + slot_bytes - 1) / slot_bytes;
-  return static_cast<uint32_t>(next % stream_slots(arena_, slot_bytes, steps));
+  return static_cast<uint32_t>(next % slots);
 }
 
-void Stage::begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t steps) {
-  const uint32_t slots = stream_slots(arena_, slot_bytes, steps);
+void Stage::begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t slots, uint32_t steps) {
   const uint32_t end = first_slot + steps;
   stream_cursor_ = end % slots * slot_bytes;
   reserve(arena_.streams_offset(), std::min(end, slots) * slot_bytes, arena_.streams_bytes(), reserved_for_streams_);

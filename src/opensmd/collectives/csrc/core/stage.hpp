@@ -28,9 +28,9 @@ class Stage {
   uint64_t place(uint64_t sequence, size_t bytes);
   std::byte* at(uint64_t offset) const { return arena_.stage(rank_) + offset; }
 
-  // A stream of `steps` slots of `slot_bytes` (at most chunk_bytes): the first slot, were it to begin now.
-  uint32_t first_slot(size_t slot_bytes, uint32_t steps) const;
-  void begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t steps);
+  // A stream that turns round in `slots` slots of `slot_bytes` (at most chunk_bytes): the first, were it to begin now.
+  uint32_t first_slot(size_t slot_bytes, uint32_t slots) const;
+  void begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t slots, uint32_t steps);
 
  private:
   void reserve(size_t begin, size_t end, size_t limit, size_t& reserved);

@@ -11,41 +11,57 @@ namespace {
 // Large enough that flags cost little, small enough that what all members have published stays in the caches.
 constexpr size_t kSmallestPart = size_t{32} << 10;
 constexpr size_t kLargestPart = size_t{128} << 10;
+constexpr size_t kLargestPartOfMany = size_t{64} << 10;  // of more than two members
 // Arrays that come from memory.
 constexpr size_t kFromMemoryBytes = size_t{8} << 20;
 constexpr size_t kPartFromMemory = size_t{64} << 10;
+// Up to here all that two members move finds room in their nearer caches, if slots take turns in little memory. More
+// members do better so at any size.
+constexpr size_t kSmallBytes = size_t{512} << 10;
 // How many steps publishing is ahead of reducing, and reducing of collecting: a line that another core has only just
 // written is slow to get. What comes from memory takes long enough as it is.
 constexpr uint32_t kLead = 4;
 constexpr uint32_t kLeadFromMemory = 1;
 
-size_t chunk_bytes(const Context& context, size_t bytes) {
-  const size_t members = static_cast<size_t>(context.size);
-  const size_t part = bytes >= kFromMemoryBytes
-                          ? kPartFromMemory
-                          : std::clamp(round_up(bytes / members / kLead, kLine), kSmallestPart, kLargestPart);
-  return std::min(context.arena.shape().chunk_bytes, part * members);
+// How the array is cut, and in how many slots the chunks take turns.
+struct Cut {
+  size_t chunk;
+  uint32_t steps;
+  uint32_t slots;
+};
+
+size_t part_bytes(size_t bytes, size_t members) {
+  if (bytes >= kFromMemoryBytes) return kPartFromMemory;
+  const size_t part = round_up(bytes / members / kLead, kLine);
+  return std::clamp(part, kSmallestPart, members > 2 ? kLargestPartOfMany : kLargestPart);
 }
 
-uint32_t step_count(size_t bytes, size_t chunk) { return static_cast<uint32_t>((bytes + chunk - 1) / chunk); }
+Cut cut(const Context& context, size_t bytes) {
+  const size_t members = static_cast<size_t>(context.size);
+  const Arena& arena = context.arena;
+  const size_t chunk = std::min(arena.shape().chunk_bytes, part_bytes(bytes, members) * members);
+  const uint32_t steps = static_cast<uint32_t>((bytes + chunk - 1) / chunk);
+  const bool close = members > 2 || bytes <= kSmallBytes;
+  const uint32_t near = std::max(uint32_t{2}, static_cast<uint32_t>(arena.streams_bytes() / 4 / chunk));
+  return {chunk, steps, close ? near : stream_slots(arena, chunk, steps)};
+}
 
 class TwoShot {
  public:
   TwoShot(Context& context, Round& round, const Reducer& reducer, const TwoShotOptions& options)
       : context_(context), round_(round), reducer_(reducer), options_(options),
         mine_(context.arena.member(context.rank)), base_(context.steps),
-        chunk_(chunk_bytes(context, options.bytes)), steps_(step_count(options.bytes, chunk_)),
-        slots_(stream_slots(context.arena, chunk_, steps_)), from_memory_(options.bytes >= kFromMemoryBytes) {
+        cut_(cut(context, options.bytes)), from_memory_(options.bytes >= kFromMemoryBytes) {
     for (int i = 0; i < context.size; ++i) first_slots_[i] = announced(round, i).first_slot;
   }
 
   void run() {
-    context_.stage.begin_stream(first_slots_[context_.rank], chunk_, steps_);
+    context_.stage.begin_stream(first_slots_[context_.rank], cut_.chunk, cut_.slots, cut_.steps);
     const uint32_t lead = from_memory_ ? kLeadFromMemory : kLead;
-    while (collected_ < steps_) {
+    while (collected_ < cut_.steps) {
       const bool collectable = collected_ < reduced_ && all_reached(&Member::reduced, collected_ + 1);
-      const bool publishable = published_ < steps_ && published_ - collected_ < slots_;
-      if (collectable && (reduced_ == steps_ || reduced_ - collected_ >= lead)) {
+      const bool publishable = published_ < cut_.steps && published_ - collected_ < cut_.slots;
+      if (collectable && (reduced_ == cut_.steps || reduced_ - collected_ >= lead)) {
         collect();
       } else if (publishable && published_ - reduced_ < lead) {
         publish();
@@ -62,25 +78,25 @@ class TwoShot {
       }
     }
     // Streams of later calls count on it.
-    mine_.consumed.value.store(base_ + steps_, std::memory_order_release);
-    context_.steps += steps_;
+    mine_.consumed.value.store(base_ + cut_.steps, std::memory_order_release);
+    context_.steps += cut_.steps;
   }
 
  private:
   Part chunk_part(uint32_t step, int member) const {
-    const size_t offset = step * chunk_;
-    return part_of(std::min(chunk_, options_.bytes - offset), context_.size, member);
+    const size_t offset = step * cut_.chunk;
+    return part_of(std::min(cut_.chunk, options_.bytes - offset), context_.size, member);
   }
   std::byte* slot(int member, uint32_t step) const {
-    return stream_slot(context_.arena, member, chunk_, (first_slots_[member] + step) % slots_);
+    return stream_slot(context_.arena, member, cut_.chunk, (first_slots_[member] + step) % cut_.slots);
   }
-  const std::byte* in(uint32_t step) const { return static_cast<const std::byte*>(options_.in) + step * chunk_; }
-  std::byte* out(uint32_t step) const { return static_cast<std::byte*>(options_.out) + step * chunk_; }
+  const std::byte* in(uint32_t step) const { return static_cast<const std::byte*>(options_.in) + step * cut_.chunk; }
+  std::byte* out(uint32_t step) const { return static_cast<std::byte*>(options_.out) + step * cut_.chunk; }
   bool collects(int member) const { return options_.root < 0 || options_.root == member; }
   int peer(int distance) const { return (context_.rank + distance) % context_.size; }
 
   void publish() {
-    const auto copy = from_memory_ ? copy_from_memory : copy_bytes;
+    const auto copy = from_memory_ ? copy_from_afar : copy_bytes;
     for (int distance = 1; distance < context_.size; ++distance) {
       const Part part = chunk_part(published_, peer(distance));
       copy(slot(context_.rank, published_) + part.offset, in(published_) + part.offset, part.bytes);
@@ -137,9 +153,7 @@ class TwoShot {
   const TwoShotOptions options_;
   Member& mine_;
   const uint32_t base_;
-  const size_t chunk_;
-  const uint32_t steps_;
-  const uint32_t slots_;  // that the steps take turns in
+  const Cut cut_;
   const bool from_memory_;
   uint32_t first_slots_[kMaxMembers];
   uint32_t published_ = 0;
@@ -150,8 +164,8 @@ class TwoShot {
 }  // namespace
 
 uint32_t two_shot_slot(const Context& context, size_t bytes) {
-  const size_t chunk = chunk_bytes(context, bytes);
-  return context.stage.first_slot(chunk, step_count(bytes, chunk));
+  const Cut how = cut(context, bytes);
+  return context.stage.first_slot(how.chunk, how.slots);
 }
 
 void two_shot(Context& context, Round& round, const Reducer& reducer, const TwoShotOptions& options) {
