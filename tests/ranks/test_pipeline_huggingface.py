@@ -102,6 +102,54 @@ def test_attentions_of_every_stage_are_returned(pool: Pools, stages: int) -> Non
     pool(stages).run(check_attentions, stages)
 
 
+def experts() -> nn.Module:
+    """A mixture of experts; a loss on its routers' logits, which hooks collect, keeps their load even."""
+    torch.manual_seed(0)
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            vocab_size=50,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            num_local_experts=4,
+            output_router_logits=True,
+            router_aux_loss_coef=0.5,
+        )
+    )
+
+
+def train_experts() -> list[str]:
+    """Names of the parameters whose gradients equal plain PyTorch's."""
+    ids = torch.randint(50, (8, 8), generator=torch.Generator().manual_seed(1))
+    plain, module = experts(), experts()
+    for part in ids.chunk(2):
+        torch.autograd.backward(plain(input_ids=part, labels=part).loss / 2)
+    smp.init({"partitions": 2, "microbatches": 2})
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step(ids: Tensor) -> None:
+        model.backward(model(input_ids=ids, labels=ids).loss)
+
+    step(ids)
+    equal = []
+    for (name, mine), other in zip(module.named_parameters(), plain.parameters(), strict=True):
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-7)
+            equal.append(name)
+    smp.shutdown()
+    return equal
+
+
+def test_a_loss_on_all_routers_of_a_mixture_of_experts_trains_like_plain_pytorch(pool: Pools) -> None:
+    found = pool(2).run(train_experts)
+    names = [name for name, _ in experts().named_parameters()]
+    assert sorted(name for each in found for name in each) == sorted(names)
+    assert all(found)
+
+
 def ask_later(settings: dict[str, Any]) -> list[str]:
     smp.init({"partitions": 2, "microbatches": 2, **settings})
     module = eager("GPT-2, eager")
