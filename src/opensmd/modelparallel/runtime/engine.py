@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import (
+    WithoutMode,
     gathered,
     has_backward_hooks,
     run_backward,
@@ -337,32 +338,47 @@ class Engine:
         if create_graph or inputs is not None:
             raise SMPError("backward inside a smp.step function takes neither create_graph nor inputs")
         run = current_run()
-        assert run is not None and self._baton is not None
+        assert run is not None
         roots, given = root_pairs(tensors, grad_tensors)
-        with run.as_a_whole():
-            self.backwards.add(run.index)
-            edges = run.edges_of(roots)
-            tokens = run.tokens(edges, keep=bool(retain_graph))
-            starts, gradients = [], []
-            for root, gradient in zip(roots, given, strict=True):
-                tag = tag_of(root)
-                if tag is None or tag.home == self.rank:
-                    real = run.real(root)
-                    starts.append(real)
-                    gradients.append(root_gradient(real, gradient, share))
-            self._baton.at_backward(run.index, [] if starts else run.first_gradient(edges))
-            starts += tokens
-            gradients += tokens  # of no elements
-            if not starts:
-                return
-            self._record.turn("backward")
-            if self.before_last_backward is not None and self.backwards.may_be_last(run.index):
-                self._complete_gradients()
-                self.before_last_backward(starts)
-            postpones = run.index >= self._postpones_from and not retain_graph
-            if not (postpones and self._postponed.split(run.index, starts, gradients)):
-                run_backward(starts, gradients, retain_graph=bool(retain_graph))
-            self._record.turn("forward")
+        run.inside = True
+        try:
+            with WithoutMode(run.mode):
+                self._backward(run, roots, given, bool(retain_graph), share)
+        finally:
+            run.inside = False
+
+    def _backward(
+        self,
+        run: MicrobatchRun,
+        roots: Sequence[Tensor],
+        given: Sequence[Tensor | None],
+        retain_graph: bool,
+        share: float,
+    ) -> None:
+        assert self._baton is not None
+        self.backwards.add(run.index)
+        edges = run.edges_of(roots)
+        tokens = run.tokens(edges, keep=retain_graph)
+        starts, gradients = [], []
+        for root, gradient in zip(roots, given, strict=True):
+            tag = tag_of(root)
+            if tag is None or tag.home == self.rank:
+                real = run.real(root)
+                starts.append(real)
+                gradients.append(root_gradient(real, gradient, share))
+        self._baton.at_backward(run.index, [] if starts else run.first_gradient(edges))
+        starts += tokens
+        gradients += tokens  # of no elements
+        if not starts:
+            return
+        self._record.turn("backward")
+        if self.before_last_backward is not None and self.backwards.may_be_last(run.index):
+            self._complete_gradients()
+            self.before_last_backward(starts)
+        postpones = run.index >= self._postpones_from and not retain_graph
+        if not (postpones and self._postponed.split(run.index, starts, gradients)):
+            run_backward(starts, gradients, retain_graph=retain_graph)
+        self._record.turn("forward")
 
     def _complete_gradients(self) -> None:
         if not self._postponed:

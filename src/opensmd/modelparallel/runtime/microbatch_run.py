@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from opensmd.modelparallel._torch_internals import WithoutMode
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.call import Call
@@ -28,24 +27,6 @@ from opensmd.modelparallel.runtime.watch import Watch
 __all__ = ["MicrobatchRun"]
 
 _NO_MODE = TorchFunctionMode()
-
-
-class AsAWhole(WithoutMode):
-    """Nothing of a microbatch is intercepted inside."""
-
-    __slots__ = ("_run",)
-
-    def __init__(self, run: MicrobatchRun) -> None:
-        super().__init__(run.mode)
-        self._run = run
-
-    def __enter__(self) -> None:
-        self._run.inside = True
-        super().__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self._run.inside = False
 
 
 class MicrobatchRun(Transfers):
@@ -93,10 +74,6 @@ class MicrobatchRun(Transfers):
         """Whether this is a buffer that all ranks keep alike, or a view of one."""
         found = self.shared.replicated_memory
         return bool(found) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in found
-
-    def as_a_whole(self) -> AsAWhole:
-        """Intercept nothing inside; for what a mode's own handler does, setting ``inside`` is enough."""
-        return AsAWhole(self)
 
     def release(self) -> None:
         """Let go of everything."""
