@@ -27,7 +27,7 @@ __all__ = ["HostLost", "Joined", "Meeting", "Surplus"]
 
 POLL_FIRST, POLL_LONGEST = 0.002, 0.05
 LIVENESS_INTERVAL = 0.5
-LINGER = 2.0
+LINGER = 5.0  # seconds; a busy machine was seen to keep a process from its turn for more than two
 
 
 class Surplus(RuntimeError):
