@@ -192,7 +192,7 @@ RESTRICTIONS = {
     "torch.autograd.grad between stages": Restriction(("torch.autograd.grad", "nn.Module"), Differentiated),
     "create_graph": Restriction(("neither create_graph nor inputs",), step=second_order),
     "full backward hooks on a split module": Restriction(
-        ("is split over several partitions and has full backward hooks", "tensor.register_hook"),
+        ("is run piece by piece over the partitions and has full backward hooks", "tensor.register_hook"),
         with_backward_hook,
     ),
     "eval() inside a step": Restriction(("train() or eval() inside a smp.step",), step=switched_modes),
