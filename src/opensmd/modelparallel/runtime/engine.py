@@ -269,8 +269,9 @@ class Engine:
             if has_backward_hooks(module):
                 raise SMPUnsupportedError(
                     f"module {name!r} ({type(module).__name__}) is run piece by piece over the partitions "
-                    "and has full backward hooks, which would need its inputs and outputs on one rank. Register "
-                    "them on its children, use tensor.register_hook, or place it whole with smp.set_partition"
+                    "and has full backward hooks, which would need its inputs and outputs on one rank. "
+                    "Register them on its children, use tensor.register_hook, or place it whole with "
+                    "smp.set_partition"
                 )
 
     def _policy(self, microbatches: int) -> Policy:
