@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-__all__ = ["in_memory_order", "strides_kept"]
+__all__ = ["arranged", "in_memory_order", "strides_kept"]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -44,3 +44,8 @@ def in_memory_order(tensor: Tensor, shape: Sequence[int], stride: Sequence[int])
     if tensor.stride() != kept:
         tensor = tensor.new_empty_strided(tensor.shape, kept).copy_(tensor)
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def arranged(numbers: Tensor, shape: Sequence[int], kept: Sequence[int]) -> Tensor:
+    """The vector that has come as a tensor of this shape, with the strides that are kept, if any."""
+    return numbers.as_strided(shape, kept) if kept else numbers.view(shape)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.runtime import structure
-from opensmd.modelparallel.runtime.layout import in_memory_order, strides_kept
+from opensmd.modelparallel.runtime.layout import arranged, in_memory_order, strides_kept
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Form, form_of, tag_of
@@ -53,8 +53,7 @@ class _Part(NamedTuple):
     def arrived(self, numbers: Tensor) -> Tensor:
         """The tensor, of the numbers that have come."""
         shape, stride, _ = self.form
-        kept = strides_kept(shape, stride)
-        return numbers.as_strided(shape, kept) if kept else numbers.view(shape)
+        return arranged(numbers, shape, strides_kept(shape, stride))
 
 
 class Results:

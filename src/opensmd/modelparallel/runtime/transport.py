@@ -20,6 +20,7 @@ from torch import Tensor
 from opensmd.collectives.mailbox import Mailbox, has_mailbox
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import edges
+from opensmd.modelparallel.runtime.layout import arranged
 
 __all__ = [
     "ABORT",
@@ -217,8 +218,7 @@ class GroupTransport:
     def take(
         self, source: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
     ) -> Tensor | None:
-        numbers = self.receive(source, tag, math.prod(shape), dtype)
-        return numbers.as_strided(shape, stride) if stride else numbers.view(shape)
+        return arranged(self.receive(source, tag, math.prod(shape), dtype), shape, stride)
 
     def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
         shape, dtype = sent.shape, sent.dtype
