@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from tests.ranks.models.case import Case
-from tests.support.equality import Pools, cases, compare, find
+from tests.support.equality import Pools, cases, compare, equal_gradients, find
 from tests.support.matrix import some_setups
 from tests.support.partitioned import restart
 from tests.support.ranks import run_once
@@ -134,11 +134,7 @@ def train_experts() -> list[str]:
         model.backward(model(input_ids=ids, labels=ids).loss)
 
     step(ids)
-    equal = []
-    for (name, mine), other in zip(module.named_parameters(), plain.parameters(), strict=True):
-        if mine.grad is not None:
-            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-7)
-            equal.append(name)
+    equal = equal_gradients(module, plain)
     smp.shutdown()
     return equal
 

@@ -30,7 +30,17 @@ from torch import Tensor, nn
 from tests.ranks.models.case import Case
 from tests.support.ranks import RankFailed, RankPool
 
-__all__ = ["Result", "Setup", "cases", "compare", "differences", "find", "reference", "run_smp"]
+__all__ = [
+    "Result",
+    "Setup",
+    "cases",
+    "compare",
+    "differences",
+    "equal_gradients",
+    "find",
+    "reference",
+    "run_smp",
+]
 
 LEARNING_RATE = 0.02
 ROUNDING = (
@@ -226,6 +236,16 @@ class _Margins:
         )
         self.parameters = _apart(one.parameters, other.parameters)
         self.buffers = _apart(one.buffers, other.buffers)
+
+
+def equal_gradients(module: nn.Module, plain: nn.Module) -> list[str]:
+    """Names of the parameters that have gradients on this rank, all of which equal those of ``plain``."""
+    compared = []
+    for (name, mine), other in zip(module.named_parameters(), plain.parameters(), strict=True):
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-7)
+            compared.append(name)
+    return compared
 
 
 def _apart(one: Mapping[str, Tensor | None], other: Mapping[str, Tensor | None]) -> dict[str, float]:
