@@ -187,6 +187,36 @@ TEST(same_bits, "every instruction set gives the same bits, at any alignment and
   }
 }
 
+TEST(backwards, "walking backwards through memory gives the same bits, in place of all inputs") {
+  for (const DType dtype : all_dtypes()) {
+    for (const Reduction reduction : {Reduction::Sum, Reduction::Average, Reduction::Max}) {
+      if (!reducible(dtype, reduction)) continue;
+      const size_t element = size_of(dtype);
+      for (const int ranks : {2, 3, 4}) {
+        for (const size_t bytes : {size_t{0}, size_t{48}, size_t{64 * 11}, size_t{10 * 1024 + 48}}) {
+          std::vector<std::vector<unsigned char>> given(static_cast<size_t>(ranks));
+          for (int r = 0; r < ranks; ++r) {
+            given[static_cast<size_t>(r)].resize(bytes);
+            reference::fill(dtype, given[static_cast<size_t>(r)].data(), bytes / element, r, 5);
+          }
+          for (const SimdLevel level : levels()) {
+            const Reducer reducer(dtype, reduction, ranks, level);
+            const auto reduced = [&](Walk walk) {
+              auto arrays = given;
+              std::vector<void*> all;
+              for (auto& each : arrays) all.push_back(each.data());
+              reducer(all.data(), ranks, all.data(), ranks, bytes, nullptr, walk);
+              return arrays;
+            };
+            CHECK(reduced(Walk::Forwards) == reduced(Walk::Backwards),
+                  name_of(dtype) << " " << name_of(reduction) << " of " << ranks << " times " << bytes << " bytes");
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(past_cache, "reducing past the caches gives the same bits, wherever inputs and output begin") {
   for (const DType dtype : all_dtypes()) {
     for (const Reduction reduction : {Reduction::Sum, Reduction::Average, Reduction::Max}) {
@@ -203,7 +233,7 @@ TEST(past_cache, "reducing past the caches gives the same bits, wherever inputs 
             void* outputs[1] = {cached.data() + shift};
             reducer(outputs, 1, inputs, 2, bytes);
             outputs[0] = past.data() + shift;
-            reducer(outputs, 1, inputs, 2, bytes, nullptr, true);
+            reducer(outputs, 1, inputs, 2, bytes, nullptr, Walk::PastCache);
             CHECK(std::memcmp(cached.data() + shift, past.data() + shift, bytes) == 0,
                   name_of(dtype) << " " << name_of(reduction) << " of " << bytes << " bytes at " << shift);
           }

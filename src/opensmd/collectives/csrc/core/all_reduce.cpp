@@ -12,7 +12,7 @@ namespace opensmd {
 
 namespace {
 
-constexpr size_t kZeroCopyBlock = size_t{64} << 10;
+constexpr size_t kZeroCopyBlock = size_t{256} << 10;
 
 class AllReduce {
  public:
@@ -78,7 +78,8 @@ class AllReduce {
   }
 
   // Each member reduces its part of everybody's tensor straight from and into everybody's tensor, in turn from its
-  // beginning and from its end, which the last call has left in the caches.
+  // beginning and from its end, which the last call has left in the caches: line by line where the kernel can walk
+  // backwards, else block by block.
   void zero_copy() {
     const Part part = part_of(bytes_, context_.size, context_.rank);
     const size_t blocks = (part.bytes + kZeroCopyBlock - 1) / kZeroCopyBlock;
@@ -88,7 +89,7 @@ class AllReduce {
       void* tensors[kMaxMembers];
       for (int m = 0; m < context_.size; ++m) tensors[m] = tensor_in_heap(context_, round_, m) + part.offset + offset;
       reducer_(tensors, context_.size, tensors, context_.size, std::min(kZeroCopyBlock, part.bytes - offset),
-               factors_.all());
+               factors_.all(), backwards ? Walk::Backwards : Walk::Forwards);
     }
     finish_together(context_, round_);
   }

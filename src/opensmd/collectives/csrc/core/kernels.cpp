@@ -117,14 +117,15 @@ OPENSMD_INLINE void combine(T* out, const T* a, const T* b, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = Op::apply(a[i], b[i]);
 }
 
-// Every line goes from all inputs to all outputs at once; each output may be one of the inputs.
+// Every line goes from all inputs to all outputs at once; each output may be one of the inputs. Two inputs have two
+// outputs.
 template <class Op, class T, int kInputs>
 OPENSMD_INLINE void combine_all(const ReduceJob& job) {
   constexpr size_t kLine = kLineBytes / sizeof(T);
   const T* in[kInputs];
   T* out[kInputs];
   for (int k = 0; k < kInputs; ++k) in[k] = input<T>(job, k, 0);
-  const int outputs = job.output_count;
+  const int outputs = kInputs == 2 ? 2 : job.output_count;
   for (int k = 0; k < outputs; ++k) out[k] = output<T>(job, k, 0);
   const auto combined = [&in](size_t at) {
     T result = Op::apply(in[0][at], in[1][at]);
@@ -132,15 +133,19 @@ OPENSMD_INLINE void combine_all(const ReduceJob& job) {
     if constexpr (kInputs > 3) result = Op::apply(result, in[3][at]);
     return result;
   };
-  size_t i = 0;
-  for (; i + kLine <= job.count; i += kLine) {
+  const size_t lines = job.count / kLine;
+  const bool backwards = job.walk == Walk::Backwards;
+  const size_t step = backwards ? -kLine : kLine;
+  size_t at = backwards ? (lines - 1) * kLine : 0;
+#pragma GCC unroll 4
+  for (size_t n = 0; n < lines; ++n, at += step) {
     T results[kLine];
-    for (size_t j = 0; j < kLine; ++j) results[j] = combined(i + j);
+    for (size_t j = 0; j < kLine; ++j) results[j] = combined(at + j);
     for (int k = 0; k < outputs; ++k) {
-      for (size_t j = 0; j < kLine; ++j) out[k][i + j] = results[j];
+      for (size_t j = 0; j < kLine; ++j) out[k][at + j] = results[j];
     }
   }
-  for (; i < job.count; ++i) {
+  for (size_t i = lines * kLine; i < job.count; ++i) {
     const T result = combined(i);
     for (int k = 0; k < outputs; ++k) out[k][i] = result;
   }
@@ -178,7 +183,7 @@ struct Direct {
     const int inputs = job.input_count, outputs = job.output_count;
     if (job.divisor != 1.0 || outputs > inputs) return false;
     if constexpr (std::is_same_v<Op, Add>) {
-      if (job.past_cache && inputs == 2 && outputs == 1 && begins_line(job.outputs[0])) {
+      if (job.walk == Walk::PastCache && inputs == 2 && outputs == 1 && begins_line(job.outputs[0])) {
         combine_past_cache<Op, T>(job);
         return true;
       }

@@ -15,6 +15,13 @@ SimdLevel best_simd_level();
 
 struct NarrowFormat;
 
+// How a job walks through memory. Results are the same; where a kernel knows no other way, it goes forwards.
+enum class Walk {
+  Forwards,
+  Backwards,  // begins with what the last walk has left in the caches
+  PastCache   // inputs and outputs are much larger than the caches
+};
+
 struct ReduceJob {
   void* const* outputs;
   int output_count;
@@ -25,7 +32,7 @@ struct ReduceJob {
   const double* factors;  // of each input, for PremulSum
   const NarrowFormat* format;  // of floats below 32 bits, and their width in bytes
   size_t width;
-  bool past_cache;  // inputs and outputs are much larger than the caches
+  Walk walk;
 };
 
 class Reducer {
@@ -34,9 +41,9 @@ class Reducer {
   Reducer(DType dtype, Reduction reduction, int members, SimdLevel level = best_simd_level());
 
   void operator()(void* const* outputs, int output_count, const void* const* inputs, int input_count, size_t bytes,
-                  const double* factors = nullptr, bool past_cache = false) const {
+                  const double* factors = nullptr, Walk walk = Walk::Forwards) const {
     kernel_(ReduceJob{outputs, output_count, inputs, input_count, bytes / unit_, divisor_, factors, format_, unit_,
-                      past_cache});
+                      walk});
   }
 
  private:

@@ -65,7 +65,8 @@ class ReducingExchange : public Exchange {
                                      : sources_[s].piece + offset;
     }
     void* outputs[1] = {out_ + offset};
-    reducer_(outputs, 1, inputs, context_.size, bytes, factors_.all(), past_cache_);
+    reducer_(outputs, 1, inputs, context_.size, bytes, factors_.all(),
+             past_cache_ ? Walk::PastCache : Walk::Forwards);
   }
 
   std::byte* const out_;
