@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.floor.shared import Floor
-from benchmarks.harness.contestants import checked, in_arena, title
+from benchmarks.harness.contestants import after_a_call, checked, in_arena, one_after_the_other, title
 from benchmarks.harness.meeting import Stamps
 from benchmarks.harness.mpi import raw_loop
 from benchmarks.harness.options import rank_parser
@@ -52,10 +52,22 @@ def contestants(me: Rank, floor: Floor, nbytes: int, dtype: torch.dtype) -> list
     if me.mpi is not None:
         found.append(summing(me, f"{me.mpi_name} (C)", data, raw_loop("r", data, data, data.numel())))
         found.append(summing(me, f"{me.mpi_name} (mpi4py)", data, timed(through_mpi4py(me, data))))
-    found.append(summing(me, "floor", data, floor.loop("r", data, data, data.numel())))
+    found += floors(me, floor, "floor", "r", data, (data, data))
     if me.size > 1:
         shared = floor.in_shared_memory(data.numel())
-        found.append(summing(me, "floor zero-copy", shared[me.rank], floor.zero_copy(shared)))
+        found += floors(me, floor, "floor zero-copy", "z", shared[me.rank], (shared[1], shared[0]))
+    return found
+
+
+def floors(
+    me: Rank, floor: Floor, name: str, letter: str, data: torch.Tensor, tensors: tuple[torch.Tensor, ...]
+) -> list[Candidate]:
+    """The floor in a loop, and called right after torch's do-nothing backend for every sum."""
+    what = (letter, *tensors, data.numel())
+    found = [summing(me, name, data, floor.loop(*what))]
+    if "fake" in me.groups:
+        call = one_after_the_other(through_torch(data, me.groups["fake"]), floor.one(*what))
+        found.append(summing(me, after_a_call(name), data, timed(call)))
     return found
 
 

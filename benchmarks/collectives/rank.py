@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.collectives.operations import OPERATIONS, Buffers, Operation
 from benchmarks.floor.shared import Floor
-from benchmarks.harness.contestants import checked, title
+from benchmarks.harness.contestants import after_a_call, checked, one_after_the_other, title
 from benchmarks.harness.mpi import raw_loop
 from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
@@ -52,8 +52,11 @@ def contestants(me: Rank, floor: Floor, operation: Operation, nbytes: int) -> li
         block = timed(lambda: operation.through_mpi4py(buffers, world))
         found.append(_checked(me, f"{me.mpi_name} (mpi4py)", operation, buffers, block))
     if me.size == 2:
-        loop = floor.loop(operation.letter, buffers.source, buffers.target, count)
-        found.append(_checked(me, "floor", operation, buffers, loop))
+        what = (operation.letter, buffers.source, buffers.target, count)
+        found.append(_checked(me, "floor", operation, buffers, floor.loop(*what)))
+        if (fake := me.groups.get("fake")) is not None:
+            call = one_after_the_other(lambda: operation.call_alone(buffers, fake), floor.one(*what))
+            found.append(_checked(me, after_a_call("floor"), operation, buffers, timed(call)))
     return found
 
 

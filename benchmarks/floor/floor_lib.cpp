@@ -1,7 +1,11 @@
-// The floor's collectives as contestants in the ranks of the other benchmarks.
+// The floor's collectives as contestants in the ranks of the other benchmarks: in a loop, or called from Python.
+#include <Python.h>
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include <memory>
 
 #include "floor.hpp"
 
@@ -29,6 +33,27 @@ void call(floor_::Rank& rank, char letter, float* in, float* out, int64_t count)
   }
 }
 
+struct Bound {
+  Bound(floor_::Rank& rank, char letter, float* in, float* out, int64_t count, PyObject* owner)
+      : rank(rank), letter(letter), in(in), out(out), count(count), owner(owner) { Py_INCREF(owner); }
+  ~Bound() { Py_DECREF(owner); }
+  floor_::Rank& rank;
+  const char letter;
+  float *const in, *const out;
+  const int64_t count;
+  PyObject* const owner;
+};
+
+Bound* bound(PyObject* capsule) { return static_cast<Bound*>(PyCapsule_GetPointer(capsule, nullptr)); }
+
+PyObject* call_bound(PyObject* capsule, PyObject*) {
+  const Bound& it = *bound(capsule);
+  call(it.rank, it.letter, it.in, it.out, it.count);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef call_method = {"call", call_bound, METH_NOARGS, nullptr};
+
 }  // namespace
 
 extern "C" {
@@ -45,5 +70,16 @@ void floor_loop(void* rank, char letter, float* in, float* out, int64_t count, i
     call(*static_cast<floor_::Rank*>(rank), letter, in, out, count);
     stamps[i] = floor_::now();
   }
+}
+
+// A Python function without arguments that makes one call; it holds the GIL meanwhile. `owner` is that of the memory.
+PyObject* floor_bind(void* rank, char letter, float* in, float* out, int64_t count, PyObject* owner) {
+  auto owned = std::make_unique<Bound>(*static_cast<floor_::Rank*>(rank), letter, in, out, count, owner);
+  PyObject* capsule = PyCapsule_New(owned.get(), nullptr, [](PyObject* self) { delete bound(self); });
+  if (capsule == nullptr) return nullptr;
+  owned.release();
+  PyObject* function = PyCFunction_New(&call_method, capsule);
+  Py_DECREF(capsule);
+  return function;
 }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,8 +24,10 @@ class Floor:
     """One rank's place in an arena at ``path`` that all ``size`` ranks of the host open."""
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
-        self._library = ctypes.CDLL(str(build(SOURCE)))
+        built = str(build(SOURCE, f"-I{sysconfig.get_paths()['include']}"))
+        self._library, self._python = ctypes.CDLL(built), ctypes.PyDLL(built)
         self._library.floor_join.restype = ctypes.c_void_p
+        self._python.floor_bind.restype = ctypes.py_object
         self._path, self._rank, self._size = path, rank, size
         self._place = ctypes.c_void_p(self._library.floor_join(str(path).encode(), rank, size))
         if not self._place.value:
@@ -39,20 +42,27 @@ class Floor:
         """
 
         def block(stamps: Stamps) -> None:
-            self._library.floor_loop(
-                self._place,
-                ctypes.c_char(letter.encode()),
-                ctypes.c_void_p(source.data_ptr()),
-                ctypes.c_void_p(target.data_ptr()),
-                ctypes.c_int64(count),
-                ctypes.c_void_p(stamps.ctypes.data),
-                len(stamps) - 1,
-            )
+            what = self._arguments(letter, source, target, count)
+            self._library.floor_loop(*what, ctypes.c_void_p(stamps.ctypes.data), len(stamps) - 1)
 
         return block
 
+    def one(
+        self, letter: str, source: torch.Tensor, target: torch.Tensor, count: int
+    ) -> Callable[[], object]:
+        """A single call of what :meth:`loop` repeats, as a C function whose call costs some 30 ns."""
+        what = self._arguments(letter, source, target, count)
+        function: Callable[[], object] = self._python.floor_bind(*what, ctypes.py_object((source, target)))
+        return function
+
+    def _arguments(
+        self, letter: str, source: torch.Tensor, target: torch.Tensor, count: int
+    ) -> tuple[object, ...]:
+        pointers = (ctypes.c_void_p(each.data_ptr()) for each in (source, target))
+        return self._place, ctypes.c_char(letter.encode()), *pointers, ctypes.c_int64(count)
+
     def in_shared_memory(self, count: int) -> list[torch.Tensor]:
-        """Every rank's tensor of ``count`` floats, for :meth:`zero_copy`; the same memory in all ranks."""
+        """Every rank's tensor of ``count`` floats, for the letter z; the same memory in all ranks."""
         path = self._path.with_name(f"{self._path.name}-tensors")
         stride = -(-4 * count // mmap.PAGESIZE) * mmap.PAGESIZE
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -65,10 +75,6 @@ class Floor:
             torch.frombuffer(memory, dtype=torch.float32, count=count, offset=r * stride)
             for r in range(self._size)
         ]
-
-    def zero_copy(self, tensors: list[torch.Tensor]) -> Callable[[Stamps], None]:
-        """A block of all-reduces of tensors :meth:`in_shared_memory`, of two ranks or more."""
-        return self.loop("z", tensors[1], tensors[0], tensors[0].numel())
 
     def flags(self, stamps: Stamps) -> None:
         """A block of flag exchanges with all other ranks."""

@@ -11,12 +11,17 @@ import torch.distributed as dist
 from benchmarks.harness.meeting import Meeting, Stamps
 from benchmarks.harness.sampling import Candidate
 
-__all__ = ["checked", "in_arena", "title"]
+__all__ = ["after_a_call", "checked", "in_arena", "one_after_the_other", "title"]
 
 
 def title(backend: str) -> str:
     """What a backend is called in tables."""
     return "do-nothing" if backend == "fake" else backend
+
+
+def after_a_call(floor: str) -> str:
+    """What a floor is called in tables when torch's do-nothing backend is called before it."""
+    return f"{floor} through torch"
 
 
 def in_arena(group: dist.ProcessGroup, like: torch.Tensor) -> torch.Tensor | None:
@@ -26,6 +31,16 @@ def in_arena(group: dist.ProcessGroup, like: torch.Tensor) -> torch.Tensor | Non
     if not backend.supports_tensor_alloc(device):
         return None
     return backend.allocate_tensor(like.numel(), dtype=like.dtype, device=device).zero_()
+
+
+def one_after_the_other(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], object]:
+    """A call of both."""
+
+    def both() -> None:
+        first()
+        second()
+
+    return both
 
 
 def checked(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.harness.contestants import after_a_call
 from benchmarks.harness.results import Results, human_bytes, human_time, row
 from benchmarks.harness.table import Ratio, markdown
 from benchmarks.limits import allowed, least_time, ranks_a_core
@@ -28,7 +29,8 @@ def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path)
     run_benchmark("allreduce", tmp_path, *options, "--mpi", "MPICH")
     results = Results.load(tmp_path / "allreduce-2-mpich.json")
     names = {"smddp", "smddp zero-copy", "gloo", "do-nothing", "MPICH (C)", "MPICH (mpi4py)"}
-    assert set(results.candidates()) == {*names, "floor", "floor zero-copy"}
+    floors = {"floor", "floor zero-copy"}
+    assert set(results.candidates()) == names | floors | {after_a_call(each) for each in floors}
     assert all(0 < each.p50 <= each.p99 for each in results.rows)
     assert (tmp_path / "allreduce-2-mpich.png").exists()
 
@@ -43,7 +45,7 @@ def test_collectives_measure_every_operation_without_mpi(tmp_path: Path) -> None
         "all_to_all",
         "send and back",
     }
-    assert set(results.candidates()) == {"smddp", "gloo", "do-nothing", "floor"}
+    assert set(results.candidates()) == {"smddp", "gloo", "do-nothing", "floor", after_a_call("floor")}
 
 
 def test_ddp_measures_a_small_model(tmp_path: Path) -> None:
@@ -117,6 +119,27 @@ def test_ranks_that_share_a_core_call_one_after_the_other() -> None:
     results = limited(smddp=20.0, floor=1.0)
     results.layout = "4 ranks on 2 cores"
     assert least_time(results, "gather", 4096, "smddp") == 8.0
+
+
+@pytest.mark.parametrize(
+    ("floor", "mpi", "least"), [(9.0, 30.0, 9.0), (9.0, 3.0, 7.0), (35.0, 31.0, 20.0), (2.0, 30.0, 2.0)]
+)
+def test_a_floor_measured_through_torch_is_the_limit_unless_somebody_does_better(
+    floor: float, mpi: float, least: float
+) -> None:
+    results = limited(smddp=20.0, floor=1.0, gloo=80.0)
+    results.rows.append(row("gather", 4096, after_a_call("floor"), [floor]))
+    results.rows.append(row("gather", 4096, "some MPI (C)", [mpi]))
+    assert least_time(results, "gather", 4096, "smddp") == least
+
+
+def test_zero_copy_has_a_floor_of_its_own_measured_through_torch() -> None:
+    results = limited(smddp=20.0, floor=1.0)
+    times = {"smddp zero-copy": 10.0, "floor zero-copy": 0.5, after_a_call("floor zero-copy"): 6.0}
+    for name, p50 in times.items():
+        results.rows.append(row("gather", 4096, name, [p50]))
+    assert least_time(results, "gather", 4096, "smddp zero-copy") == 6.0
+    assert least_time(results, "gather", 4096, "smddp") == 4.0  # nothing measured through torch: the old rule
 
 
 def test_without_a_floor_of_its_kind_a_candidate_has_no_limit() -> None:
