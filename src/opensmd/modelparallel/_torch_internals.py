@@ -170,6 +170,15 @@ def any_autocast() -> bool:
     return bool(torch._C._is_any_autocast_enabled())
 
 
+def any_modes() -> bool:
+    """Whether autocast, function modes or dispatch modes are on in this thread."""
+    return (
+        torch._C._is_any_autocast_enabled()
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
 class WithoutMode:
     """Takes a function mode off this thread's stack for a while, if it is on top."""
 

@@ -13,6 +13,7 @@ class Backwards:
     """
 
     def __init__(self, microbatches: int) -> None:
+        self.microbatches = microbatches
         self._counts = [0] * microbatches
 
     def add(self, microbatch: int) -> None:

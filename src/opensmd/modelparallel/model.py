@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -102,8 +102,8 @@ class DistributedModel(ModelState):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, inside a step."""
-        if not is_tracing():
-            self._require_step("forward")
+        if self._step is None and not is_tracing():
+            self._refuse("forward")
         return self._modules["module"](*args, **kwargs)  # type: ignore[misc]  # quicker than self.module
 
     def backward(
@@ -119,9 +119,11 @@ class DistributedModel(ModelState):
             grad_tensors: one for each tensor; None for tensors of one element.
             retain_graph: keep the graph for another backward of the same microbatch.
         """
-        if is_tracing():
-            return
-        step = self._require_step("backward")
+        step = self._step
+        if step is None:
+            if is_tracing():
+                return
+            self._refuse("backward")
         self._run_backward(step, tensors, grad_tensors, retain_graph)
         if self._replicas is not None and not (self._engine and self._engine.has_postponed):
             self._replicas.after_backward()
@@ -271,13 +273,11 @@ class DistributedModel(ModelState):
             if self._engine is not None:
                 self._engine.before_last_backward = self._replicas.before_last_backward
 
-    def _require_step(self, what: str) -> _Step:
-        if self._step is None:
-            raise SMPError(
-                f"DistributedModel.{what} was called outside a step: put the forward and backward of one "
-                "batch into a function decorated with @smp.step and call that"
-            )
-        return self._step
+    def _refuse(self, what: str) -> NoReturn:
+        raise SMPError(
+            f"DistributedModel.{what} was called outside a step: put the forward and backward of one "
+            "batch into a function decorated with @smp.step and call that"
+        )
 
 
 class _Step:

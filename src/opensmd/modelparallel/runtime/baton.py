@@ -1,8 +1,8 @@
 """One microbatch of a rank runs at a time; the baton says which.
 
-A microbatch keeps the thread in which it began, because its graph must be built and run in one thread. The
-first begins in the thread that called the step. A thread whose microbatch has ended begins the next one, so
-that a rank which never waits in mid-course never changes threads.
+A microbatch keeps the thread in which it began as long as the user's function runs, whose stack that is. The
+first begins in the thread that called the step. A thread whose microbatch has ended, or has only its backward
+left, goes on with another one, so that a rank which never waits in mid-course never changes threads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Baton:
         count: of microbatches.
         policy: which goes on.
         transport: says what has come.
-        begin: runs one microbatch from beginning to end.
+        begin: runs one microbatch to its end, which returns None; or up to a backward that it puts off, which
+            returns the messages of which that waits for one. Called again, it goes on with this backward.
         held: whether a microbatch must wait before its backward for others of this rank.
         idle: called when nothing can go on; whether it has done something instead of waiting.
         record: told of what ran when.
@@ -66,7 +67,7 @@ class Baton:
         *,
         policy: Policy,
         transport: Transport,
-        begin: Callable[[int], None],
+        begin: Callable[[int], list[Message] | None],
         held: Callable[[int, Sequence[Progress]], bool],
         idle: Callable[[], bool],
         record: Record,
@@ -129,6 +130,14 @@ class Baton:
         """Let others go on before a backward; ``messages`` are those that it would wait for at once."""
         self._suspend(microbatch, _AT_BACKWARD, messages, None)
 
+    def is_first(self, microbatch: int, messages: list[Message]) -> bool:
+        """Whether a backward, which would wait for ``messages`` at once, comes before everything else."""
+        self.progress[microbatch] = _AT_BACKWARD
+        self._messages[microbatch], self._until[microbatch] = messages, None
+        chosen = self._policy.pick(self.progress, self._can_go_on)
+        self.progress[microbatch], self._messages[microbatch] = _RUNNING, []
+        return chosen == microbatch
+
     def _suspend(
         self,
         microbatch: int,
@@ -148,6 +157,7 @@ class Baton:
             self._hand_over(chosen)
             worker.wake.acquire()
             self._random.resume(microbatch)
+        self._messages[microbatch] = []
         if self.error is not None:
             raise StepAborted
         self.progress[microbatch] = _RUNNING
@@ -189,17 +199,24 @@ class Baton:
         """Run microbatches in this thread as long as new ones are chosen; then hand the baton over."""
         while microbatch is not None:
             self._workers[microbatch] = worker
-            self.progress[microbatch] = _RUNNING
-            self._record.begin(microbatch, "forward")
-            self._random.begin(microbatch)
+            backward = self.progress[microbatch] is _AT_BACKWARD
+            self.progress[microbatch], self._messages[microbatch] = _RUNNING, []
+            self._record.begin(microbatch, "backward" if backward else "forward")
+            self._random.begin(microbatch, backward=backward)
+            awaited: list[Message] | None = None
             try:
-                self._begin(microbatch)
+                awaited = self._begin(microbatch)
             except BaseException as error:
                 if self.error is None:  # a StepAborted follows the error that aborted the step
                     self.error, self.failed = error, microbatch
             self._record.end()
-            self.progress[microbatch] = _DONE
-            self._left -= 1
+            if awaited is None:
+                self.progress[microbatch] = _DONE
+                self._left -= 1
+            else:
+                self.progress[microbatch] = _AT_BACKWARD
+                self._messages[microbatch], self._until[microbatch] = awaited, None
+                self._workers[microbatch] = None
             chosen = self._next()
             if chosen is not None and self._workers[chosen] is None:
                 microbatch = chosen
@@ -229,7 +246,7 @@ class Baton:
 
     def _next_to_abort(self) -> int | None:
         for microbatch, progress in enumerate(self.progress):
-            if progress not in (_DONE, _NEW, _RUNNING):
+            if progress not in (_DONE, _NEW, _RUNNING) and self._workers[microbatch] is not None:
                 return microbatch
         return None
 
@@ -259,9 +276,9 @@ class Baton:
     def _wait_for_any(self) -> None:
         messages = [
             message
-            for microbatch in range(len(self.progress))
-            if not self._waits_for_others(microbatch)
-            for message in self._messages[microbatch]
+            for microbatch, awaited in enumerate(self._messages)
+            if awaited and not self._waits_for_others(microbatch)
+            for message in awaited
         ]
         assert messages, self.progress
         self._record.begin(-1, "wait")

@@ -41,6 +41,7 @@ class TensorDescription:
         argument: it is this argument itself.
         shares: it shares memory with this argument.
         is_view: and autograd knows it as a view of it.
+        form: what a tag knows of it.
     """
 
     shape: tuple[int, ...]
@@ -51,11 +52,10 @@ class TensorDescription:
     argument: int | None = None
     shares: int | None = None
     is_view: bool = False
+    form: Form = field(init=False)
 
-    @property
-    def form(self) -> Form:
-        """What a tag knows of it."""
-        return (self.shape, self.stride, self.dtype)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "form", (self.shape, self.stride, self.dtype))
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether a tensor is what was told, as far as the other ranks rely on it."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import (
     WithoutMode,
+    any_modes,
     gathered,
     has_backward_hooks,
     run_backward,
@@ -24,6 +25,7 @@ from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.plan import Plan
 from opensmd.modelparallel.roots import root_gradient, root_pairs
+from opensmd.modelparallel.runtime.backward import Backward
 from opensmd.modelparallel.runtime.baton import Baton
 from opensmd.modelparallel.runtime.glue import Glue
 from opensmd.modelparallel.runtime.inputs import agreed_inputs
@@ -84,6 +86,7 @@ class Engine:
         self.size = dist.get_world_size(group)
         self.plan: Plan | None = None
         self.before_last_backward: Callable[[Sequence[Tensor]], None] | None = None
+        self._control_device = control_device(group)
         self._parameters: list[tuple[nn.Parameter, Tag]] = []
         self._whole: dict[str, tuple[nn.Module, int]] = {}
         self._split: dict[str, nn.Module] = {}
@@ -137,7 +140,7 @@ class Engine:
         self._sequences = Sequences(self._split, dict(self._whole.values()))
         self._tag_parameters(module, plan)
         replicated = self._tag_buffers(modules, plan)
-        seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)], device=control_device(self.group))
+        seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)], device=self._control_device)
         dist.broadcast(seed, group=self.group, group_src=0)
         self._shared = Shared(
             rank=self.rank,
@@ -146,12 +149,13 @@ class Engine:
             random=ReplicatedRandom(int(seed)),
             wait=self._wait,
             wait_for_earlier=self._wait_for_earlier,
+            settle=self._settle,
             replicated_memory=replicated,
         )
 
     def _require_same_model(self, module: nn.Module) -> None:
         mine = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
-        own = torch.tensor([stable_hash(tuple(mine), 63)], device=control_device(self.group))
+        own = torch.tensor([stable_hash(tuple(mine), 63)], device=self._control_device)
         hashes = gathered(own, self.group)
         if bool((hashes == hashes[0]).all()):
             return
@@ -196,7 +200,7 @@ class Engine:
         """A step's arguments, the same on all ranks (the first rank's where they differ)."""
         if self._failed:
             raise SMPError(f"an earlier step of this pipeline failed, and it cannot go on: {self._failed}")
-        return agreed_inputs(function, args, kwargs, self.group)
+        return agreed_inputs(function, args, kwargs, self.group, self._control_device)
 
     def run(self, function: Callable[..., Any], calls: Sequence[Call], *, detach: bool) -> list[Any]:
         """Run ``function`` once for each of ``calls``; tensors in the results are real on every rank.
@@ -212,17 +216,24 @@ class Engine:
         self._record = Record()
         self._postponed = Postponed(self._record)
 
-        def begin(index: int) -> None:
-            args, kwargs = calls[index]
+        def begin(index: int) -> list[Message] | None:
             run = runs[index]
-            set_run(run)
-            try:
-                with Glue(run, self.backward, self._complete_gradients) as run.mode:
-                    value = function(*args, **kwargs)
-            finally:
-                set_run(None)
-                run.release()
-            results.share(run, value)
+            backward, run.put_off = run.put_off, None
+            if backward is not None:  # and the function has returned
+                self._run_backward(run, backward)
+            else:
+                args, kwargs = calls[index]
+                set_run(run)
+                try:
+                    with Glue(run, self.backward, self._complete_gradients) as run.mode:
+                        value = function(*args, **kwargs)
+                finally:
+                    set_run(None)
+                results.share(run, value)
+                if run.put_off is not None:
+                    return run.put_off.awaited
+            run.release()
+            return None
 
         random = OwnRandom(self._generators)
         self._baton = Baton(
@@ -245,6 +256,8 @@ class Engine:
             return results.received()
         except BaseException as error:
             self._fail(error, runs)
+            for run in runs:
+                run.release()
             raise
         finally:
             self._baton = None
@@ -276,7 +289,7 @@ class Engine:
 
     def _policy(self, microbatches: int) -> Policy:
         assert self._shared is not None and self.plan is not None
-        in_order = self._shared.transport.ordered or self.config.deterministic_server
+        in_order = self._in_order
         crossings = self.plan.crossings
         chain = bool(crossings) and all(each.source < each.target for each in crossings)
         active = self.config.active_microbatches or self.size + 2
@@ -319,6 +332,12 @@ class Engine:
         if not baton.forwards_before(microbatch):
             baton.wait(microbatch, [], lambda: baton.forwards_before(microbatch))
 
+    @property
+    def _in_order(self) -> bool:
+        """Whether all ranks do everything in one order."""
+        assert self._shared is not None
+        return self._shared.transport.ordered or self.config.deterministic_server
+
     # --- backward --------------------------------------------------------------------------------------
 
     def backward(
@@ -356,7 +375,7 @@ class Engine:
         retain_graph: bool,
         share: float,
     ) -> None:
-        assert self._baton is not None
+        run.settle()
         self.backwards.add(run.index)
         edges = run.edges_of(roots)
         tokens = run.tokens(edges, keep=retain_graph)
@@ -367,19 +386,63 @@ class Engine:
                 real = run.real(root)
                 starts.append(real)
                 gradients.append(root_gradient(real, gradient, share))
-        self._baton.at_backward(run.index, [] if starts else run.first_gradient(edges))
+        awaited = [] if starts else run.first_gradient(edges)
         starts += tokens
         gradients += tokens  # of no elements
         if not starts:
             return
+        backward = Backward(starts, gradients, awaited, retain_graph)
+        assert self._baton is not None
+        if not self._may_put_off(run.index, retain_graph):
+            self._baton.at_backward(run.index, awaited)
+        elif not self._baton.is_first(run.index, awaited):
+            run.put_off = backward
+            return
+        self._run_in_function(run, backward)
+
+    def _may_put_off(self, index: int, retain_graph: bool) -> bool:
+        """Whether a backward may run after the user's function has returned.
+
+        Not within modes that the function may leave, nor where everything has its order.
+        """
+        return not (
+            retain_graph
+            or self._in_order
+            or self._is_last_of_replica(index)
+            or self.backwards.microbatches == 1
+            or any_modes()
+        )
+
+    def _settle(self, run: MicrobatchRun) -> None:
+        """Run the backward that a microbatch has put off, while its function waits."""
+        backward, run.put_off = run.put_off, None
+        assert self._baton is not None and backward is not None
+        inside, run.inside = run.inside, True
+        try:
+            with WithoutMode(run.mode):
+                self._baton.at_backward(run.index, backward.awaited)
+                self._run_in_function(run, backward)
+        finally:
+            run.inside = inside
+
+    def _run_in_function(self, run: MicrobatchRun, backward: Backward) -> None:
         self._record.turn("backward")
-        if self.before_last_backward is not None and self.backwards.may_be_last(run.index):
-            self._complete_gradients()
-            self.before_last_backward(starts)
-        postpones = run.index >= self._postpones_from and not retain_graph
-        if not (postpones and self._postponed.split(run.index, starts, gradients)):
-            run_backward(starts, gradients, retain_graph=retain_graph)
+        self._run_backward(run, backward)
         self._record.turn("forward")
+
+    def _run_backward(self, run: MicrobatchRun, backward: Backward) -> None:
+        roots, gradients, retain_graph = backward.roots, backward.gradients, backward.retain_graph
+        if self._is_last_of_replica(run.index):
+            assert self.before_last_backward is not None
+            self._complete_gradients()
+            self.before_last_backward(roots)
+        postpones = run.index >= self._postpones_from and not retain_graph
+        if not (postpones and self._postponed.split(run.index, roots, gradients)):
+            run_backward(roots, gradients, retain_graph=retain_graph)
+
+    def _is_last_of_replica(self, index: int) -> bool:
+        """Whether a backward of this microbatch may be the one in which replicas reduce gradients."""
+        return self.before_last_backward is not None and self.backwards.may_be_last(index)
 
     def _complete_gradients(self) -> None:
         if not self._postponed:

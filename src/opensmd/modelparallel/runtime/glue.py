@@ -64,6 +64,7 @@ class Glue(TorchFunctionMode):
         leaves, tags = run.leaves_of(args, kwargs)
         home = highest_home(tags)
         if home is None:
+            run.settle()
             if func in CHANGES_FIRST and any(map(run.is_replicated_memory, leaves)):
                 run.shared.wait_for_earlier(run.index)
             if func in RANDOM:
@@ -116,6 +117,7 @@ class Glue(TorchFunctionMode):
         backward(*args, **kwargs)
 
     def _grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._run.settle()
         self._complete()
         return self._of_first(func, args)
 
@@ -133,6 +135,7 @@ class Glue(TorchFunctionMode):
         assert tag is not None
         if tag.home != self._run.rank:
             return _NoHook()
+        self._run.settle()
         return func(self._run.real(args[0]), *args[1:], **kwargs)
 
     def _refuse(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -20,19 +20,25 @@ from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.keys import stable_hash
-from opensmd.modelparallel.runtime.transport import control_device
 
 __all__ = ["agreed_inputs"]
 
 _LINE_BYTES, _LINES = 64, 1024  # the size of a cache line, and how many are read of a large tensor
+# whose bytes numpy gives at once
+_NUMPY = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool})
 
 
 def agreed_inputs(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    group: dist.ProcessGroup,
+    device: torch.device,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of the step ``function`` that all ranks of ``group`` go on with.
 
-    Objects that are neither tensors nor plain values nor containers of them stay each rank's own.
+    Objects that are neither tensors nor plain values nor containers of them stay each rank's own. ``device``
+    is where small tensors must be for the group to carry them.
 
     Raises:
         SMPError: the ranks called different functions, or some of them without gradients.
@@ -41,7 +47,7 @@ def agreed_inputs(
     leaves: list[Tensor] = []
     structure.collect((args, kwargs), leaves)
     program = _program(function)
-    mine = torch.tensor([_hash(program), _form(args, kwargs), _data(leaves)], device=control_device(group))
+    mine = torch.tensor([_hash(program), _form(args, kwargs), _data(leaves)], device=device)
     numbers = gathered(mine, group).tolist()
     if len(set(numbers[::3])) > 1:
         _refuse_different(program, group)
@@ -108,7 +114,10 @@ def _data(leaves: list[Tensor]) -> int:
     """
     found = 0
     for leaf in leaves:
-        raw = leaf.detach().contiguous().view(-1).view(torch.uint8)
+        if leaf.is_cpu and leaf.dtype in _NUMPY and leaf.nbytes <= _LINES * _LINE_BYTES:
+            found = zlib.crc32(leaf.detach().contiguous().numpy().data, found)
+            continue
+        raw = leaf.detach().resolve_conj().contiguous().view(-1).view(torch.uint8)
         if raw.numel() > _LINES * _LINE_BYTES:
             raw = _pieces(raw)
         found = zlib.crc32(raw.cpu().numpy().data, found)

@@ -131,6 +131,7 @@ def _follow(
     leaves, tags = run.leaves_of(args, kwargs)
     home = highest_home(tags)
     if home is None:
+        run.settle()
         return original(*args, **kwargs)
     with internals.WithoutMode(run.mode):
         return run.run_at(home, Call(name, key, original, args, kwargs, leaves, tags, whole=True))

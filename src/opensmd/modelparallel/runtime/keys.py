@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel._torch_internals import any_autocast
-from opensmd.modelparallel.runtime.tags import form_of, tag_of
+from opensmd.modelparallel.runtime.tags import tensor_key
 
 __all__ = ["argument_key", "call_key", "stable_hash"]
 
@@ -22,7 +22,7 @@ def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: in
     """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
     return (
         what,
-        *[argument_key(each) for each in args],
+        *[tensor_key(each) if isinstance(each, Tensor) else argument_key(each) for each in args],
         _named_key(kwargs) if kwargs else (),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -45,10 +45,7 @@ def argument_key(value: Any) -> Any:
     if kind in _VALUES:
         return (kind, value)
     if isinstance(value, Tensor):
-        tag = tag_of(value)
-        if tag is None:
-            return (value.shape, value.stride(), value.dtype, value.requires_grad)
-        return (form_of(value, tag), tag.requires_grad, tag.home)
+        return tensor_key(value)
     if isinstance(value, (int, float, str)):
         return (kind, value)
     if isinstance(value, (tuple, list)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +14,15 @@ from torch.utils.checkpoint import checkpoint
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
+from opensmd.modelparallel.runtime.backward import Backward
 from opensmd.modelparallel.runtime.call import Call
 from opensmd.modelparallel.runtime.descriptions import Description, Hidden, TensorDescription, check_result
 from opensmd.modelparallel.runtime.effects import apply
 from opensmd.modelparallel.runtime.keys import call_key, stable_hash
 from opensmd.modelparallel.runtime.shared import Shared
-from opensmd.modelparallel.runtime.tags import Family, Tag, highest_home, put_tag, tag_of
+from opensmd.modelparallel.runtime.tags import Family, Tag, highest_home, put_tag, tag_of, tags_of
 from opensmd.modelparallel.runtime.transfers import Transfers
-from opensmd.modelparallel.runtime.transport import Kind, make_tag
+from opensmd.modelparallel.runtime.transport import Kind, Message, make_tag
 from opensmd.modelparallel.runtime.watch import Watch
 
 __all__ = ["MicrobatchRun"]
@@ -39,6 +40,7 @@ class MicrobatchRun(Transfers):
     Attributes:
         inside: a module is running as a whole; nothing is intercepted.
         checkpointing: how many activation checkpoints are open around the current program point.
+        put_off: its backward, if that has been called for and has not run.
     """
 
     def __init__(self, shared: Shared, index: int) -> None:
@@ -46,6 +48,7 @@ class MicrobatchRun(Transfers):
         self.inside = False
         self.checkpointing = 0
         self.mode = _NO_MODE
+        self.put_off: Backward | None = None
         self._memories: dict[int, tuple[int, Family, Any]] = {}
 
     def leaves_of(
@@ -59,8 +62,8 @@ class MicrobatchRun(Transfers):
         leaves: list[Tensor] = []
         structure.collect(args, leaves)
         if kwargs:
-            structure.collect(kwargs, leaves)
-        tags = [tag_of(leaf) for leaf in leaves]
+            structure.collect([*kwargs.values()], leaves)
+        tags = tags_of(leaves)
         if self._memories:
             for place, leaf in enumerate(leaves):
                 if tags[place] is None and leaf.layout is torch.strided:
@@ -80,6 +83,22 @@ class MicrobatchRun(Transfers):
         super().release()
         self._memories.clear()
         self.mode = _NO_MODE  # which refers to this run
+        self.put_off = None
+
+    def settle(self) -> None:
+        """Run a backward that has been put off.
+
+        Before the program waits, as what it waits for may need this backward's gradients, and before anything
+        runs here that might see them or change what they are computed from.
+        """
+        if self.put_off is not None:
+            self.shared.settle(self)
+
+    def wait(self, messages: list[Message], until: Callable[[], bool] | None = None) -> None:
+        """See :class:`Transfers`."""
+        if self.put_off is not None and not any(map(self.transport.ready, messages)):
+            self.settle()
+        super().wait(messages, until)
 
     # --- values and random numbers ---------------------------------------------------------------------
 
@@ -94,6 +113,7 @@ class MicrobatchRun(Transfers):
         if self.rank != home:
             self.wait([(home, tag)])
             return self.transport.receive_object(home, tag)
+        self.settle()
         result = self._run(call, tensors)
         for rank in self.shared.others:
             self.transport.send_object(rank, tag, result)
@@ -101,11 +121,13 @@ class MicrobatchRun(Transfers):
 
     def replicated_random(self, call: Call) -> Any:
         """Draw the same numbers on every rank, from a generator of the step and microbatch."""
+        self.settle()
         with self.shared.random.of(self.index):
             return call.function(*call.args, **call.kwargs)
 
     def run_everywhere(self, call: Call) -> Any:
         """Run on every rank, with copies of what has a home: for writing into replicated memory."""
+        self.settle()
         self.shared.wait_for_earlier(self.index)
         tensors: list[Tensor | None] = []
         for leaf in call.leaves:
@@ -121,13 +143,15 @@ class MicrobatchRun(Transfers):
         tensors = self.bring_all(call, home)
         key = call_key(call.key, call.args, call.kwargs, shared.epoch)
         known = shared.descriptions.get(key)
-        number = self.next_point()
+        self._counter = number = self._counter + 1
         self.point = _point(call.name, home)
         call.parents = _parents(call.tags)
         if self.rank != home:
             if known is None or known.depends_on_data:
                 known = self._description(home, key, known, number)
             return self._stand_in(home, call, known)
+        if self.put_off is not None:
+            self.settle()
         if known is not None and known.is_plain and not (shared.stateful and key in shared.stateful):
             return self._run_known(home, call, tensors, known)
         result, description = self._run_watched(home, call, tensors, key, known, number)
@@ -137,8 +161,11 @@ class MicrobatchRun(Transfers):
 
     def _stand_in(self, home: int, call: Call, description: Description) -> Any:
         """What a call at ``home`` means on another rank."""
-        if description.new_tensor is not None:
-            return self._placeholder(description.new_tensor, call, home)
+        told = description.new_tensor
+        if told is not None:
+            made = told.placeholder()
+            put_tag(made, _new_tag(told, call, home))
+            return made
         for index, requires_grad in description.changed:
             self._changed(call, index, home, requires_grad, None)
         result = description.build([self._placeholder(each, call, home) for each in description.tensors])
@@ -168,6 +195,7 @@ class MicrobatchRun(Transfers):
         return known
 
     def _wait_until_known(self, home: int, tag: int, key: Any) -> None:
+        self.settle()
         while key not in self.shared.descriptions:
             if self.transport.ready((home, tag)):
                 told_key, told = self.transport.receive_object(home, tag)
@@ -239,9 +267,10 @@ class MicrobatchRun(Transfers):
         """Call the function on the tensors that are here."""
         args, kwargs = call.args, call.kwargs
         if not all(map(operator.is_, tensors, call.leaves)):
-            replacements = iter(tensors)
-            args = structure.substitute(args, replacements)  # type: ignore[arg-type]
-            kwargs = structure.substitute(kwargs, replacements)  # type: ignore[arg-type]
+            replacements: Iterator[Any] = iter(tensors)
+            args = structure.substitute(args, replacements)
+            if kwargs:
+                kwargs = structure.substitute(kwargs, replacements)
         if not call.whole:
             return call.function(*args, **kwargs)
         self.inside = True
@@ -325,9 +354,10 @@ def _parents(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
 
 def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
     family: Family | None = None
-    shared = tag_of(call.leaves[told.shares]) if told.shares is not None else None
-    if shared is not None and shared.home == home:
-        family = shared.family if told.is_view else Family(shared.family.memory)
+    if told.shares is not None:
+        shared = tag_of(call.leaves[told.shares])
+        if shared is not None and shared.home == home:
+            family = shared.family if told.is_view else Family(shared.family.memory)
     return Tag(home, told.requires_grad, family=family, parents=call.parents, form=told.form)
 
 

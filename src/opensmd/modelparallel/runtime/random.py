@@ -60,10 +60,10 @@ class OwnRandom:
         self._rank = self._now()
         self._states: dict[int, list[torch.Tensor]] = {}
 
-    def begin(self, microbatch: int) -> None:
-        """A microbatch begins."""
+    def begin(self, microbatch: int, *, backward: bool) -> None:
+        """A microbatch begins, or a backward that it has put off."""
         for generator in self._generators:
-            generator.manual_seed((self._seed + microbatch) & ((1 << 63) - 1))
+            generator.manual_seed((self._seed + 2 * microbatch + backward) & ((1 << 63) - 1))
 
     def suspend(self, microbatch: int) -> None:
         """It lets others go on."""

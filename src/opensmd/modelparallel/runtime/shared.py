@@ -10,6 +10,7 @@ from opensmd.modelparallel.runtime.random import ReplicatedRandom
 
 if TYPE_CHECKING:
     from opensmd.modelparallel.runtime.descriptions import Description
+    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
     from opensmd.modelparallel.runtime.transport import Message, Transport
 
 __all__ = ["Shared", "Wait"]
@@ -39,6 +40,7 @@ class Shared:
         sent_since_flush: something may still have to leave before it may be changed.
         wait: gives the rank to another microbatch meanwhile.
         wait_for_earlier: until all earlier microbatches have been through their forwards on this rank.
+        settle: runs the backward that a microbatch has put off.
         stateful: calls that change buffers of their modules; they keep the order of the microbatches.
     """
 
@@ -48,6 +50,7 @@ class Shared:
     random: ReplicatedRandom
     wait: Wait
     wait_for_earlier: Callable[[int], None]
+    settle: Callable[[MicrobatchRun], None]
     descriptions: dict[Any, Description] = field(default_factory=dict)
     stateful: set[Any] = field(default_factory=set)
     epoch: int = 0

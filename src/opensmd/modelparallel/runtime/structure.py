@@ -31,8 +31,11 @@ def collect(structure: Any, found: list[Tensor]) -> None:
     if isinstance(structure, Tensor):
         found.append(structure)
     elif isinstance(structure, (tuple, list)):
-        for each in structure:
-            collect(each, found)
+        for each in structure:  # most are tensors or plain values, and a call for each takes time
+            if isinstance(each, Tensor):
+                found.append(each)
+            elif type(each) not in _VALUES:
+                collect(each, found)
     elif isinstance(structure, Mapping):
         for each in structure.values():
             collect(each, found)

@@ -12,7 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Family", "Memory", "Tag", "ancestors", "form_of", "highest_home", "put_tag", "tag_of"]
+__all__ = [
+    "Family",
+    "Memory",
+    "Tag",
+    "ancestors",
+    "form_of",
+    "highest_home",
+    "put_tag",
+    "tag_of",
+    "tags_of",
+    "tensor_key",
+]
 
 Form = tuple[Sequence[int], Sequence[int], torch.dtype]
 ATTRIBUTE = "_opensmd_tag"
@@ -133,6 +144,19 @@ def tag_of(tensor: Tensor) -> Tag | None:
 def form_of(tensor: Tensor, tag: Tag) -> Form:
     """What all ranks know of the form of a tensor with this tag."""
     return tag.form or (tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def tags_of(tensors: Sequence[Tensor]) -> list[Tag | None]:
+    """The tensors' tags."""
+    return [tensor.__dict__.get(ATTRIBUTE) for tensor in tensors]
+
+
+def tensor_key(tensor: Tensor) -> tuple[Any, ...]:
+    """What all ranks know of a tensor; hashable."""
+    tag: Tag | None = tensor.__dict__.get(ATTRIBUTE)
+    if tag is None:
+        return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+    return (tag.form or form_of(tensor, tag), tag.requires_grad, tag.home)
 
 
 def put_tag(tensor: Tensor, tag: Tag) -> None:

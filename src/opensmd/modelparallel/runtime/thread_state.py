@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from opensmd.modelparallel._torch_internals import function_modes
+from opensmd.modelparallel._torch_internals import any_autocast, function_modes
 
 __all__ = ["ThreadState"]
 
 
-@dataclass(frozen=True)
-class ThreadState:
+class ThreadState(NamedTuple):
     """Gradient and inference mode, autocast and function modes (such as a default device)."""
 
     grad: bool
     inference: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    autocast: tuple[tuple[str, torch.dtype], ...]
     cache: bool
     modes: tuple[TorchFunctionMode, ...]
 
@@ -31,9 +30,12 @@ class ThreadState:
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             autocast=tuple(
-                (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+                (kind, torch.get_autocast_dtype(kind))
                 for kind in ("cpu", "cuda")
-            ),
+                if torch.is_autocast_enabled(kind)
+            )
+            if any_autocast()
+            else (),
             cache=torch.is_autocast_cache_enabled(),
             modes=tuple(function_modes()),
         )
@@ -44,11 +46,8 @@ class ThreadState:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
-            for kind, enabled, dtype in self.autocast:
-                if enabled:
-                    stack.enter_context(
-                        torch.autocast(kind, dtype=dtype, enabled=True, cache_enabled=self.cache)
-                    )
+            for kind, dtype in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=True, cache_enabled=self.cache))
             for mode in self.modes:
                 stack.enter_context(mode)
             yield

@@ -15,7 +15,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.call import Call
 from opensmd.modelparallel.runtime.layout import in_memory_order, strides_kept
 from opensmd.modelparallel.runtime.shared import Shared
-from opensmd.modelparallel.runtime.tags import Tag, ancestors, form_of, tag_of
+from opensmd.modelparallel.runtime.tags import Tag, ancestors, form_of, tag_of, tags_of
 from opensmd.modelparallel.runtime.transport import Kind, Message, gradient_messages, make_tag
 
 __all__ = ["Transfers"]
@@ -63,7 +63,10 @@ class Transfers:
 
     def bring_all(self, call: Call, target: int) -> list[Tensor | None]:
         """The tensors of a call on rank ``target``; None on other ranks for those that are not everywhere."""
-        return [self.bring(leaf, tag, target) for leaf, tag in zip(call.leaves, call.tags, strict=True)]
+        tensors: list[Tensor | None] = []
+        for leaf, tag in zip(call.leaves, call.tags, strict=True):
+            tensors.append(leaf if tag is None else self.bring(leaf, tag, target))
+        return tensors
 
     def bring(self, tensor: Tensor, tag: Tag | None, target: int) -> Tensor | None:
         """The tensor with this tag on rank ``target``: None on the others.
@@ -86,7 +89,7 @@ class Transfers:
         known = self._copies.get(place)
         if known is not None and known[0] == changes:
             return known[1]
-        number = self.next_point()
+        self._counter = number = self._counter + 1
         if grad:
             self._edges.setdefault(tag, []).append(number)
         copy: Tensor | None = None
@@ -142,14 +145,13 @@ class Transfers:
         """The edges at this rank that ``roots`` depend on, in order of creation."""
         if not self._tokens:
             return []
-        ancestry = ancestors(tag for tag in map(tag_of, roots) if tag is not None)
-        return sorted(
-            number
-            for tag, numbers in self._edges.items()
-            if tag in ancestry
-            for number in numbers
-            if number in self._tokens
-        )
+        ancestry = ancestors([tag for tag in tags_of(roots) if tag is not None])
+        found = []
+        for tag, numbers in self._edges.items():
+            if tag in ancestry:
+                found += [number for number in numbers if number in self._tokens]
+        found.sort()
+        return found
 
     def tokens(self, edges: Sequence[int], *, keep: bool) -> list[Tensor]:
         """The tokens of edges, which backward begins at.
