@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.keys import stable_hash
 
-__all__ = ["agreed_inputs"]
+__all__ = ["agreed_inputs", "fingerprint"]
 
 _LINE_BYTES, _LINES = 64, 1024  # the size of a cache line, and how many are read of a large tensor
 # whose bytes numpy gives at once
@@ -47,7 +47,7 @@ def agreed_inputs(
     leaves: list[Tensor] = []
     structure.collect((args, kwargs), leaves)
     program = _program(function)
-    mine = torch.tensor([_hash(program), _form(args, kwargs), _data(leaves)], device=device)
+    mine = torch.tensor([_hash(program), _form(args, kwargs), fingerprint(leaves)], device=device)
     numbers = gathered(mine, group).tolist()
     if len(set(numbers[::3])) > 1:
         _refuse_different(program, group)
@@ -106,8 +106,8 @@ def _shape(value: Any) -> Any:
     return type(value).__qualname__
 
 
-def _data(leaves: list[Tensor]) -> int:
-    """A fingerprint of the numbers: a checksum of all or, of tensors over 64 KiB, of evenly spaced pieces.
+def fingerprint(leaves: Sequence[Tensor]) -> int:
+    """Of the numbers of tensors: a checksum of all or, of tensors over 64 KiB, of evenly spaced pieces.
 
     Reading everything would take as long as a small stage. The pieces are in every sample of a batch of up to
     1024.
