@@ -14,7 +14,7 @@ from benchmarks.harness.mpi import raw_loop
 from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, human_bytes, row
-from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.harness.sampling import UNTIL_STEADY, Candidate, Plan, sample, timed
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     for dtype in options.dtypes:
         for nbytes in options.sizes:
             candidates = contestants(me, floor, nbytes, getattr(torch, dtype))
-            found = sample(candidates, me.meeting, me.distance, Plan(options.seconds))
+            found = sample(candidates, me.meeting, me.distance, Plan(options.seconds, untimed=UNTIL_STEADY))
             results.rows += [row(dtype, nbytes, name, samples) for name, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-len(found) :])

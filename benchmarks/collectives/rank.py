@@ -11,7 +11,7 @@ from benchmarks.harness.mpi import raw_loop
 from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, human_bytes, row
-from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.harness.sampling import UNTIL_STEADY, Candidate, Plan, sample, timed
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     for operation in (each for each in OPERATIONS if each.name in options.operations):
         for nbytes in options.sizes:
             candidates = contestants(me, floor, operation, nbytes)
-            found = sample(candidates, me.meeting, me.distance, Plan(options.seconds))
+            found = sample(candidates, me.meeting, me.distance, Plan(options.seconds, untimed=UNTIL_STEADY))
             results.rows += [row(operation.name, nbytes, name, samples) for name, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-len(found) :])

@@ -21,10 +21,13 @@ import numpy as np
 from benchmarks.harness.distance import Distance
 from benchmarks.harness.meeting import MAX_CALLS, Meeting, Stamps
 
-__all__ = ["Candidate", "Plan", "sample", "timed"]
+__all__ = ["UNTIL_STEADY", "Candidate", "Plan", "sample", "timed"]
 
 Block = Callable[[Stamps], None]
-UNTIMED = 3  # zero-copy of 16 MiB takes 1.2, 0.8 and 0.55 ms after others' tensors, then 0.45
+
+# Calls after others' tensors and threads have had the caches and cores: zero-copy all_reduce of 16 MiB then
+# takes 1.2, 0.8, 0.55 and from then on 0.45 ms, gloo with 1 MiB 3.8, 1.9, 2.7 and from then on mostly 0.5.
+UNTIL_STEADY = 3
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Plan:
     max_rounds: int = 60
     block_seconds: float = 400e-6
     max_block: int = 20
+    untimed: int = 1  # calls at the beginning of every block
 
 
 def timed(call: Callable[[], object]) -> Block:
@@ -73,9 +77,9 @@ def sample(
         if candidate.check is not None:
             candidate.check()
     distance.wait_until_near()
-    one = {c.name: _estimate(c, meeting) for c in candidates}
+    one = {c.name: _estimate(c, meeting, plan) for c in candidates}
     calls = {name: _calls_in_block(seconds, plan) for name, seconds in one.items()}
-    round_seconds = sum(one[name] * (calls[name] + UNTIMED) for name in one)
+    round_seconds = sum(one[name] * (calls[name] + plan.untimed) for name in one)
     rounds = int(min(plan.max_rounds, max(plan.min_rounds, plan.seconds / round_seconds)))
     samples: dict[str, list[float]] = {c.name: [] for c in candidates}
     draw = random.Random(len(candidates))  # the same order on every rank
@@ -83,7 +87,7 @@ def sample(
     while done < rounds:
         patient = distance.wait_until_near()
         order = draw.sample(candidates, len(candidates))
-        found = {c.name: _run_block(c, meeting, calls[c.name]) for c in order}
+        found = {c.name: _run_block(c, meeting, calls[c.name], plan.untimed) for c in order}
         if patient and not distance.near():
             distance.rounds_far += 1
             continue
@@ -93,18 +97,18 @@ def sample(
     return samples
 
 
-def _estimate(candidate: Candidate, meeting: Meeting) -> float:
+def _estimate(candidate: Candidate, meeting: Meeting, plan: Plan) -> float:
     """Seconds one call takes, roughly: the median of a few."""
-    return float(np.median(_run_block(candidate, meeting, 5))) * 1e-6
+    return float(np.median(_run_block(candidate, meeting, 5, plan.untimed))) * 1e-6
 
 
 def _calls_in_block(seconds: float, plan: Plan) -> int:
     return int(min(plan.max_block, max(2, plan.block_seconds / max(seconds, 1e-9)), MAX_CALLS))
 
 
-def _run_block(candidate: Candidate, meeting: Meeting, calls: int) -> list[float]:
+def _run_block(candidate: Candidate, meeting: Meeting, calls: int, untimed: int) -> list[float]:
     meeting.wait()
-    candidate.block(np.empty(UNTIMED + 1, dtype=np.int64))
+    candidate.block(np.empty(untimed + 1, dtype=np.int64))
     meeting.wait()
     candidate.block(meeting.mine(calls))
     meeting.wait()
