@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from opensmd.modelparallel.schedule import most_active
+
 __all__ = ["Config", "load_config", "parse_pairs"]
 
 VARIABLE = "SM_HP_MP_PARAMETERS"
@@ -126,7 +128,7 @@ class Config(BaseModel):
         values = dict(values)
         degree = values.get("pipeline_parallel_degree", 1)
         if values.get("active_microbatches") is None and isinstance(degree, int):
-            values["active_microbatches"] = degree + 2
+            values["active_microbatches"] = most_active(degree, None)
         if values.get("memory_weight") is None:
             values["memory_weight"] = 0.2 if values.get("optimize") == "speed" else 0.8
         return values

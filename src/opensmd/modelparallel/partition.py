@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from opensmd.modelparallel.opening import with_opened
 from opensmd.modelparallel.plan import Plan, SharedParameter, ancestors
 from opensmd.modelparallel.predict import predict
+from opensmd.modelparallel.schedule import most_active
 from opensmd.modelparallel.schedule import window as schedule_window
 from opensmd.modelparallel.sequence import Groups, UnitSequence, Weights
 from opensmd.modelparallel.trace import ModelTrace
@@ -62,7 +63,7 @@ def partition(
     wanted = {unit: places[name] for unit, name in enumerate(trace.deciders) if name in places}
     groups = Groups.of(trace, wanted)
     weight = Weights(memory_weight, optimizer_bytes, in_flight)
-    active = _active(stages, active_microbatches)
+    active = most_active(stages, active_microbatches)
     best: tuple[tuple[float, float], dict[int, int]] | None = None
     for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):
         sequence = UnitSequence.of(trace, groups, leads, wanted=wanted, keep_fixed=keep)
@@ -113,7 +114,7 @@ def manual_partition(
         for owner in owners:
             homes[owner] = homes[owners[0]]
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
-    active = _active(stages, active_microbatches)
+    active = most_active(stages, active_microbatches)
     return predict(
         Plan(stages=stages, homes=homes, shared=_shared(trace, homes), notes=tuple(notes)),
         trace,
@@ -126,7 +127,7 @@ def manual_partition(
 
 def window(stages: int, microbatches: int, active_microbatches: int | None) -> list[int]:
     """How many microbatches' activations each stage holds at most under the interleaved schedule."""
-    active = _active(stages, active_microbatches)
+    active = most_active(stages, active_microbatches)
     return [
         min(
             microbatches,
@@ -134,11 +135,6 @@ def window(stages: int, microbatches: int, active_microbatches: int | None) -> l
         )
         for stage in range(stages)
     ]
-
-
-def _active(stages: int, active_microbatches: int | None) -> int:
-    """The setting, or its documented default."""
-    return stages + 2 if active_microbatches is None else active_microbatches
 
 
 def _slightly_worse(rank: tuple[float, float]) -> tuple[float, float]:

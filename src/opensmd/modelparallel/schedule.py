@@ -20,7 +20,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-__all__ = ["FixedOrder", "Pipeline", "Policy", "Progress", "ReadyFirst", "postponing", "window"]
+__all__ = [
+    "FixedOrder",
+    "Pipeline",
+    "Policy",
+    "Progress",
+    "ReadyFirst",
+    "most_active",
+    "postponing",
+    "window",
+]
 
 Pipeline = Literal["interleaved", "simple"]
 
@@ -51,6 +60,11 @@ class Policy(Protocol):
             progress: of every microbatch; none is RUNNING, and they begin in their order.
             can_go_on: whether what a microbatch waits for has come; asked for suspended ones only.
         """
+
+
+def most_active(partitions: int, wanted: int | None) -> int:
+    """How many microbatches may be under way at once: the setting ``active_microbatches``, or its default."""
+    return partitions + 2 if wanted is None else wanted
 
 
 def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int) -> int:

@@ -48,7 +48,14 @@ from opensmd.modelparallel.runtime.transport import (
     control_device,
     open_transport,
 )
-from opensmd.modelparallel.schedule import FixedOrder, Policy, Progress, ReadyFirst, postponing, window
+from opensmd.modelparallel.schedule import (
+    FixedOrder,
+    Policy,
+    Progress,
+    ReadyFirst,
+    postponing,
+    window,
+)
 
 __all__ = ["Engine"]
 
@@ -292,7 +299,7 @@ class Engine:
         in_order = self._in_order
         crossings = self.plan.crossings
         chain = bool(crossings) and all(each.source < each.target for each in crossings)
-        active = self.config.active_microbatches or self.size + 2
+        active = self.config.active_microbatches
         size = window(
             partitions=self.size,
             stage=self.rank,
