@@ -1,4 +1,4 @@
-"""What the machine allows: the ratio that a library without any cost of its own would reach in the same run.
+"""The best that was found: what a library without any cost of its own would reach in the same run.
 
 Whoever calls through torch.distributed pays for the call, and whoever moves the data pays for moving them. A
 run measures both together, for the same size: torch's do-nothing backend is called through torch.distributed,
@@ -34,7 +34,7 @@ OUTSIDE_TORCH = ("(C)", "(mpi4py)")  # how the names of candidates that are not 
 
 
 def allowed(results: Results, case: str, nbytes: int, wanted: Ratio) -> float | None:
-    """The ratio that the machine allows in one case; None if the run had no floor for the candidate.
+    """The ratio that the best found reaches in one case; None if the run had no floor for the candidate.
 
     Times above another candidate's (``wanted.above``) have no limit either: the floor is no training step.
     """
@@ -46,7 +46,7 @@ def allowed(results: Results, case: str, nbytes: int, wanted: Ratio) -> float | 
 
 
 def least_time(results: Results, case: str, nbytes: int, mine: str) -> float | None:
-    """Microseconds that the machine and torch need for what ``mine`` does in one case."""
+    """Microseconds of the best found for what ``mine`` does in one case."""
     times = {name: t for name in results.candidates() if (t := results.p50(case, nbytes, name)) is not None}
     calls = [t for each, size in results.cases() if size == nbytes and (t := results.p50(each, size, CALL))]
     if mine not in times or FLOORS.get(mine) not in times or not calls:

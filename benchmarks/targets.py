@@ -2,7 +2,7 @@
 
 A target names a candidate, its rivals and a factor. Over all cases that it covers, and over the runs with
 every MPI, the smallest ratio counts: a target is met in the worst case or not at all. Where it is missed,
-what the machine allows in the same run (see ``limits``) tells whether a faster library could have met it.
+the fastest that was found in the same run (see ``limits``) tells whether a faster library could have met it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Found:
-    """A ratio measured, where, and the ratio that the machine allows there, if that is known."""
+    """A ratio measured, where, and that of the fastest program that was found for it, if there is one."""
 
     ratio: float
     place: str
@@ -111,20 +111,20 @@ def worst(target: Target, results: Sequence[Results]) -> Found | None:
 
 
 def verdict(factor: float, found: Sequence[Found]) -> str:
-    """Whether a target is met, and if not, whether the machine would have let it be met.
+    """Whether a target is met, and if not, whether anything that was found would have met it.
 
-    ``found`` begins with the worst case. The machine stops it only if it does wherever the target is missed.
+    ``found`` begins with the worst case. Nothing would have only if that is so wherever the target is missed.
     """
     missed = [each for each in found if each.ratio < factor]
     if not missed:
         return "yes"
     could = [each for each in missed if each.allowed is None or each.allowed >= factor]
     if not could:
-        return f"no, the machine allows {ratio_text(missed[0].allowed)}"
+        return f"no, the best found reaches {ratio_text(missed[0].allowed)}"
     if could[0] is missed[0]:
         return "no"
     here = f"{ratio_text(could[0].ratio)} ({could[0].place})"
-    return f"no, and at {here} the machine would allow {ratio_text(could[0].allowed)}"
+    return f"no, and at {here} the best found reaches {ratio_text(could[0].allowed)}"
 
 
 def missing(folder: Path) -> list[str]:
@@ -135,7 +135,7 @@ def missing(folder: Path) -> list[str]:
 
 def markdown(folder: Path) -> str:
     """All targets as a Markdown table."""
-    lines = ["| target | worst case measured | the machine allows there | met |", "| --- | --- | --- | --- |"]
+    lines = ["| target | worst case measured | the best found there | met |", "| --- | --- | --- | --- |"]
     for target in TARGETS:
         results = [Results.load(path) for path in sorted(folder.glob(f"{target.stem}*.json"))]
         if found := all_found(target, results):

@@ -154,10 +154,10 @@ def test_without_a_floor_of_its_kind_a_candidate_has_no_limit() -> None:
     ("found", "said"),
     [
         ([Found(8.0, "a", 9.0)], "yes"),
-        ([Found(4.0, "a", 4.6), Found(9.0, "b", 30.0)], "no, the machine allows 4.6x"),
+        ([Found(4.0, "a", 4.6), Found(9.0, "b", 30.0)], "no, the best found reaches 4.6x"),
         ([Found(4.0, "a", 8.5), Found(5.0, "b", 6.0)], "no"),
         ([Found(4.0, "a")], "no"),
-        ([Found(4.0, "a", 5.0), Found(7.0, "b", 20.0)], "no, and at 7x (b) the machine would allow 20x"),
+        ([Found(4.0, "a", 5.0), Found(7.0, "b", 20.0)], "no, and at 7x (b) the best found reaches 20x"),
     ],
 )
 def test_a_missed_target_is_the_machines_limit_only_if_every_miss_is(found: list[Found], said: str) -> None:
