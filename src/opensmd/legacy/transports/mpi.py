@@ -8,6 +8,7 @@ blocking send copies its tensor, so that all ranks may send before any receives.
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -28,6 +29,7 @@ __all__ = ["MpiTransport"]
 WIRE = Wire(
     "cpu", None, {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 )
+FORWARDING_SECONDS = 0.5  # mpiexec drops what it has not passed on of a rank's output when the job is aborted
 BUFFERED_BYTES = 256 << 20  # copies of blocking sends that nobody has received yet; above, send waits
 
 
@@ -212,6 +214,7 @@ def _abort_when_a_rank_fails(mpi: Any) -> Callable[[], None]:
     ) -> None:
         before(kind, error, trace)
         sys.stderr.flush()
+        time.sleep(FORWARDING_SECONDS)
         mpi.COMM_WORLD.Abort(1)
 
     def restore() -> None:
