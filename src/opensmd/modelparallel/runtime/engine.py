@@ -396,10 +396,11 @@ class Engine:
         awaited = [] if starts else run.first_gradient(edges)
         starts += tokens
         gradients += tokens  # of no elements
-        if not starts:
+        assert self._baton is not None
+        if not starts:  # nothing to do here, but microbatches take turns as on the ranks that have
+            self._baton.at_backward(run.index, [])
             return
         backward = Backward(starts, gradients, awaited, retain_graph)
-        assert self._baton is not None
         if not self._may_put_off(run.index, retain_graph):
             self._baton.at_backward(run.index, awaited)
         elif not self._baton.is_first(run.index, awaited):
