@@ -112,6 +112,11 @@ def test_replicas_average_the_gradients_of_every_backward_of_a_step(pool: Pools,
     check(pool, name, setups, family="calls")
 
 
+def test_microbatches_take_turns_also_where_a_rank_has_no_part_in_a_backward(pool: Pools) -> None:
+    setups = [Setup(4, 2, "chain", schedule, replicas=2) for schedule in SCHEDULES]
+    check(pool, "generator and discriminator", setups, family="calls")
+
+
 def test_replicas_average_gradients_that_only_some_microbatches_of_some_replicas_have(pool: Pools) -> None:
     setups = [
         Setup(stages, microbatches, placement, replicas=2, steps=4)
