@@ -22,7 +22,7 @@ def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: in
     """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
     return (
         what,
-        *[tensor_key(each) if isinstance(each, Tensor) else argument_key(each) for each in args],
+        *[argument_key(each) for each in args],
         _named_key(kwargs) if kwargs else (),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

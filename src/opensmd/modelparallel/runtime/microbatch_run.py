@@ -143,15 +143,14 @@ class MicrobatchRun(Transfers):
         tensors = self.bring_all(call, home)
         key = call_key(call.key, call.args, call.kwargs, shared.epoch)
         known = shared.descriptions.get(key)
-        self._counter = number = self._counter + 1
+        number = self.next_point()
         self.point = _point(call.name, home)
         call.parents = _parents(call.tags)
         if self.rank != home:
             if known is None or known.depends_on_data:
                 known = self._description(home, key, known, number)
             return self._stand_in(home, call, known)
-        if self.put_off is not None:
-            self.settle()
+        self.settle()
         if known is not None and known.is_plain and not (shared.stateful and key in shared.stateful):
             return self._run_known(home, call, tensors, known)
         result, description = self._run_watched(home, call, tensors, key, known, number)

@@ -153,10 +153,10 @@ def tags_of(tensors: Sequence[Tensor]) -> list[Tag | None]:
 
 def tensor_key(tensor: Tensor) -> tuple[Any, ...]:
     """What all ranks know of a tensor; hashable."""
-    tag: Tag | None = tensor.__dict__.get(ATTRIBUTE)
+    tag = tag_of(tensor)
     if tag is None:
         return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
-    return (tag.form or form_of(tensor, tag), tag.requires_grad, tag.home)
+    return (form_of(tensor, tag), tag.requires_grad, tag.home)
 
 
 def put_tag(tensor: Tensor, tag: Tag) -> None:

@@ -63,10 +63,7 @@ class Transfers:
 
     def bring_all(self, call: Call, target: int) -> list[Tensor | None]:
         """The tensors of a call on rank ``target``; None on other ranks for those that are not everywhere."""
-        tensors: list[Tensor | None] = []
-        for leaf, tag in zip(call.leaves, call.tags, strict=True):
-            tensors.append(leaf if tag is None else self.bring(leaf, tag, target))
-        return tensors
+        return [self.bring(leaf, tag, target) for leaf, tag in zip(call.leaves, call.tags, strict=True)]
 
     def bring(self, tensor: Tensor, tag: Tag | None, target: int) -> Tensor | None:
         """The tensor with this tag on rank ``target``: None on the others.
@@ -89,7 +86,7 @@ class Transfers:
         known = self._copies.get(place)
         if known is not None and known[0] == changes:
             return known[1]
-        self._counter = number = self._counter + 1
+        number = self.next_point()
         if grad:
             self._edges.setdefault(tag, []).append(number)
         copy: Tensor | None = None
