@@ -87,7 +87,7 @@ class Baton:
         self._record = record
         self._explain = explain
         self._random = random
-        self._messages: list[list[Message]] = [[] for _ in range(count)]
+        self._messages: list[Sequence[Message]] = [()] * count
         self._until: list[Callable[[], bool] | None] = [None] * count
         self._threads_of_rank = threads
         self._workers: list[_Worker | None] = [None] * count
@@ -132,11 +132,22 @@ class Baton:
 
     def is_first(self, microbatch: int, messages: list[Message]) -> bool:
         """Whether a backward, which would wait for ``messages`` at once, comes before everything else."""
-        self.progress[microbatch] = _AT_BACKWARD
-        self._messages[microbatch], self._until[microbatch] = messages, None
+        self._set(microbatch, _AT_BACKWARD, messages)
         chosen = self._policy.pick(self.progress, self._can_go_on)
-        self.progress[microbatch], self._messages[microbatch] = _RUNNING, []
+        self._set(microbatch, _RUNNING)
         return chosen == microbatch
+
+    def _set(
+        self,
+        microbatch: int,
+        progress: Progress,
+        messages: Sequence[Message] = (),
+        until: Callable[[], bool] | None = None,
+    ) -> None:
+        """Where a microbatch is, and what it waits for."""
+        self.progress[microbatch] = progress
+        self._messages[microbatch] = messages
+        self._until[microbatch] = until
 
     def _suspend(
         self,
@@ -147,8 +158,7 @@ class Baton:
     ) -> None:
         kind = self._record.kind
         self._record.end()
-        self.progress[microbatch] = progress
-        self._messages[microbatch], self._until[microbatch] = messages, until
+        self._set(microbatch, progress, messages, until)
         chosen = self._next()
         if chosen != microbatch:
             worker = self._workers[microbatch]
@@ -157,10 +167,9 @@ class Baton:
             self._hand_over(chosen)
             worker.wake.acquire()
             self._random.resume(microbatch)
-        self._messages[microbatch] = []
         if self.error is not None:
             raise StepAborted
-        self.progress[microbatch] = _RUNNING
+        self._set(microbatch, _RUNNING)
         self._record.begin(microbatch, kind)
 
     def _hand_over(self, chosen: int | None) -> None:
@@ -200,7 +209,7 @@ class Baton:
         while microbatch is not None:
             self._workers[microbatch] = worker
             backward = self.progress[microbatch] is _AT_BACKWARD
-            self.progress[microbatch], self._messages[microbatch] = _RUNNING, []
+            self._set(microbatch, _RUNNING)
             self._record.begin(microbatch, "backward" if backward else "forward")
             self._random.begin(microbatch, backward=backward)
             awaited: list[Message] | None = None
@@ -211,11 +220,10 @@ class Baton:
                     self.error, self.failed = error, microbatch
             self._record.end()
             if awaited is None:
-                self.progress[microbatch] = _DONE
+                self._set(microbatch, _DONE)
                 self._left -= 1
             else:
-                self.progress[microbatch] = _AT_BACKWARD
-                self._messages[microbatch], self._until[microbatch] = awaited, None
+                self._set(microbatch, _AT_BACKWARD, awaited)
                 self._workers[microbatch] = None
             chosen = self._next()
             if chosen is not None and self._workers[chosen] is None:

@@ -194,8 +194,8 @@ class MicrobatchRun(Transfers):
         return known
 
     def _wait_until_known(self, home: int, tag: int, key: Any) -> None:
-        self.settle()
-        while key not in self.shared.descriptions:
+        descriptions = self.shared.descriptions
+        while key not in descriptions:
             if self.transport.ready((home, tag)):
                 told_key, told = self.transport.receive_object(home, tag)
                 if told_key != stable_hash(key, 64):
@@ -203,9 +203,9 @@ class MicrobatchRun(Transfers):
                         f"microbatch {self.index}: pipeline rank {home} described another operation than "
                         f"{self.point}: the ranks do not run the same program"
                     )
-                self.shared.descriptions[key] = told
+                descriptions[key] = told
             else:
-                self.shared.wait(self.index, [(home, tag)], until=lambda: key in self.shared.descriptions)
+                self.wait([(home, tag)], until=lambda: key in descriptions)
 
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
         """Run a call whose result the others have been told for good."""
