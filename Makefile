@@ -20,7 +20,7 @@ test: $(VENV)/.ready
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
-# All benchmarks, alone on the machine: about 35 minutes on two cores. Renews docs/benchmarks.md.
+# All benchmarks, alone on the machine: about 40 minutes on two cores. Renews docs/benchmarks.md.
 bench: $(VENV)/.ready
 	$(BIN)/python -m opensmd.collectives.build
 	$(BIN)/python -m benchmarks.harness.mpi
@@ -31,6 +31,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.one_partition
+	$(BIN)/python -m benchmarks.allocator
 	$(BIN)/python -m benchmarks.report
 
 check: $(VENV)/.ready

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from benchmarks import targets
+from benchmarks.allocator.__main__ import grid as allocator_grid
 from benchmarks.allreduce.__main__ import ratios as allreduce_ratios
 from benchmarks.collectives.__main__ import ratios as collectives_ratios
 from benchmarks.ddp.__main__ import RATIOS as DDP_RATIOS
@@ -56,6 +57,8 @@ def table(name: str, before: str) -> str:
         ).markdown()
     elif results.claim == "pipeline":
         body = pipeline_grid(results).markdown()
+    elif results.claim == "allocator":
+        body = allocator_grid(results).markdown()
     elif results.claim == "one partition":
         body = one_partition_grid(results).markdown()
     else:

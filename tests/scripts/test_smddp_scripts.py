@@ -33,7 +33,7 @@ ON_CPU = {
     "mpiexec": [*LAUNCHERS["mpiexec"], "-m", "opensmd.launch.rank", "--device", "cpu"],
 }
 _OF_A_RANK = re.compile(
-    r"^(RANK|WORLD_SIZE|LOCAL_|MASTER_|OPENSMD_FILLED|SM_|SMDATAPARALLEL|OMP_|OMPI_|PMI|SLURM)"
+    r"^(RANK|WORLD_SIZE|LOCAL_|MASTER_|MALLOC_|OPENSMD_FILLED|SM_|SMDATAPARALLEL|OMP_|OMPI_|PMI|SLURM)"
 )
 
 
@@ -145,6 +145,17 @@ def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
         assert each["cpus"] == allowed
     for each in places(run(["taskset", "-c", str(allowed[-1]), *command], cwd=tmp_path)):
         assert each["cpus"] == [allowed[-1]]
+
+
+def test_ranks_of_smdrun_keep_the_memory_that_every_step_needs_unless_the_user_chose(tmp_path: Path) -> None:
+    def faults(**env: str) -> list[int]:
+        done = run([*LAUNCHERS["smdrun"], str(SCRIPTS / "page_faults.py")], cwd=tmp_path, **env)
+        return [int(each) for each in re.findall(r"faults (\d+)", done.stdout)]
+
+    kept, given_back = faults(), faults(MALLOC_TRIM_THRESHOLD_="131072")
+    assert len(kept) == len(given_back) == 2
+    assert max(kept) < 50
+    assert min(given_back) > 200  # 36 huge pages a step, or 18432 usual ones
 
 
 @pytest.mark.parametrize("launcher", ON_CPU)

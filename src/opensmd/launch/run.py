@@ -1,8 +1,8 @@
 """One job: prepare the host, hand the ranks to torch's elastic agent, show what they say, end what is left.
 
-Steps: 1. threads and cores; 2. build the native core, once for all ranks; 3. the variables of a SageMaker
-container; 4. the agent starts ``opensmd.launch.rank`` for each rank and watches it; 5. when a rank fails or a
-signal comes, every process that the job has left is ended, also those whose parents are dead.
+Steps: 1. threads, cores and memory; 2. build the native core, once for all ranks; 3. the variables of a
+SageMaker container; 4. the agent starts ``opensmd.launch.rank`` for each rank and watches it; 5. when a rank
+fails or a signal comes, every process that the job has left is ended, also those whose parents are dead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opensmd.launch import affinity, orphans, reports
+from opensmd.launch import affinity, allocator, orphans, reports
 from opensmd.launch.console import Console
 from opensmd.launch.rank import LAUNCHER
 from opensmd.launch.sagemaker import JSON, Job, job_variables, parse_mp_parameters
@@ -171,9 +171,10 @@ def _in_a_line(failure: reports.Failure) -> str:
 
 
 def _prepare(options: Options) -> None:
-    """Threads, the native core and the variables that every rank inherits."""
+    """Threads, memory, the native core and the variables that every rank inherits."""
     cores = affinity.local_cores()
     os.environ.setdefault("OMP_NUM_THREADS", str(affinity.threads_per_rank(cores, options.ranks)))
+    os.environ.update(allocator.keeping_memory(os.environ))
     _build_once()
     job = Job(
         script=Path(options.script),
