@@ -16,7 +16,7 @@ from opensmd.launch.allocator import keeping_memory
 
 USUAL, OURS = "usual", "smdrun's"
 MEASURED = ("times", "faults", "peak")
-ROUNDS = 4
+ROUNDS = 8  # a process keeps the places in memory that it has drawn
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.harness.meeting import Meeting
 from benchmarks.harness.mpi import ROOT, Mpi
 from benchmarks.harness.results import Results, machine
+from opensmd.launch.allocator import keeping_memory
 
 __all__ = ["cores", "run"]
 
@@ -37,6 +38,7 @@ def run(
         env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_FOLDER": folder, "PYTHONPATH": path}
         command = [sys.executable, "-m", module, *args]
         if mpi is None:
+            env |= keeping_memory(env)  # as smdrun starts ranks
             processes = [
                 _start(command, {**env, "RANK": str(r), "WORLD_SIZE": str(ranks)}) for r in range(ranks)
             ]
