@@ -1,6 +1,8 @@
 // Every collective against the reference, ranks as threads, over dtypes, reductions, sizes and numbers of ranks.
 #include <map>
+#include <chrono>
 #include <random>
+#include <thread>
 #include <tuple>
 
 #include "harness.hpp"
@@ -195,6 +197,24 @@ TEST(broadcast, "broadcast gives every rank the root's bytes") {
         group.broadcast(tensor.data(), count, DType::F32, root);
         expect(tensor.bytes(), array_of(DType::F32, count, root, count), title("broadcast", group, DType::F32, count));
       }
+    }
+  });
+}
+
+TEST(run_ahead, "a root that is ahead of its readers overwrites nothing that they have not read") {
+  for_every_number_of_ranks([](Group& group) {
+    std::mt19937 random(12);  // the same on all ranks
+    std::mt19937 own(static_cast<unsigned>(group.rank()));
+    for (uint64_t round = 0; round < 120; ++round) {
+      // Streams of one to eight steps; now and then with other slots, or from another root.
+      const size_t count = 3500 * (1 + random() % 8);
+      const int root = random() % 8 == 0 ? static_cast<int>(random()) & 1 : 0;
+      if (own() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds{own() % 500});
+      Bytes data = array_of(DType::F32, count, group.rank(), round);
+      if (random() % 8 == 0) group.all_reduce(data.data(), count, DType::F32, Reduction::Sum);
+      data = array_of(DType::F32, count, group.rank(), round);
+      group.broadcast(data.data(), count, DType::F32, root % group.size());
+      expect(data, array_of(DType::F32, count, root % group.size(), round), "broadcast of a root that is ahead");
     }
   });
 }

@@ -67,20 +67,22 @@ __attribute__((target("avx2"), always_inline)) inline void stream_lines_avx2(cha
   _mm256_stream_si256(reinterpret_cast<__m256i*>(out + 96), d);
 }
 
-// Found by trying: four pages beat one, two and eight; the lines wanted next are those of the next four pages.
-constexpr size_t kPagesAtOnce = 4;
-constexpr size_t kAheadBytes = kPagesAtOnce * 4096;
+enum class Ahead { Fetch, Nothing };
 
-// Returns how many bytes it has moved: all but the last pages.
-template <void (*two_lines)(char*, const char*)>
+// `pages` side by side; the lines wanted next are those of as many pages behind them. Returns how many bytes it has
+// moved: all but the last pages.
+template <void (*two_lines)(char*, const char*), size_t pages, Ahead ahead>
 __attribute__((target("avx2"), always_inline)) inline size_t side_by_side_avx2(char* out, const char* in,
                                                                                size_t bytes) {
+  constexpr size_t together = pages * 4096;
   size_t block = 0;
-  for (; block + kAheadBytes <= bytes; block += kAheadBytes) {
+  for (; block + together <= bytes; block += together) {
     for (size_t line = block; line < block + 4096; line += 128) {
-      for (size_t i = line; i < block + kAheadBytes; i += 4096) {
-        _mm_prefetch(in + i + kAheadBytes, _MM_HINT_T1);
-        _mm_prefetch(in + i + kAheadBytes + 64, _MM_HINT_T1);
+      for (size_t i = line; i < block + together; i += 4096) {
+        if constexpr (ahead == Ahead::Fetch) {
+          _mm_prefetch(in + i + together, _MM_HINT_T1);
+          _mm_prefetch(in + i + together + 64, _MM_HINT_T1);
+        }
         two_lines(out + i, in + i);
       }
     }
@@ -88,11 +90,39 @@ __attribute__((target("avx2"), always_inline)) inline size_t side_by_side_avx2(c
   return block;
 }
 
+// Found by trying, as all of these: from afar four pages beat one, two and eight.
 __attribute__((target("avx2"))) void gather_avx2(void* to, const void* from, size_t bytes) {
   char* out = static_cast<char*>(to);
   const char* in = static_cast<const char*>(from);
-  const size_t done = side_by_side_avx2<copy_lines_avx2>(out, in, bytes);
+  const size_t done = side_by_side_avx2<copy_lines_avx2, 4, Ahead::Fetch>(out, in, bytes);
   copy_bytes(out + done, in + done, bytes - done);
+}
+
+__attribute__((target("avx2"))) void follow_avx2(void* to, const void* from, size_t bytes) {
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  const size_t done = side_by_side_avx2<copy_lines_avx2, 2, Ahead::Nothing>(out, in, bytes);
+  copy_bytes(out + done, in + done, bytes - done);
+}
+
+// More pages than four can be fetched side by side, but not written: a first-level cache has too few places for the
+// same line of so many.
+__attribute__((target("avx2"))) void from_memory_avx2(void* to, const void* from, size_t bytes) {
+  constexpr size_t pages = 8, together = pages * 4096, four_lines = 256;
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  size_t block = 0;
+  for (; block + together <= bytes; block += together) {
+    const char* const next = in + block + together;
+    for (size_t turn = 0; turn < together / four_lines; ++turn) {
+      const char* const fetched = next + turn % pages * 4096 + turn / pages * four_lines;
+      for (size_t line = 0; line < four_lines; line += 64) _mm_prefetch(fetched + line, _MM_HINT_T1);
+      const size_t i = block + turn * four_lines;
+      copy_lines_avx2(out + i, in + i);
+      copy_lines_avx2(out + i + 128, in + i + 128);
+    }
+  }
+  copy_bytes(out + block, in + block, bytes - block);
 }
 
 template <bool from_afar>
@@ -104,35 +134,21 @@ __attribute__((target("avx2"))) void stream_avx2(void* to, const void* from, siz
   if (bytes < 256 + head) return copy_avx2(to, from, bytes);
   std::memcpy(out, in, head);
   size_t i = head;
-  if (from_afar) i += side_by_side_avx2<stream_lines_avx2>(out + head, in + head, bytes - head);
+  if (from_afar) i += side_by_side_avx2<stream_lines_avx2, 4, Ahead::Fetch>(out + head, in + head, bytes - head);
   for (; i + 128 <= bytes; i += 128) stream_lines_avx2(out + i, in + i);
   _mm_sfence();
   std::memcpy(out + i, in + i, bytes - i);
 }
 
+#define OPENSMD_AVX2_OR_PLAIN(copy) (best_simd_level() != SimdLevel::Generic ? (copy) : copy_plain)
+#else
+#define OPENSMD_AVX2_OR_PLAIN(copy) copy_plain
 #endif
-
-using Copy = void (*)(void*, const void*, size_t);
 
 Copy best_copy() {
 #if OPENSMD_VECTOR_COPY
   if (best_simd_level() == SimdLevel::Avx512) return copy_avx512;
   if (best_simd_level() == SimdLevel::Avx2) return copy_avx2;
-#endif
-  return copy_plain;
-}
-
-template <bool from_afar>
-Copy best_stream() {
-#if OPENSMD_VECTOR_COPY
-  if (best_simd_level() != SimdLevel::Generic) return stream_avx2<from_afar>;
-#endif
-  return copy_plain;
-}
-
-Copy best_gather() {
-#if OPENSMD_VECTOR_COPY
-  if (best_simd_level() != SimdLevel::Generic) return gather_avx2;
 #endif
   return copy_plain;
 }
@@ -149,18 +165,28 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
 }
 
 void copy_past_cache(void* to, const void* from, size_t bytes) {
-  static const Copy stream = best_stream<false>();
-  stream(to, from, bytes);
+  static const Copy copy = OPENSMD_AVX2_OR_PLAIN(stream_avx2<false>);
+  copy(to, from, bytes);
 }
 
 void copy_from_afar_past_cache(void* to, const void* from, size_t bytes) {
-  static const Copy stream = best_stream<true>();
-  stream(to, from, bytes);
+  static const Copy copy = OPENSMD_AVX2_OR_PLAIN(stream_avx2<true>);
+  copy(to, from, bytes);
 }
 
 void copy_from_afar(void* to, const void* from, size_t bytes) {
-  static const Copy gather = best_gather();
-  gather(to, from, bytes);
+  static const Copy copy = OPENSMD_AVX2_OR_PLAIN(gather_avx2);
+  copy(to, from, bytes);
+}
+
+void copy_from_memory(void* to, const void* from, size_t bytes) {
+  static const Copy copy = OPENSMD_AVX2_OR_PLAIN(from_memory_avx2);
+  copy(to, from, bytes);
+}
+
+void copy_behind_writer(void* to, const void* from, size_t bytes) {
+  static const Copy copy = OPENSMD_AVX2_OR_PLAIN(follow_avx2);
+  copy(to, from, bytes);
 }
 
 }  // namespace opensmd

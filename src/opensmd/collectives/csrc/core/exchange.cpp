@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "copy.hpp"
-
 namespace opensmd {
 
 namespace {
@@ -23,6 +21,7 @@ Exchange::Exchange(Context& context, Round& round, const Traffic& traffic, const
 void Exchange::run() {
   offer();
   round_.post();
+  if (streams_own_ && traffic_.one_way()) stream_ahead();
   round_.meet();
   check_agreement();
   find_sources();
@@ -120,6 +119,7 @@ void Exchange::offer() {
       pack(context_.stage.at(placement.offset), kLine);
     } else {
       placement.first_slot = context_.stage.first_slot(slot_bytes(self), slots(self));
+      streams_own_ = true;
     }
   }
   announce(round_, placement);
@@ -177,7 +177,7 @@ void Exchange::publish(uint32_t step) {
   const Source& own = sources_[self];
   const size_t offset = step * own.step_bytes;
   std::byte* const to = slot(self, step);
-  const auto copy = from_memory_ ? copy_from_afar : copy_bytes;
+  const auto copy = !from_memory_ ? copy_bytes : traffic_.one_way() ? copy_from_memory : copy_from_afar;
   for (int distance = 1; distance < context_.size; ++distance) {
     const int d = (self + distance) % context_.size;
     const size_t bytes = traffic_.bytes(self, d);
@@ -223,6 +223,29 @@ void Exchange::wait_for_room(uint32_t step) {
   }
 }
 
+// Before all have met, a peer may still be reading what the last call has left in the own slots, and nothing older.
+void Exchange::stream_ahead() {
+  const int self = context_.rank;
+  const Source& own = sources_[self] = find_source(self);
+  bool all_read = true;
+  for (int i = 0; i < context_.size; ++i) {
+    const Flag& consumed = context_.arena.member(i).consumed;
+    all_read &= i == self || reached(consumed.value.load(std::memory_order_acquire), base_);
+  }
+  if (!all_read && !context_.stage.continues(slot_bytes(self), own.slots)) return;
+  begin_own_stream();
+  while (published_ < own.steps && !round_.all_posted() && room_for(published_)) publish(published_++);
+}
+
+void Exchange::begin_own_stream() {
+  if (begun_) return;
+  begun_ = true;
+  const int self = context_.rank;
+  const Source& own = sources_[self];
+  from_memory_ = total(self, 1) >= kPastCacheBytes;
+  context_.stage.begin_stream(own.placement.first_slot, slot_bytes(self), own.slots, own.steps);
+}
+
 void Exchange::stream() {
   Member& mine = context_.arena.member(context_.rank);
   const uint32_t to_publish = streams(context_.rank) ? sources_[context_.rank].steps : 0;
@@ -232,32 +255,27 @@ void Exchange::stream() {
     const Source& source = sources_[s];
     to_consume = std::max(to_consume, static_cast<uint32_t>((source.bytes + source.step_bytes - 1) / source.step_bytes));
   }
-  if (to_publish > 0) {
-    const Source& own = sources_[context_.rank];
-    from_memory_ = total(context_.rank, 1) >= kPastCacheBytes;
-    context_.stage.begin_stream(own.placement.first_slot, own.step_bytes * lane_count(), own.slots, to_publish);
-  }
-  uint32_t published = 0;
+  if (to_publish > 0) begin_own_stream();
   uint32_t consumed = 0;
   if (to_consume == 0) round_.set(mine.consumed, base_ + steps_);
   const auto consume = [&] {
     take_step(consumed++);
     round_.set(mine.consumed, base_ + (consumed == to_consume ? steps_ : consumed));
   };
-  while (published < to_publish || consumed < to_consume) {
-    const bool far_ahead = published == to_publish || published >= consumed + kLead;
+  while (published_ < to_publish || consumed < to_consume) {
+    const bool far_ahead = published_ == to_publish || published_ >= consumed + kLead;
     if (consumed < to_consume && far_ahead && step_available(consumed)) {
       consume();
-    } else if (published < to_publish && room_for(published)) {
-      publish(published++);
+    } else if (published_ < to_publish && room_for(published_)) {
+      publish(published_++);
     } else if (consumed < to_consume && step_available(consumed)) {
       consume();
-    } else if (consumed < to_consume && (published == to_publish || consumed < published)) {
+    } else if (consumed < to_consume && (published_ == to_publish || consumed < published_)) {
       // Only for a step that we have published ourselves: members waiting for each other's next step would wait in
       // a circle.
       wait_for_sources(consumed);
     } else {
-      wait_for_room(published);
+      wait_for_room(published_);
     }
   }
   // Others count on all counters being current, even after calls in which we had nothing to say.
@@ -276,7 +294,7 @@ void CopyingExchange::put(int source, size_t offset, const std::byte* from, size
   std::byte* to = static_cast<std::byte*>(outputs_[source]) + offset;
   // The own piece of a shared source has just been read to be published.
   const bool warm = source == context_.rank && traffic_.shared();
-  (!past_cache_ ? copy_bytes : warm ? copy_past_cache : copy_from_afar_past_cache)(to, from, bytes);
+  (!past_cache_ ? through_cache_ : warm ? copy_past_cache : copy_from_afar_past_cache)(to, from, bytes);
 }
 
 void CopyingExchange::take_direct() {
@@ -296,6 +314,8 @@ void CopyingExchange::take_direct() {
   if (!streamed_whole && own.bytes > 0 && outputs_[context_.rank] != own_piece()) {
     put(context_.rank, 0, own_piece(), own.bytes);
   }
+  // Members that give as well are not close behind each other's writing.
+  if (traffic_.one_way() && results <= kInCacheBytes) through_cache_ = copy_behind_writer;
 }
 
 void CopyingExchange::take_step(uint32_t step) {

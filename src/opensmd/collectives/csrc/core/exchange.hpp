@@ -9,9 +9,13 @@
 //      source   publish 0 ── 1 ── 2 ── 3 ──────── 4 (waits for room)
 //      reader        consume 0 ── 1 ── 2 ...
 //
+// Who gives and takes nothing begins to publish while it waits for the others: they may still be at the end of the call
+// before.
+//
 // A piece for all members is written once ("shared"); pieces for single members lie side by side in lanes.
 #pragma once
 
+#include "copy.hpp"
 #include "placement.hpp"
 
 namespace opensmd {
@@ -76,6 +80,8 @@ class Exchange {
   void offer();
   void find_sources();
   Source find_source(int source) const;
+  void stream_ahead();
+  void begin_own_stream();
   void stream();
   void publish(uint32_t step);
   bool step_available(uint32_t step) const;
@@ -87,6 +93,9 @@ class Exchange {
   bool from_memory_ = false;  // what is published is much larger than the caches
   uint32_t base_;
   uint32_t steps_ = 0;
+  uint32_t published_ = 0;  // steps of this call
+  bool streams_own_ = false;
+  bool begun_ = false;  // the own stream
 };
 
 // Pieces go into outputs[source] as they are; the own piece is copied too, unless it is already there.
@@ -105,6 +114,7 @@ class CopyingExchange : public Exchange {
 
   void* const* outputs_;
   bool past_cache_;  // the results are much larger than the caches
+  Copy through_cache_ = copy_bytes;
 };
 
 }  // namespace opensmd

@@ -13,9 +13,16 @@ namespace opensmd {
 namespace {
 // Small enough that reader and writer overlap, large enough that counters cost nothing.
 constexpr size_t kPieceBytes = size_t{32} << 10;
-constexpr size_t kLongPieceBytes = size_t{64} << 10;
+constexpr size_t kLongPieceBytes = size_t{128} << 10;
 
 size_t piece_bytes(size_t message_bytes) { return takes_long_ring(message_bytes) ? kLongPieceBytes : kPieceBytes; }
+
+Copy copy_in(size_t message_bytes) { return takes_long_ring(message_bytes) ? copy_from_memory : copy_bytes; }
+
+Copy copy_out(size_t message_bytes) {
+  if (takes_long_ring(message_bytes)) return copy_from_afar_past_cache;
+  return message_bytes <= kInCacheBytes ? copy_behind_writer : copy_bytes;
+}
 }  // namespace
 
 bool Message::done() {
@@ -174,12 +181,11 @@ bool Mailbox::push_message(Outgoing& to, Message& message, int destination) {
     push_header(to, message);
   }
   RingWriter& ring = to.payload(message);
-  const bool large = takes_long_ring(message.bytes);
   size_t room = ring.room();
   bool moved = begins;
   do {
     const size_t piece = std::min({message.bytes - message.moved, room, piece_bytes(message.bytes)});
-    ring.put(message.data + message.moved, piece, large);
+    ring.put(message.data + message.moved, piece, copy_in(message.bytes));
     message.moved += piece;
     if (message.moved == message.bytes) ring.pad();
     if (piece == 0 && !moved) return false;
@@ -272,7 +278,7 @@ bool Mailbox::copy_available(Incoming& from, int source) {
   while (from.moved < from.header.bytes) {
     const size_t piece = std::min({from.header.bytes - from.moved, ring.available(), piece_bytes(from.header.bytes)});
     if (piece == 0) break;
-    if (from.to != nullptr) ring.peek(from.to + from.moved, piece, takes_long_ring(from.header.bytes));
+    if (from.to != nullptr) ring.peek(from.to + from.moved, piece, copy_out(from.header.bytes));
     ring.skip(piece);
     from.moved += piece;
     if (from.moved == from.header.bytes) ring.pad();

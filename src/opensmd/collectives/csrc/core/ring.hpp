@@ -56,9 +56,9 @@ class RingWriter : public RingEnd {
     return used < size_ ? size_ - used : 0;
   }
 
-  void put(const void* data, size_t bytes, bool from_memory = false) {
-    split(written_, bytes, [data, from_memory](std::byte* to, size_t offset, size_t count) {
-      (from_memory ? copy_from_afar : copy_bytes)(to, static_cast<const std::byte*>(data) + offset, count);
+  void put(const void* data, size_t bytes, Copy copy = copy_bytes) {
+    split(written_, bytes, [data, copy](std::byte* to, size_t offset, size_t count) {
+      copy(to, static_cast<const std::byte*>(data) + offset, count);
     });
     written_ += bytes;
   }
@@ -78,9 +78,9 @@ class RingReader : public RingEnd {
     return written > read_ ? static_cast<size_t>(written - read_) : 0;
   }
 
-  void peek(void* data, size_t bytes, bool past_cache = false) {
-    split(read_, bytes, [data, past_cache](const std::byte* from, size_t offset, size_t count) {
-      (past_cache ? copy_from_afar_past_cache : copy_bytes)(static_cast<std::byte*>(data) + offset, from, count);
+  void peek(void* data, size_t bytes, Copy copy = copy_bytes) {
+    split(read_, bytes, [data, copy](const std::byte* from, size_t offset, size_t count) {
+      copy(static_cast<std::byte*>(data) + offset, from, count);
     });
   }
   void skip(size_t bytes) { read_ += bytes; }

@@ -36,6 +36,14 @@ Round::~Round() {
 
 void Round::post() { store_and_wake(entry_.sequence, static_cast<uint32_t>(sequence_)); }
 
+bool Round::all_posted() const {
+  for (int i = 0; i < context_.size; ++i) {
+    const std::atomic<uint32_t>& posted = context_.arena.member(i).entries[sequence_ & 1].sequence;
+    if (!reached(posted.load(std::memory_order_acquire), static_cast<uint32_t>(sequence_))) return false;
+  }
+  return true;
+}
+
 void Round::meet() {
   for (int step = 1; step < context_.size; ++step) {
     const int peer = (context_.rank + step) % context_.size;

@@ -29,6 +29,8 @@ uint32_t Stage::first_slot(size_t slot_bytes, uint32_t slots) const {
 void Stage::begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t slots, uint32_t steps) {
   const uint32_t end = first_slot + steps;
   stream_cursor_ = end % slots * slot_bytes;
+  slot_bytes_ = slot_bytes;
+  slots_ = slots;
   reserve(arena_.streams_offset(), std::min(end, slots) * slot_bytes, arena_.streams_bytes(), reserved_for_streams_);
 }
 

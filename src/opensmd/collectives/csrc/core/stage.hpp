@@ -13,7 +13,8 @@
 //
 // Why nothing is overwritten too early: data placed for call s may be read until all peers have posted call s+1; notes
 // go by parity, and what is placed for s+1 lies behind it. Once all have met in a call, nobody reads anything of an
-// earlier one, so streams may begin anywhere; inside a call a slot is written again when all have consumed it.
+// earlier one, so streams may begin anywhere; inside a call a slot is written again when all have consumed it. Before,
+// peers may still be at the steps of the last call: a stream then writes only where counters say that they are not.
 #pragma once
 
 #include "arena.hpp"
@@ -30,6 +31,8 @@ class Stage {
 
   // A stream that turns round in `slots` slots of `slot_bytes` (at most chunk_bytes): the first, were it to begin now.
   uint32_t first_slot(size_t slot_bytes, uint32_t slots) const;
+  // Whether such a stream goes on in the slots of the last one, so that counters of steps tell which are free.
+  bool continues(size_t slot_bytes, uint32_t slots) const { return slot_bytes == slot_bytes_ && slots == slots_; }
   void begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t slots, uint32_t steps);
 
  private:
@@ -39,6 +42,8 @@ class Stage {
   int rank_;
   size_t place_cursor_ = 0;
   size_t stream_cursor_ = 0;
+  size_t slot_bytes_ = 0;  // of the last stream
+  uint32_t slots_ = 0;
   size_t reserved_for_places_ = 0;
   size_t reserved_for_streams_ = 0;
 };
