@@ -1,6 +1,6 @@
 // Every collective against the reference, ranks as threads, over dtypes, reductions, sizes and numbers of ranks.
-#include <map>
 #include <chrono>
+#include <map>
 #include <random>
 #include <thread>
 #include <tuple>
