@@ -23,6 +23,7 @@ from benchmarks.pipeline.__main__ import grid as pipeline_grid
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
 PAGE = ROOT / "docs" / "benchmarks.md"
+GRIDS = {"pipeline": pipeline_grid, "allocator": allocator_grid, "one partition": one_partition_grid}
 BLOCK = re.compile(r"(<!-- results (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -55,12 +56,8 @@ def table(name: str, before: str) -> str:
         body = Grid(
             "", ["limit", "median"], [[row.case, f"{row.p50:.3g}"] for row in results.rows]
         ).markdown()
-    elif results.claim == "pipeline":
-        body = pipeline_grid(results).markdown()
-    elif results.claim == "allocator":
-        body = allocator_grid(results).markdown()
-    elif results.claim == "one partition":
-        body = one_partition_grid(results).markdown()
+    elif results.claim in GRIDS:
+        body = GRIDS[results.claim](results).markdown()
     else:
         body = markdown(results, _ratios(results))
     return f"{body}\n{results.layout}, medians. {notes}.\n"

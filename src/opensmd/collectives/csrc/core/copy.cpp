@@ -90,20 +90,17 @@ __attribute__((target("avx2"), always_inline)) inline size_t side_by_side_avx2(c
   return block;
 }
 
-// Found by trying, as all of these: from afar four pages beat one, two and eight.
-__attribute__((target("avx2"))) void gather_avx2(void* to, const void* from, size_t bytes) {
+template <size_t pages, Ahead ahead>
+__attribute__((target("avx2"))) void pages_avx2(void* to, const void* from, size_t bytes) {
   char* out = static_cast<char*>(to);
   const char* in = static_cast<const char*>(from);
-  const size_t done = side_by_side_avx2<copy_lines_avx2, 4, Ahead::Fetch>(out, in, bytes);
+  const size_t done = side_by_side_avx2<copy_lines_avx2, pages, ahead>(out, in, bytes);
   copy_bytes(out + done, in + done, bytes - done);
 }
 
-__attribute__((target("avx2"))) void follow_avx2(void* to, const void* from, size_t bytes) {
-  char* out = static_cast<char*>(to);
-  const char* in = static_cast<const char*>(from);
-  const size_t done = side_by_side_avx2<copy_lines_avx2, 2, Ahead::Nothing>(out, in, bytes);
-  copy_bytes(out + done, in + done, bytes - done);
-}
+// Found by trying, as all of these: from afar four pages beat one, two and eight.
+constexpr Copy gather_avx2 = pages_avx2<4, Ahead::Fetch>;
+constexpr Copy follow_avx2 = pages_avx2<2, Ahead::Nothing>;
 
 // More pages than four can be fetched side by side, but not written: a first-level cache has too few places for the
 // same line of so many.

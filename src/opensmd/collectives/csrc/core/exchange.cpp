@@ -207,14 +207,15 @@ void Exchange::wait_for_sources(uint32_t step) {
   }
 }
 
-bool Exchange::room_for(uint32_t step) const {
-  const uint32_t needed = base_ + step + 1 - sources_[context_.rank].slots;
+bool Exchange::all_consumed(uint32_t steps) const {
   for (int i = 0; i < context_.size; ++i) {
     const Flag& consumed = context_.arena.member(i).consumed;
-    if (i != context_.rank && !reached(consumed.value.load(std::memory_order_acquire), needed)) return false;
+    if (i != context_.rank && !reached(consumed.value.load(std::memory_order_acquire), steps)) return false;
   }
   return true;
 }
+
+bool Exchange::room_for(uint32_t step) const { return all_consumed(base_ + step + 1 - sources_[context_.rank].slots); }
 
 void Exchange::wait_for_room(uint32_t step) {
   for (int distance = 1; distance < context_.size; ++distance) {
@@ -227,12 +228,7 @@ void Exchange::wait_for_room(uint32_t step) {
 void Exchange::stream_ahead() {
   const int self = context_.rank;
   const Source& own = sources_[self] = find_source(self);
-  bool all_read = true;
-  for (int i = 0; i < context_.size; ++i) {
-    const Flag& consumed = context_.arena.member(i).consumed;
-    all_read &= i == self || reached(consumed.value.load(std::memory_order_acquire), base_);
-  }
-  if (!all_read && !context_.stage.continues(slot_bytes(self), own.slots)) return;
+  if (!all_consumed(base_) && !context_.stage.continues(slot_bytes(self), own.slots)) return;
   begin_own_stream();
   while (published_ < own.steps && !round_.all_posted() && room_for(published_)) publish(published_++);
 }

@@ -86,6 +86,7 @@ class Exchange {
   void publish(uint32_t step);
   bool step_available(uint32_t step) const;
   void wait_for_sources(uint32_t step);
+  bool all_consumed(uint32_t steps) const;  // by the others, counted over all calls
   bool room_for(uint32_t step) const;
   void wait_for_room(uint32_t step);
 
