@@ -19,8 +19,9 @@ __attribute__((target("avx2,f16c"))) void run_avx2(Arguments... arguments) {
   Body::run(arguments...);
 }
 
+// Vectors of half the width: found by trying, sums of floats are 5 to 10 % faster than with whole ones.
 template <class Body, class... Arguments>
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=512"))) void run_avx512(
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=256"))) void run_avx512(
     Arguments... arguments) {
   Body::run(arguments...);
 }
