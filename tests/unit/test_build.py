@@ -42,7 +42,7 @@ def test_the_key_depends_on_every_source_and_header(tmp_path: Path, monkeypatch:
     assert len(keys) == 5
 
 
-def test_a_changed_source_changes_the_key_of_its_own_object_alone(
+def test_a_changed_source_changes_the_keys_of_what_contains_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room in ("core", "torch"):
@@ -51,14 +51,24 @@ def test_a_changed_source_changes_the_key_of_its_own_object_alone(
             (tmp_path / room / name).write_text("// nothing")
     monkeypatch.setattr(build, "SOURCES", tmp_path)
     toolchain = build.Toolchain("cxx", "1")
-    keys = {source: build._object_key(source, toolchain) for source in build._sources()}
-    assert len(set(keys.values())) == 4
-    (tmp_path / "core" / "a.cpp").write_text("int a;")
-    changed = [source for source in keys if build._object_key(source, toolchain) != keys[source]]
-    assert changed == [tmp_path / "core" / "a.cpp"]
-    (tmp_path / "torch" / "a.hpp").write_text("int b;")
-    changed = [source for source in keys if build._object_key(source, toolchain) != keys[source]]
-    assert {source.parent.name for source in changed[1:]} == {"torch"}
+
+    def keys() -> dict[tuple[str, ...], str]:
+        return {
+            tuple(source.name for source in unit.sources): build._object_key(unit, toolchain)
+            for unit in build._units()
+        }
+
+    def changed_by(path: Path) -> set[tuple[str, ...]]:
+        before = keys()
+        path.write_text(path.read_text() + "int a;")
+        return {sources for sources, key in keys().items() if key != before[sources]}
+
+    adapter, a, b = ("a.cpp", "b.cpp"), ("a.cpp",), ("b.cpp",)
+    assert len(set(keys().values())) == 3
+    assert changed_by(tmp_path / "core" / "a.cpp") == {a}
+    assert changed_by(tmp_path / "torch" / "b.cpp") == {adapter}
+    assert changed_by(tmp_path / "torch" / "a.hpp") == {adapter}
+    assert changed_by(tmp_path / "core" / "a.hpp") == {adapter, a, b}
 
 
 def test_objects_that_no_build_has_used_for_long_are_removed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -57,9 +57,17 @@ class Toolchain:
     path: str
     version: str
 
-    @property
-    def is_gcc(self) -> bool:
-        return "Free Software Foundation" in self.version
+
+@dataclass(frozen=True)
+class Unit:
+    """What the compiler reads at once and turns into one object.
+
+    The files of the adapter together, because each of them alone would read torch's headers, which take
+    far longer than its own lines; those of the core one by one, side by side.
+    """
+
+    room: str
+    sources: tuple[Path, ...]
 
 
 def load(settings: Settings | None = None) -> ModuleType:
@@ -130,34 +138,19 @@ def _build_into(target: Path, toolchain: Toolchain) -> None:
 
 
 def _compile(toolchain: Toolchain, folder: Path, kept: Path) -> None:
-    """Every source to an object, side by side on this process's cores; then one library.
+    """Every unit to an object, side by side on this process's cores; then one library.
 
-    Objects are kept under a key of their own, so that a change to one file compiles one file. Those that no
-    build has used for long are removed.
+    Objects are kept under a key of their own, so that a change to the core compiles one file of it. Those
+    that no build has used for long are removed.
     """
     kept.mkdir(exist_ok=True)
-    objects = {source: kept / f"{_object_key(source, toolchain)}.o" for source in _sources()}
-    missing = {
-        room: [s for s, out in objects.items() if _room(s) == room and not out.exists()] for room in OPTIMIZE
-    }
+    objects = {unit: kept / f"{_object_key(unit, toolchain)}.o" for unit in _units()}
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-
-        def compile_all(room: str, *extra: str) -> list[Future[None]]:
-            return [
-                pool.submit(_compile_one, toolchain, folder, source, objects[source], extra)
-                for source in missing[room]
-            ]
-
-        # torch's headers take most of the adapter's time: read once, while the core compiles.
-        prelude = folder / "prelude.hpp"
-        shutil.copy(SOURCES / "torch" / "prelude.hpp", prelude)
-        precompile = toolchain.is_gcc and len(missing["torch"]) > 1
-        flags = [*_compile_flags("torch"), "-x", "c++-header", str(prelude), "-o", f"{prelude}.gch"]
-        precompiled = pool.submit(_run, toolchain, flags) if precompile else None
-        compiling = compile_all("core")
-        if precompiled is not None:
-            precompiled.result()
-        compiling += compile_all("torch", "-include", str(prelude))
+        compiling = [
+            pool.submit(_compile_one, toolchain, folder, unit, target)
+            for unit, target in objects.items()
+            if not target.exists()
+        ]
         for job in compiling:
             job.result()
     library = folder / f"{MODULE}.so"
@@ -186,29 +179,27 @@ def _prune(kept: Path, used: set[Path]) -> None:
                 each.unlink()
 
 
-def _compile_one(
-    toolchain: Toolchain, folder: Path, source: Path, target: Path, extra: Sequence[str]
-) -> None:
+def _compile_one(toolchain: Toolchain, folder: Path, unit: Unit, target: Path) -> None:
+    together = folder / f"{target.stem}.cpp"
+    together.write_text("".join(f'#include "{source.relative_to(SOURCES)}"\n' for source in unit.sources))
     unfinished = folder / target.name
-    _run(toolchain, [*_compile_flags(_room(source)), *extra, "-c", str(source), "-o", str(unfinished)])
+    _run(toolchain, [*_compile_flags(unit.room), "-c", str(together), "-o", str(unfinished)])
     unfinished.rename(target)
 
 
-def _sources() -> list[Path]:
-    """What is compiled: the .cpp files directly in csrc/core and csrc/torch."""
-    return sorted(path for room in OPTIMIZE for path in (SOURCES / room).glob("*.cpp"))
+def _units() -> list[Unit]:
+    """All of csrc/, what takes longest first."""
+    core, adapter = (sorted((SOURCES / room).glob("*.cpp")) for room in ("core", "torch"))
+    return [Unit("torch", tuple(adapter)), *(Unit("core", (source,)) for source in core)]
 
 
-def _room(source: Path) -> str:
-    return source.parent.name
-
-
-def _object_key(source: Path, toolchain: Toolchain) -> str:
-    """Of one source with the headers that it may include."""
-    rooms = ["core"] if _room(source) == "core" else list(OPTIMIZE)
+def _object_key(unit: Unit, toolchain: Toolchain) -> str:
+    """Of a unit's sources with the headers that they may include."""
+    rooms = ["core"] if unit.room == "core" else list(OPTIMIZE)
     headers = sorted(path for room in rooms for path in (SOURCES / room).glob("*.hpp"))
-    texts = [path.read_text() for path in [source, *headers]]
-    return _digest([*_common_key(), toolchain.version, str(source.relative_to(SOURCES)), *texts])[:32]
+    names = [str(source.relative_to(SOURCES)) for source in unit.sources]
+    texts = [path.read_text() for path in [*unit.sources, *headers]]
+    return _digest([*_common_key(), toolchain.version, *names, *texts])[:32]
 
 
 def _run(toolchain: Toolchain, arguments: Sequence[str]) -> None:
