@@ -273,16 +273,16 @@ def run_allocated() -> None:
     core = _torch_internals.shared_group(None)
     assert backend.supports_tensor_alloc(torch.device("cpu"))
     for count in (1, 100, 5000, 70_001, 1_000_003):
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16, torch.complex64):
             tensor = backend.allocate_tensor(count, dtype=dtype, device=torch.device("cpu"))
-            assert core.heap_contains(tensor)
+            assert core.heap_contains(tensor) and tensor.dtype == dtype
             tensor.fill_(float(dist.get_rank() + 1))
             dist.all_reduce(tensor)
             assert bool((tensor == sum(range(1, size + 1))).all())
             tensor.fill_(float(dist.get_rank() + 1))
             gathered = torch.empty(size * count, dtype=dtype)
             dist.all_gather_single(gathered, tensor)
-            assert torch.equal(gathered.view(size, count)[:, -1].float(), torch.arange(1.0, size + 1))
+            assert gathered.view(size, count)[:, -1].tolist() == list(range(1, size + 1))
             dist.broadcast(tensor, 1)
             assert bool((tensor == 2).all())
     # Far more in all than the heap holds at once.

@@ -166,6 +166,34 @@ def run_sparse_gradients() -> None:
     torch.testing.assert_close(gradient.to_dense(), alone.weight.grad.to_dense())
 
 
+class Complex(nn.Module):
+    """Complex and real parameters of several types, of any rank of tensor, in one wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(13)
+        self.narrow = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.matrix = nn.Parameter(torch.randn(2, 3, dtype=torch.complex64))
+        self.wide = nn.Parameter(torch.randn((), dtype=torch.complex128))
+        self.real = nn.Parameter(torch.randn(4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        mixed = (self.matrix * self.narrow * self.wide).abs().sum(0)
+        return (mixed.sum() * inputs * self.real).sum()
+
+
+def run_complex_parameters() -> None:
+    """Two passes, so that gradients are added to, too; expected: the mean over the ranks' inputs."""
+    for view in (False, True):
+        ddp, alone = DistributedDataParallel(Complex(), gradient_as_bucket_view=view), Complex()
+        mean = (dist.get_world_size() + 1) / 2
+        for _ in range(2):
+            ddp(torch.full((4,), dist.get_rank() + 1.0)).backward()
+            alone(torch.full((4,), mean)).backward()
+        for got, expected in zip(ddp.module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(got.grad, expected.grad)
+
+
 def run_buffers() -> None:
     torch.manual_seed(11)
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
@@ -188,6 +216,10 @@ def test_ranks_with_fewer_batches_join_the_others(pool: Pool) -> None:
 
 def test_sparse_gradients_of_an_embedding_are_averaged(pool: Pool) -> None:
     pool(3).run(run_sparse_gradients)
+
+
+def test_gradients_of_complex_parameters_are_averaged(pool: Pool) -> None:
+    pool(2).run(run_complex_parameters)
 
 
 def test_buffers_follow_rank_zero(pool: Pool) -> None:

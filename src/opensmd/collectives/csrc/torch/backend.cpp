@@ -178,7 +178,15 @@ bool SmddpBackend::supportsTensorAlloc(c10::DeviceIndex index) {
   return at::hasCUDA() && device_backend()->supportsTensorAlloc(index);
 }
 
+// torch's reducer (reducer.cpp, initialize_buckets) looks at a bucket of complex parameters as at pairs of real numbers,
+// but not at memory that comes from here: such a bucket has to be made of pairs at once.
 at::Tensor SmddpBackend::allocateTensor(long size, at::TensorOptions options) {
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  if (!options.device().is_cpu() || !c10::isComplexType(dtype)) return allocate(size, options);
+  return allocate(2 * size, options.dtype(c10::toRealValueType(dtype)));
+}
+
+at::Tensor SmddpBackend::allocate(long size, at::TensorOptions options) {
   if (!options.device().is_cpu()) return device_backend()->allocateTensor(size, options);
   require_usable();
   auto group = transport_->shared();

@@ -93,7 +93,9 @@ class SmddpBackend : public c10d::Backend {
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
+  // For torch's reducer: pairs of real numbers in place of complex ones. Everybody else calls allocate.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  at::Tensor allocate(long size, at::TensorOptions options);
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   void abort() override;
   void shutdown() override;

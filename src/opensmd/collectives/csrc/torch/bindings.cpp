@@ -142,6 +142,12 @@ void bind_backend(py::module_& module) {
       .def_property_readonly("shared_group", &shared_group)
       .def_property_readonly("options", &SmddpBackend::getBackendOptions)
       .def("_set_default_timeout", &SmddpBackend::setTimeout, NoGil())
+      .def(
+          "allocate_tensor",
+          [](SmddpBackend& self, long size, at::ScalarType dtype, const at::Device& device) {
+            return self.allocate(size, at::TensorOptions(dtype).device(device));
+          },
+          py::arg("size"), py::kw_only(), py::arg("dtype"), py::arg("device"), NoGil())
       .def("spans_hosts", [](const SmddpBackend& self) { return self.shared_group() == nullptr; })
       // torch calls this on ranks outside a new group when a device is bound; NCCL needs it, this backend does not.
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});
