@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import smdistributed.dataparallel
 import smdistributed.dataparallel.exceptions as exceptions
 import smdistributed.dataparallel.torch.distributed as dist
 from opensmd.dataparallel import deprecation
+from opensmd.launch import environment
 from tests.support.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
@@ -144,6 +146,24 @@ def test_the_group_is_made_by_init_process_group_alone(pool: Pool) -> None:
             assert f"{name} was called before init_process_group()" in said[name]
         assert said["ignored"] == ["the backend 'nccl' is ignored; the group uses 'smddp'"]
         assert said["after"] == (True, "smddp", rank)
+
+
+def place_given_by_the_script(rank: int, address: str) -> None:
+    dist.init_process_group(init_method=address, rank=rank, world_size=2)
+    assert (dist.get_rank(), dist.get_local_rank()) == (rank, rank)
+    dist.barrier()
+    torch_dist.destroy_process_group()
+
+
+def test_ranks_that_a_script_starts_itself_know_their_local_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    alone: dict[str, str] = {}
+    environment.fill(alone)  # as the import of the library does before the script starts its ranks
+    assert alone["LOCAL_RANK"] == "0"
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    torch.multiprocessing.spawn(place_given_by_the_script, (f"file://{tmp_path / 'meeting'}",), nprocs=2)
 
 
 def test_in_a_plain_local_run_the_library_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:

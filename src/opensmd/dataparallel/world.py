@@ -8,7 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from opensmd.collectives.mailbox import has_mailbox
 from opensmd.dataparallel.exceptions import SMDDPError, SMDDPGroupError, SMDDPNotInitializedError
+from opensmd.launch import environment
 
 __all__ = ["ReduceOp", "check_group", "group", "local_rank", "require_initialized", "torch_op"]
 
@@ -88,10 +90,15 @@ def torch_op(op: ReduceOp | None) -> dist.ReduceOp.RedOpType:
 def local_rank() -> int:
     """This process's rank on its host, from LOCAL_RANK.
 
+    A script that starts its ranks itself gives ``init_process_group`` their places, and LOCAL_RANK knows
+    nothing of them: where all ranks share this host's memory, it is the rank.
+
     Raises:
-        SMDDPError: the launcher did not tell it.
+        SMDDPError: nothing tells it.
     """
     value = os.environ.get("LOCAL_RANK")
+    if dist.get_world_size() > 1 and environment.local_rank_is_assumed():
+        value = str(dist.get_rank()) if has_mailbox() else None
     if value is None:
         raise SMDDPError(
             "the local rank is unknown: LOCAL_RANK is not set, and the ranks may run on several hosts. Start "

@@ -19,7 +19,7 @@ from typing import Any
 from opensmd.launch.detect import Launch, detect
 from opensmd.launch.master import ancestors, fold, is_free, master_address, master_port
 
-__all__ = ["Filling", "current_launch", "fill", "plan", "rank_variables"]
+__all__ = ["Filling", "current_launch", "fill", "local_rank_is_assumed", "plan", "rank_variables"]
 
 TORCH_PORT = "29500"  # what torchrun takes on several hosts
 SERVER_PORT = "7592"  # the port a container tells its scripts, which some of them count on from
@@ -40,6 +40,13 @@ def current_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
     """What launched this process, or None if it was started by hand (whatever :func:`fill` added since)."""
     environ = os.environ if environ is None else environ
     return detect(_as_launched(environ))
+
+
+def local_rank_is_assumed(environ: Mapping[str, str] | None = None) -> bool:
+    """True if LOCAL_RANK says 0 only because :func:`fill` took this process for a group of one."""
+    environ = os.environ if environ is None else environ
+    added = _note(environ)["set"].get("LOCAL_RANK")
+    return added is not None and added == environ.get("LOCAL_RANK") and current_launch(environ) is None
 
 
 def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
