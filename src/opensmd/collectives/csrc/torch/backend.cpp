@@ -178,8 +178,8 @@ bool SmddpBackend::supportsTensorAlloc(c10::DeviceIndex index) {
   return at::hasCUDA() && device_backend()->supportsTensorAlloc(index);
 }
 
-// torch's reducer (reducer.cpp, initialize_buckets) looks at a bucket of complex parameters as at pairs of real numbers,
-// but not at memory that comes from here: such a bucket has to be made of pairs at once.
+// torch's reducer takes buckets of complex parameters for pairs of real numbers, and makes them so, but not those whose
+// memory comes from here.
 at::Tensor SmddpBackend::allocateTensor(long size, at::TensorOptions options) {
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
   if (!options.device().is_cpu() || !c10::isComplexType(dtype)) return allocate(size, options);
