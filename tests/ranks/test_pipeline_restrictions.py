@@ -70,6 +70,15 @@ def with_backward_hook() -> nn.Module:
     return model
 
 
+class Keeping(Chain):
+    """Keeps a tensor in an attribute, and uses it after the data has been on the other stage."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = torch.tanh(self.first(x))
+        out: Tensor = self.head(self.third(self.second(self.third(self.kept))) + self.kept)
+        return out
+
+
 CALLS = itertools.count()
 
 
@@ -196,6 +205,9 @@ RESTRICTIONS = {
         with_backward_hook,
     ),
     "eval() inside a step": Restriction(("train() or eval() inside a smp.step",), step=switched_modes),
+    "a tensor that a later microbatch has computed": Restriction(
+        ("was given, after module 'third'", "what kept it", "set active_microbatches to 1"), Keeping
+    ),
     "a result that is not a matter of the arguments": Restriction(
         ("module 'third' returned", "smp.set_partition"), Unsteady
     ),

@@ -301,4 +301,7 @@ def _check(module: nn.Module, trace_device: str, trace_execution_times: bool) ->
     if trace_execution_times and trace_device == "cpu":
         raise ValueError("trace_execution_times must be False with trace_device='cpu'")
     if smp_state.model is not None:
-        raise SMPError("smp.DistributedModel: only one model of a script can be wrapped, and one is already")
+        raise SMPError(
+            "smp.DistributedModel: only one model of a script can be wrapped, and one is already. Put models "
+            "that train together (a generator and its discriminator) into one torch.nn.Module"
+        )

@@ -62,6 +62,24 @@ def packed() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), Packed(), nn.Flatten(), nn.Linear(5 * WIDTH, CLASSES))
 
 
+class PackedBetween(nn.Module):
+    """Packing and unpacking between stages: how long the packed data is depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.rnn = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = 1 + (x[:, :, 0] > 0).sum(1).clamp(max=4)
+        packed = pack_padded_sequence(self.first(x), lengths, batch_first=True, enforce_sorted=False)
+        h, _ = self.rnn(packed)
+        padded, _ = pad_packed_sequence(h, batch_first=True)
+        out: Tensor = self.head(padded.sum(1))
+        return out
+
+
 class Cells(nn.Module):
     """Two cells called in turn for each time step: every step crosses stages."""
 
@@ -86,4 +104,5 @@ CASES = (
     Case("gru", Gru, ("first", "second", "head"), batch=sequences),
     Case("packed sequences", packed, ("0", "1", "2", "3"), batch=sequences, whole=False),
     Case("cells", Cells, ("first", "second", "head"), batch=sequences),
+    Case("packing between stages", PackedBetween, ("first", "rnn", "head"), batch=sequences),
 )

@@ -27,6 +27,7 @@ class Call:
         depends_on_data: its result's shape does.
         owner: the module whose attributes it may set.
         parents: the tags of arguments that gradients go back to.
+        serial: of the microbatch that runs it, counted over all steps.
     """
 
     name: str
@@ -41,3 +42,4 @@ class Call:
     depends_on_data: bool = False
     owner: Any = None
     parents: tuple[Tag, ...] = ()
+    serial: int = -1

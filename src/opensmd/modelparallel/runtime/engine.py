@@ -268,6 +268,7 @@ class Engine:
             raise
         finally:
             self._baton = None
+            shared.begun += len(calls)
             self._postponed.drop()
             random.end_step()
 
@@ -389,6 +390,8 @@ class Engine:
         starts, gradients = [], []
         for root, gradient in zip(roots, given, strict=True):
             tag = tag_of(root)
+            if tag is not None and tag.serial > run.serial:
+                raise run.from_later(tag)
             if tag is None or tag.home == self.rank:
                 real = run.real(root)
                 starts.append(real)

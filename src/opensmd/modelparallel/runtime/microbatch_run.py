@@ -146,6 +146,7 @@ class MicrobatchRun(Transfers):
         number = self.next_point()
         self.point = _point(call.name, home)
         call.parents = _parents(call.tags)
+        call.serial = self.serial
         if self.rank != home:
             if known is None or known.depends_on_data:
                 known = self._description(home, key, known, number)
@@ -248,7 +249,8 @@ class MicrobatchRun(Transfers):
         self._tell(description, key, known, number)
         for tensor in watch.made:
             if tag_of(tensor) is None:
-                put_tag(tensor, Tag(home, tensor.requires_grad, parents=call.parents))
+                made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.serial)
+                put_tag(tensor, made)
         return self._tagged(call, home, parts, description, result), description
 
     def _tell(self, description: Description, key: Any, known: Description | None, number: int) -> None:
@@ -322,7 +324,7 @@ class MicrobatchRun(Transfers):
                 else:
                     tag.requires_grad = requires_grad
             return
-        moved = Tag(home)
+        moved = Tag(home, serial=self.serial)
         moved.family.requires_grad = requires_grad
         moved.family.parents = call.parents
         if tag is None:
@@ -357,7 +359,9 @@ def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
         shared = tag_of(call.leaves[told.shares])
         if shared is not None and shared.home == home:
             family = shared.family if told.is_view else Family(shared.family.memory)
-    return Tag(home, told.requires_grad, family=family, parents=call.parents, form=told.form)
+    return Tag(
+        home, told.requires_grad, family=family, parents=call.parents, form=told.form, serial=call.serial
+    )
 
 
 def _has_buffers(owner: Any) -> bool:

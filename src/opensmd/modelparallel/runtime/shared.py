@@ -41,6 +41,7 @@ class Shared:
         wait: gives the rank to another microbatch meanwhile.
         wait_for_earlier: until all earlier microbatches have been through their forwards on this rank.
         settle: runs the backward that a microbatch has put off.
+        begun: microbatches of earlier steps.
         stateful: calls that change buffers of their modules; they keep the order of the microbatches.
     """
 
@@ -54,6 +55,7 @@ class Shared:
     descriptions: dict[Any, Description] = field(default_factory=dict)
     stateful: set[Any] = field(default_factory=set)
     epoch: int = 0
+    begun: int = 0
     replicated_memory: frozenset[int] = frozenset()
     sent_since_flush: bool = False
     others: list[int] = field(init=False)

@@ -68,9 +68,10 @@ class Tag:
         parents: the tensors with a home that this one was computed from, if it requires gradients.
         real: at home, the tensor that has the data if it is not the tagged one itself.
         form: shape, strides and dtype of the tensor where the tag knows them, to be quick.
+        serial: of the microbatch that made it, counted over all steps; -1 if none did.
     """
 
-    __slots__ = ("__weakref__", "_family", "_requires_grad", "form", "home", "parents", "real")
+    __slots__ = ("__weakref__", "_family", "_requires_grad", "form", "home", "parents", "real", "serial")
 
     def __init__(
         self,
@@ -80,9 +81,11 @@ class Tag:
         family: Family | None = None,
         parents: tuple[Tag, ...] = (),
         form: Form | None = None,
+        serial: int = -1,
     ) -> None:
         self.home = home
         self.form = form
+        self.serial = serial
         self.parents = parents
         self.real: Tensor | None = None
         self._family = family

@@ -30,11 +30,13 @@ class Transfers:
 
     Attributes:
         point: where in the program it is, for messages.
+        serial: its number, counted over all steps.
     """
 
     def __init__(self, shared: Shared, index: int) -> None:
         self.shared = shared
         self.index = index
+        self.serial = shared.begun + index
         self.rank = shared.rank
         self.transport = shared.transport
         self.point = "the beginning of the step function"
@@ -72,6 +74,8 @@ class Transfers:
         """
         if tag is None:
             return tensor
+        if tag.serial > self.serial:
+            raise self.from_later(tag)
         if tag.lost is not None:
             raise SMPError(tag.lost)
         if tag.home != target:
@@ -79,6 +83,15 @@ class Transfers:
         if self.rank != target:
             return None
         return tensor if tag.real is None else tag.real
+
+    def from_later(self, tag: Tag) -> SMPError:
+        """What to raise for a tensor of a microbatch that plain PyTorch would run after this one."""
+        return SMPError(
+            f"microbatch {self.index} was given, after {self.point}, a tensor that microbatch "
+            f"{tag.serial - self.shared.begun} has computed: what kept it (an attribute of a module, a list "
+            "or dict that a hook fills) is one for all microbatches, and they take turns. Return the tensor "
+            "from the module instead, or set active_microbatches to 1"
+        )
 
     def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
         grad = tag.requires_grad and torch.is_grad_enabled()

@@ -98,6 +98,9 @@ class _WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     TAGS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+    UNTAGGED = frozenset(  # by torch, though the lengths of the sequences decide
+        {torch.ops.aten._pack_padded_sequence.default, torch.ops.aten._pad_packed_sequence.default}
+    )
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -105,7 +108,7 @@ class _WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.TAGS.isdisjoint(func.tags):
+        if func in self.UNTAGGED or not self.TAGS.isdisjoint(func.tags):
             self.seen = True
         if func._schema.is_mutable and torch.is_inference_mode_enabled():
             for value, told in zip(args, func._schema.arguments, strict=False):
