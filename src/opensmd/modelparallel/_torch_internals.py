@@ -19,6 +19,9 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
+_WEIGHT_HOOKS = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 
 def is_reentrant_checkpoint(function: type) -> bool:
@@ -163,6 +167,11 @@ def whole_call(module: nn.Module) -> Function:
 def has_backward_hooks(module: nn.Module) -> bool:
     """Whether the module has full backward hooks, which wrap its arguments and results."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def makes_weight(module: nn.Module) -> bool:
+    """Whether a hook of torch's own computes the module's weight into an attribute before each forward."""
+    return any(isinstance(hook, _WEIGHT_HOOKS) for hook in module._forward_pre_hooks.values())
 
 
 def any_autocast() -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from tests.ranks.models.case import WIDTH, Case, Layers, cross_entropy, plain_module
 
@@ -109,6 +110,21 @@ class Meaning(Layers):
         return out
 
 
+class MadeWeights(Layers):
+    """Weights that torch's hooks make before each forward, first on their stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.utils.weight_norm(self.second)  # type: ignore[no-untyped-call]
+        self.third = nn.utils.spectral_norm(self.third)
+        prune.l1_unstructured(self.head, "weight", amount=0.25)  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.second(torch.tanh(self.first(x))))
+        out: Tensor = self.head(torch.tanh(self.third(h)))
+        return out
+
+
 CASES = (
     Case("borrowed weights", Borrowed),
     Case("weight decay in the loss", Chain, loss=decayed_loss),
@@ -118,4 +134,5 @@ CASES = (
     Case("frozen head", head_frozen),
     Case("detached values", Detached, settings={"find_unused_parameters": True}),
     Case("new leaves", Meaning),
+    Case("weights made by hooks", MadeWeights, whole=False),
 )

@@ -55,7 +55,9 @@ def intercepted(
     calls: dict[nn.Module, Function] = {}
     for name, (module, home) in modules.items():
         forwards[module] = redirected(name, module, home, module.forward, alone)
-        if "_compiled_call_impl" in module.__dict__ or internals.has_backward_hooks(module):
+        # A weight that a hook makes must still be the same when the forward has got its input.
+        makes_weight = not alone and internals.makes_weight(module)
+        if makes_weight or "_compiled_call_impl" in module.__dict__ or internals.has_backward_hooks(module):
             calls[module] = redirected(name, module, home, internals.whole_call(module), alone)
 
     def any_backward(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
