@@ -7,6 +7,7 @@ fails or a signal comes, every process that the job has left is ended, also thos
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -258,5 +259,5 @@ class _OutputFolders:
 
     def __exit__(self, *_: object) -> None:
         for path in sorted(self._made, reverse=True):
-            if path.is_dir() and not any(path.iterdir()):
+            with contextlib.suppress(OSError):  # something lies in it, or another job has removed it
                 path.rmdir()
