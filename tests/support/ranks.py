@@ -19,14 +19,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
+from tests.support.forks import ForkedProcess
+
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT = 120.0
+THREADS = {"OMP_NUM_THREADS": "1"}
 
 
 class RankFailed(AssertionError):
@@ -60,23 +62,31 @@ def free_port() -> int:
 class Ranks:
     """``world_size`` processes that wait for functions to run."""
 
-    def __init__(self, world_size: int, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, world_size: int, *, env: Mapping[str, str] | None = None, forked: bool = False
+    ) -> None:
         self.world_size = world_size
         self._dir = tempfile.TemporaryDirectory(prefix="ranks-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | ForkedProcess] = []
         self._links: list[Connection] = []
         address = str(Path(self._dir.name) / "link")
         key = os.urandom(16)
         with Listener(address, family="AF_UNIX", authkey=key) as listener:
             for rank in range(world_size):
-                self._processes.append(self._start(rank, address, key, env or {}))
+                start = self._fork if forked else self._start
+                self._processes.append(start(rank, address, key, env or {}))
             links = [listener.accept() for _ in range(world_size)]
         by_rank = {link.recv(): link for link in links}
         self._links = [by_rank[rank] for rank in range(world_size)]
 
+    def _fork(self, rank: int, address: str, key: bytes, env: Mapping[str, str]) -> ForkedProcess:
+        place = (rank, self.world_size, address, key)
+        stderr = Path(self._dir.name) / f"stderr-{rank}"
+        return ForkedProcess(_serve, *place, cwd=ROOT, env={**os.environ, **THREADS, **env}, stderr=stderr)
+
     def _start(self, rank: int, address: str, key: bytes, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         stderr = (Path(self._dir.name) / f"stderr-{rank}").open("wb")
-        full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **env}
+        full = {**os.environ, **THREADS, "PYTHONUNBUFFERED": "1", **env}
         command = [
             sys.executable,
             "-m",
@@ -109,10 +119,13 @@ class Ranks:
             link.send_bytes(pickle.dumps((function, args, backend, port, group_timeout)))
         self._deadline = time.monotonic() + timeout
 
-    def answers(self) -> list[Outcome]:
-        """Wait for every rank's answer of the last :meth:`call`, until its deadline."""
+    def answers(self, *, silent: Collection[int] = ()) -> list[Outcome]:
+        """Wait for every rank's answer of the last :meth:`call`, until its deadline.
+
+        For those that are to be ``silent`` nobody waits once all others have answered.
+        """
         outcomes: dict[int, Outcome] = {}
-        while len(outcomes) < self.world_size:
+        while set(range(self.world_size)) - set(outcomes) - set(silent):
             open_links = {self._links[r]: r for r in range(self.world_size) if r not in outcomes}
             ready = wait(list(open_links), timeout=max(0.0, self._deadline - time.monotonic()))
             if not ready:
@@ -215,18 +228,21 @@ def run_once(
     group_timeout: float = 30.0,
     env: Mapping[str, str] | None = None,
     meanwhile: Callable[[Ranks], None] | None = None,
+    silent: Collection[int] = (),
 ) -> list[Outcome]:
     """Run a function on fresh processes that may die; return every rank's :class:`Outcome`, raise nothing.
 
-    ``meanwhile`` runs in the test's own process while the ranks work, for example to kill one of them.
+    The processes are forks of one that has imported torch; with an ``env`` they are interpreters of their
+    own, which read it from their beginning. ``meanwhile`` runs in the test's own process while the ranks
+    work, for example to kill one of them. ``silent`` ranks will not answer: nobody waits for them.
     """
-    ranks = Ranks(world_size, env=env)
+    ranks = Ranks(world_size, env=env, forked=env is None)
     try:
         arguments = per_rank_args if per_rank_args is not None else [args] * world_size
         ranks.call(function, arguments, backend=backend, timeout=timeout, group_timeout=group_timeout)
         if meanwhile is not None:
             meanwhile(ranks)
-        return ranks.answers()
+        return ranks.answers(silent=silent)
     finally:
         ranks.close(kill=True)
 

@@ -1,0 +1,77 @@
+"""Processes forked from one that has imported torch, because importing it costs every process seconds.
+
+Python's fork server is that one: it starts at first use, imports what is named here, and serves the session.
+Its children share what an interpreter chooses when it starts, above all the order of sets of strings; and
+what the C library reads from the environment at a process's start they cannot be given.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ForkedProcess"]
+
+# smdistributed is not among them: its import sets variables that depend on the rank.
+PRELOADED = ["torch", "torch.distributed", "torch.nn.parallel.distributed", "pytest", "psutil"]
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(PRELOADED)
+
+
+class ForkedProcess:
+    """A process that runs one importable function, with the part of ``Popen``'s methods that tests use."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        cwd: Path,
+        env: Mapping[str, str],
+        stderr: Path,
+    ) -> None:
+        self._process = SERVER.Process(target=_begin, args=(function, args, cwd, dict(env), stderr))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the process lives."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: the process lives after ``timeout`` seconds.
+        """
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if the process lives."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _begin(
+    function: Callable[..., Any], args: tuple[Any, ...], cwd: Path, env: dict[str, str], stderr: Path
+) -> None:
+    """In the new process: leave what the fork server was given, then do what is asked."""
+    with stderr.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    function(*args)
