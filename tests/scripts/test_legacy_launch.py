@@ -60,12 +60,13 @@ def test_use_env_and_module_and_programs() -> None:
     # one write a line: the processes share the pipe
     text = "' '.join([os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE'], *sys.argv[1:4], os.linesep])"
     show = f"import os, sys; os.write(1, {text}.encode())"
-    module = finish(start("--nproc_per_node=2", "--use_env", "-m", "timeit", "-n1", "-r1", "-s", show, "0"))
+    timed = ["--nproc_per_node=2", "--use_env", "-m", "timeit", "-n1", "-r1", "-s", show, "0"]
+    shown = ["--use_env", "--no_python", "sh", "-c", "echo $RANK of $WORLD_SIZE"]
+    jobs = [start(*arguments) for arguments in (timed, shown, ["--no_python", "sh"])]
+    module, program, refused = map(finish, jobs)
     # what timeit itself prints may come in the middle of a line
     assert sorted(re.findall(r"\d 2 -n1 -r1 -s", module[1])) == ["0 2 -n1 -r1 -s", "1 2 -n1 -r1 -s"], module
-    program = finish(start("--use_env", "--no_python", "sh", "-c", "echo $RANK of $WORLD_SIZE"))
     assert program[:2] == (0, "0 of 1\n")
-    refused = finish(start("--no_python", "sh"))
     assert refused[0] == 2 and "--use_env" in refused[2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import psutil
 import pytest
 import torch
 
+from tests.support.jobs import both
 from tests.support.ranks import free_port
 
 SCRIPTS = Path(__file__).parent / "smddp"
@@ -55,9 +58,23 @@ def places(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return sorted(said, key=lambda each: each["rank"])
 
 
+@pytest.fixture(scope="module")
+def found_under(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+    """What each rank says about itself under a launcher, which is started once for all that asks about it."""
+
+    @functools.cache
+    def found(launcher: str) -> list[dict[str, Any]]:
+        command = [*LAUNCHERS[launcher], str(SCRIPTS / "place.py")]
+        return places(run(command, cwd=tmp_path_factory.mktemp(launcher)))
+
+    return found
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_script_finds_its_place_under_every_launcher(launcher: str, tmp_path: Path) -> None:
-    found = places(run([*LAUNCHERS[launcher], str(SCRIPTS / "place.py")], cwd=tmp_path))
+def test_a_script_finds_its_place_under_every_launcher(
+    launcher: str, found_under: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    found = found_under(launcher)
     assert [(each["rank"], each["size"], each["sum"]) for each in found] == [(0, 2, 2.0), (1, 2, 2.0)]
     for each in found:
         assert each["LOCAL_RANK"] == each["SMDATAPARALLEL_LOCAL_RANK"] == str(each["rank"])
@@ -125,26 +142,26 @@ def test_a_process_started_by_hand_is_a_group_of_one(tmp_path: Path) -> None:
     assert (place["rank"], place["size"], place["sum"]) == (0, 1, 1.0)
 
 
-def test_smdrun_pins_ranks_apart_and_divides_the_threads(tmp_path: Path) -> None:
+def test_smdrun_pins_ranks_apart_and_divides_the_threads(
+    found_under: Callable[[str], list[dict[str, Any]]],
+) -> None:
     allowed = sorted(os.sched_getaffinity(0))
-    found = places(run([*LAUNCHERS["smdrun"], str(SCRIPTS / "place.py")], cwd=tmp_path))
+    found = found_under("smdrun")
     if len(allowed) >= 2:
         assert not set(found[0]["cpus"]) & set(found[1]["cpus"])
     assert all(set(each["cpus"]) <= set(allowed) for each in found)
     assert int(found[0]["OMP_NUM_THREADS"]) >= 1
-    command = [*LAUNCHERS["smdrun"], "--no-bind", str(SCRIPTS / "place.py")]
-    for each in places(run(command, cwd=tmp_path, OMP_NUM_THREADS="3")):
-        assert each["cpus"] == allowed
-        assert each["OMP_NUM_THREADS"] == "3"
 
 
 def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
     command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "place.py")]
     allowed = sorted(os.sched_getaffinity(0))
-    for each in places(run(command, cwd=tmp_path, OMP_PROC_BIND="false")):
-        assert each["cpus"] == allowed
-    for each in places(run(["taskset", "-c", str(allowed[-1]), *command], cwd=tmp_path)):
-        assert each["cpus"] == [allowed[-1]]
+    unbound, narrow = both(
+        lambda: run(command, cwd=tmp_path, OMP_PROC_BIND="false"),
+        lambda: run(["taskset", "-c", str(allowed[-1]), *command], cwd=tmp_path),
+    )
+    assert [each["cpus"] for each in places(unbound)] == [allowed] * 2
+    assert [each["cpus"] for each in places(narrow)] == [[allowed[-1]]] * 2
 
 
 def test_ranks_of_smdrun_keep_the_memory_that_every_step_needs_unless_the_user_chose(tmp_path: Path) -> None:
@@ -201,17 +218,24 @@ def test_helpers_of_detection_code_work_and_only_rank_0_warns_of_the_v1_interfac
 
 def test_the_same_script_runs_without_the_library_in_a_local_run(tmp_path: Path) -> None:
     script = str(SCRIPTS / "local_or_distributed.py")
-    done = run([sys.executable, script], cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "local: False 1\n")
-    done = run([*LAUNCHERS["smdrun"], script], cwd=tmp_path)
-    assert sorted(done.stdout.splitlines()) == [
+    alone, distributed = both(
+        lambda: run([sys.executable, script], cwd=tmp_path),
+        lambda: run([*LAUNCHERS["smdrun"], script], cwd=tmp_path),
+    )
+    assert (alone.returncode, alone.stdout) == (0, "local: False 1\n")
+    assert sorted(distributed.stdout.splitlines()) == [
         "[0] distributed: rank 0 of 2, sum 1.0",
         "[1] distributed: rank 1 of 2, sum 1.0",
     ]
 
 
-def test_smdrun_sets_what_a_container_sets_and_leaves_no_empty_folders(tmp_path: Path) -> None:
-    found = places(run([*ON_CPU["smdrun"], str(SCRIPTS / "place.py")], cwd=tmp_path))
+def test_smdrun_sets_what_a_container_sets_binds_if_wanted_and_leaves_no_empty_folders(
+    tmp_path: Path,
+) -> None:
+    command = [*ON_CPU["smdrun"], "--no-bind", str(SCRIPTS / "place.py")]
+    found = places(run(command, cwd=tmp_path, OMP_NUM_THREADS="3"))
+    assert [each["cpus"] for each in found] == [sorted(os.sched_getaffinity(0))] * 2
+    assert [each["OMP_NUM_THREADS"] for each in found] == ["3", "3"]
     assert found[0]["SM_MODEL_DIR"] == str(tmp_path / "output" / "model")
     assert found[0]["SM_NUM_GPUS"] == "2"
     assert [each["OMPI_COMM_WORLD_LOCAL_RANK"] for each in found] == ["0", "1"]

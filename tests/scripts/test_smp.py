@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.scripts.smp import digits
+from tests.support.jobs import both
 from tests.support.ranks import ROOT
 
 SCRIPT = ROOT / "tests" / "scripts" / "smp" / "digits.py"
@@ -54,12 +55,14 @@ def plain_losses() -> list[float]:
 
 def test_the_mnist_like_script_learns_like_plain_pytorch_alone_and_over_two_replicas(tmp_path: Path) -> None:
     *expected, afterwards = plain_losses()
-    alone = run("--save", str(tmp_path / "a.pt"), ranks=1)
+    alone, replicas = both(
+        lambda: run("--save", str(tmp_path / "a.pt"), ranks=1),
+        lambda: run("--mp_parameters", "microbatches=4", ranks=2),
+    )
     assert losses(alone) == pytest.approx(expected, rel=1e-4)
     assert "correct 32/32" in alone
     full = torch.load(tmp_path / "a.pt_full")["model_state_dict"]
     digits.Net().load_state_dict(full)
-    replicas = run("--mp_parameters", "microbatches=4", ranks=2)
     assert losses(replicas) == pytest.approx(expected, rel=1e-4)
     resumed = run("--resume", str(tmp_path / "a.pt"), ranks=2)
     assert losses(resumed)[0] == pytest.approx(afterwards, rel=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from transformers import BertForPreTraining, GPT2LMHeadModel
 
 from opensmd.optim import FusedLAMB
 from tests.scripts.smp import bert, gpt2
+from tests.support.jobs import both
 from tests.support.ranks import ROOT
 
 SCRIPTS = ROOT / "tests" / "scripts" / "smp"
@@ -78,10 +80,12 @@ def plain_gpt2(steps: int, replicas: int) -> tuple[dict[int, float], float, dict
 
 
 def test_the_gpt2_like_script_learns_like_plain_pytorch_and_resumes(tmp_path: Path) -> None:
-    wanted, evaluated, parameters = plain_gpt2(6, replicas=1)
     options = ["--checkpoint_dir", tmp_path, "--checkpoint_steps", 2, 4]
     full = tmp_path / "full.pt"
-    printed = run("gpt2.py", *options, "--logits_output", 1, "--save_final_full_model", full, ranks=2)
+    saving = ["--logits_output", 1, "--save_final_full_model", full]
+    printed, (wanted, evaluated, parameters) = both(
+        lambda: run("gpt2.py", *options, *saving, ranks=2), lambda: plain_gpt2(6, replicas=1)
+    )
     assert losses(printed) == pytest.approx(wanted, rel=2e-5)
     assert evaluation(printed) == pytest.approx(evaluated, rel=2e-5)
     assert "Partition assignments:" in printed
@@ -98,9 +102,10 @@ def test_the_gpt2_like_script_learns_like_plain_pytorch_and_resumes(tmp_path: Pa
 
 
 def test_the_gpt2_like_script_learns_with_replicas_checkpointing_and_places_by_hand() -> None:
-    wanted, evaluated, _ = plain_gpt2(6, replicas=2)
     options = ["--activation_checkpointing", 1, "--manual", 1, "--microbatches", 4]
-    printed = run("gpt2.py", *options, ranks=4)
+    printed, (wanted, evaluated, _) = both(
+        lambda: run("gpt2.py", *options, ranks=4), lambda: plain_gpt2(6, replicas=2)
+    )
     assert losses(printed) == pytest.approx(wanted, rel=2e-5)
     assert evaluation(printed) == pytest.approx(evaluated, rel=2e-5)
 
@@ -143,36 +148,32 @@ def _halves(batch: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...
 
 
 def test_the_bert_like_script_learns_like_plain_pytorch_and_resumes_on_another_split(tmp_path: Path) -> None:
-    wanted = plain_bert(4)
-    options = ["--output_dir", tmp_path]
-    printed = run("bert.py", "--mp_parameters", "partitions=2,microbatches=2,ddp=True", *options, ranks=2)
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    split = "partitions=2,microbatches=2,ddp=True"
+    printed, wanted = both(
+        lambda: run("bert.py", "--mp_parameters", split, "--output_dir", first, ranks=2),
+        lambda: plain_bert(4),
+    )
     assert losses(printed) == pytest.approx(wanted, rel=2e-5)
     assert "scale 1024.0" in printed
-    kept = sorted(each.name for each in tmp_path.glob("ckpt_*_*"))
+    kept = sorted(each.name for each in first.glob("ckpt_*_*"))
     assert kept == ["ckpt_3.pt_0", "ckpt_3.pt_1", "ckpt_4.pt_0", "ckpt_4.pt_1"]
-    tail = {4: wanted[4]}
+    shutil.copytree(first, second)  # both resumed jobs save again
+    resume = ["--resume_step", 3, "--output_dir"]
     replicas = "partitions=2,microbatches=1,ddp=True,placement_strategy=spread"
-    for resumed in (
-        run("bert.py", "--mp_parameters", replicas, *options, "--resume_step", 3, ranks=4),
-        run(
-            "bert.py",
-            "--mp_parameters=partitions=1,microbatches=2",
-            *options,
-            "--resume_step",
-            3,
-            "--partial_checkpoint",
-            0,
-            ranks=1,
-        ),
+    whole = ["--mp_parameters", "partitions=1,microbatches=2", "--partial_checkpoint", 0]
+    for resumed in both(
+        lambda: run("bert.py", "--mp_parameters", replicas, *resume, first, ranks=4),
+        lambda: run("bert.py", *whole, *resume, second, ranks=1),
     ):
-        assert losses(resumed) == pytest.approx(tail, rel=5e-5)
+        assert losses(resumed) == pytest.approx({4: wanted[4]}, rel=5e-5)
 
 
 def test_the_bert_like_script_learns_under_autocast() -> None:
-    printed = run(
-        "bert.py", "--mp_parameters", "partitions=2,microbatches=2,ddp=True", "--autocast", 1, ranks=2
-    )
-    assert losses(printed) == pytest.approx(plain_bert(4, autocast=True), rel=1e-3)
+    options = ["--mp_parameters", "partitions=2,microbatches=2,ddp=True", "--autocast", 1]
+    printed, wanted = both(lambda: run("bert.py", *options, ranks=2), lambda: plain_bert(4, autocast=True))
+    assert losses(printed) == pytest.approx(wanted, rel=1e-3)
 
 
 def test_the_bert_like_script_is_told_why_its_debugging_helpers_do_not_exist() -> None:
