@@ -34,6 +34,8 @@ def loop(kind: str, rank: int) -> None:
         faulty = current == 2 and rank == 1
         if faulty and kind == "exception":
             raise ZeroDivisionError("the script's own mistake")
+        if faulty and kind == "aborted":
+            smp.get_mp_process_group()._get_backend(torch.device("cpu")).abort()
         if faulty and kind == "control flow":
             x = module[0](x)
         loss = model(x).square().mean()
@@ -95,6 +97,12 @@ def test_an_exception_in_one_rank_reaches_all_with_microbatch_and_place() -> Non
 def test_ranks_that_leave_the_common_program_say_where_they_were() -> None:
     for outcome in run("control flow"):
         assert "microbatch 0" in told(outcome) and "pipeline rank" in told(outcome)
+
+
+def test_a_rank_whose_group_has_been_aborted_says_where_it_was() -> None:
+    for outcome in run("aborted"):
+        assert "the pipeline stopped: microbatch 0 " in told(outcome)
+        assert "abort() was called on rank 1" in told(outcome)
 
 
 def test_ranks_that_begin_different_steps_are_told_at_once() -> None:

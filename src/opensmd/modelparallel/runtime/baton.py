@@ -133,7 +133,7 @@ class Baton:
     def is_first(self, microbatch: int, messages: list[Message]) -> bool:
         """Whether a backward, which would wait for ``messages`` at once, comes before everything else."""
         self._set(microbatch, _AT_BACKWARD, messages)
-        chosen = self._policy.pick(self.progress, self._can_go_on)
+        chosen = self._pick()
         self._set(microbatch, _RUNNING)
         return chosen == microbatch
 
@@ -217,7 +217,7 @@ class Baton:
                 awaited = self._begin(microbatch)
             except BaseException as error:
                 if self.error is None:  # a StepAborted follows the error that aborted the step
-                    self.error, self.failed = error, microbatch
+                    self.error, self.failed = self._located(error, microbatch), microbatch
             self._record.end()
             if awaited is None:
                 self._set(microbatch, _DONE)
@@ -247,10 +247,21 @@ class Baton:
                 return self._next_to_abort()
             if self._left == 0:
                 return None
-            chosen = self._policy.pick(self.progress, self._can_go_on)
-            if chosen is not None:
-                return chosen
-            self._use_the_time()
+            try:
+                chosen = self._pick()
+                if chosen is not None:
+                    return chosen
+                if not self._idle_work():
+                    self._wait_for_any()
+            except BaseException as error:
+                self.error = error
+
+    def _pick(self) -> int | None:
+        """The first of the microbatches that can go on."""
+        try:
+            return self._policy.pick(self.progress, self._can_go_on)
+        except DistBackendError as error:  # the group has been aborted
+            raise self._told(error) from error
 
     def _next_to_abort(self) -> int | None:
         for microbatch, progress in enumerate(self.progress):
@@ -272,15 +283,6 @@ class Baton:
     def _waits_for_others(self, microbatch: int) -> bool:
         return self.progress[microbatch] is _AT_BACKWARD and self._held(microbatch, self.progress)
 
-    def _use_the_time(self) -> None:
-        try:
-            if self._idle_work():
-                return
-        except BaseException as error:
-            self.error = error
-            return
-        self._wait_for_any()
-
     def _wait_for_any(self) -> None:
         messages = [
             message
@@ -293,11 +295,19 @@ class Baton:
         try:
             self._transport.wait_any(messages)
         except DistBackendError as error:
-            self.error = self._told(error)
-            self.error.__cause__ = error
-        except BaseException as error:
-            self.error = error
-        self._record.end()
+            raise self._told(error) from error
+        finally:
+            self._record.end()
+
+    def _located(self, error: BaseException, microbatch: int) -> BaseException:
+        """The error of a running microbatch; the transport's with where that was."""
+        if not isinstance(error, DistBackendError):
+            return error
+        told = SMPError(
+            f"the pipeline stopped: microbatch {microbatch} was at {self._explain(microbatch)}. {error}"
+        )
+        told.__cause__ = error
+        return told
 
     def _told(self, error: DistBackendError) -> SMPError:
         """The transport's error, with what each microbatch was waiting for."""
