@@ -149,8 +149,9 @@ class Ranks:
         """The Python stacks of a silent rank's threads."""
         process = self._processes[rank]
         before = len(self.stderr(rank))
-        if process.poll() is not None:
-            return f"exited with {process.returncode}\n{self.stderr(rank)}"
+        code = process.poll()
+        if code is not None:
+            return f"exited with {code}\n{self.stderr(rank)}"
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGCONT)
         time.sleep(0.5)
