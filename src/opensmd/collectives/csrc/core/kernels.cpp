@@ -299,14 +299,15 @@ struct Narrow {
 
 using Kernel = void (*)(const ReduceJob&);
 
-template <class Body>
+template <class Body, Vectors vectors = Vectors::Whole>
 Kernel kernel(SimdLevel level) {
-  return simd<Body, const ReduceJob&>(level);
+  return simd<Body, vectors, const ReduceJob&>(level);
 }
 
+// Found by trying: with halves sums of 32 and 64 bits are 5 to 12 % faster, those of 8 bits are not.
 template <class T, class Op>
 Kernel direct(SimdLevel level) {
-  return kernel<Direct<T, Op>>(level);
+  return kernel<Direct<T, Op>, sizeof(T) < 4 ? Vectors::Whole : Vectors::Halves>(level);
 }
 
 Kernel narrow_kernel(Reduction reduction, SimdLevel level) {

@@ -150,7 +150,8 @@ using E5M2FNUZ = Eight<2, 16, 0x7f, 0x80, 0x80, true>;
 
 template <class Widen, class Narrow>
 NarrowFormat make_format(SimdLevel level) {
-  return {simd<Widen, float*, const void*, size_t>(level), simd<Narrow, void*, const float*, size_t>(level)};
+  return {simd<Widen, Vectors::Whole, float*, const void*, size_t>(level),
+          simd<Narrow, Vectors::Whole, void*, const float*, size_t>(level)};
 }
 
 template <class Widen, class Narrow>
