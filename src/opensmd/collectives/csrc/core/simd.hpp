@@ -40,7 +40,11 @@ template <class Body, Vectors vectors, class... Arguments>
 constexpr auto simd(SimdLevel level) -> void (*)(Arguments...) {
 #if defined(__x86_64__)
   if (level == SimdLevel::Avx512) {
-    return vectors == Vectors::Whole ? &run_avx512<Body, Arguments...> : &run_avx512_halves<Body, Arguments...>;
+    if constexpr (vectors == Vectors::Whole) {
+      return &run_avx512<Body, Arguments...>;
+    } else {
+      return &run_avx512_halves<Body, Arguments...>;
+    }
   }
   if (level == SimdLevel::Avx2) return &run_avx2<Body, Arguments...>;
 #endif
