@@ -171,8 +171,8 @@ def test_ranks_of_smdrun_keep_the_memory_that_every_step_needs_unless_the_user_c
 
     kept, given_back = faults(), faults(MALLOC_TRIM_THRESHOLD_="131072")
     assert len(kept) == len(given_back) == 2
-    assert max(kept) < 50
-    assert min(given_back) > 200  # 36 huge pages a step, or 18432 usual ones
+    assert min(given_back) > 200  # in ten steps; one takes 36 huge pages or 18432 usual ones
+    assert max(kept) <= min(given_back) / 10  # the heap may still grow once, by less than a step
 
 
 @pytest.mark.parametrize("launcher", ON_CPU)
