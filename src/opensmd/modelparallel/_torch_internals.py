@@ -171,7 +171,8 @@ def has_backward_hooks(module: nn.Module) -> bool:
 
 def makes_weight(module: nn.Module) -> bool:
     """Whether a hook of torch's own computes the module's weight into an attribute before each forward."""
-    return any(isinstance(hook, _WEIGHT_HOOKS) for hook in module._forward_pre_hooks.values())
+    hooks = module._forward_pre_hooks
+    return bool(hooks) and any(isinstance(hook, _WEIGHT_HOOKS) for hook in hooks.values())  # asked every step
 
 
 def any_autocast() -> bool:

@@ -114,10 +114,7 @@ class Baton:
         """Let others go on until one of ``messages`` has come, or ``until`` holds."""
         if self._policy.waits_in_place:
             if messages:
-                try:
-                    self._transport.wait_any(messages)
-                except DistBackendError as error:
-                    raise self._told(error) from error
+                self._wait_for(messages)
             return
         backward = self._record.kind == "backward"
         self._suspend(microbatch, _BACKWARD if backward else _FORWARD, messages, until)
@@ -293,11 +290,15 @@ class Baton:
         assert messages, self.progress
         self._record.begin(-1, "wait")
         try:
+            self._wait_for(messages)
+        finally:
+            self._record.end()
+
+    def _wait_for(self, messages: Sequence[Message]) -> None:
+        try:
             self._transport.wait_any(messages)
         except DistBackendError as error:
             raise self._told(error) from error
-        finally:
-            self._record.end()
 
     def _located(self, error: BaseException, microbatch: int) -> BaseException:
         """The error of a running microbatch; the transport's with where that was."""
