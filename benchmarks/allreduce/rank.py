@@ -29,7 +29,7 @@ def main() -> None:
     for dtype in options.dtypes:
         for nbytes in options.sizes:
             candidates = contestants(me, floor, nbytes, getattr(torch, dtype))
-            found = sample(candidates, me.meeting, me.distance, Plan(options.seconds, untimed=UNTIL_STEADY))
+            found = sample(candidates, me.meeting, me.calm, Plan(options.seconds, untimed=UNTIL_STEADY))
             results.rows += [row(dtype, nbytes, name, samples) for name, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-len(found) :])

@@ -26,7 +26,7 @@ def main() -> None:
     for operation in (each for each in OPERATIONS if each.name in options.operations):
         for nbytes in options.sizes:
             candidates = contestants(me, floor, operation, nbytes)
-            found = sample(candidates, me.meeting, me.distance, Plan(options.seconds, untimed=UNTIL_STEADY))
+            found = sample(candidates, me.meeting, me.calm, Plan(options.seconds, untimed=UNTIL_STEADY))
             results.rows += [row(operation.name, nbytes, name, samples) for name, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-len(found) :])

@@ -35,7 +35,7 @@ def main() -> None:
         parameters = LAYERS * width * (width + 1)
         name = f"{parameters / 1e6:.3g} million parameters"
         candidates = contestants(me, width)
-        for each, samples in sample(candidates, me.meeting, me.distance, Plan(options.seconds)).items():
+        for each, samples in sample(candidates, me.meeting, me.calm, Plan(options.seconds)).items():
             results.rows.append(row(name, 4 * parameters, each, samples))
         if me.rank == 0:
             medians = ", ".join(f"{r.candidate} {r.p50:.5g}" for r in results.rows[-len(candidates) :])

@@ -72,6 +72,17 @@ void floor_loop(void* rank, char letter, float* in, float* out, int64_t count, i
   }
 }
 
+// Nanoseconds of additions that do not wait for one another: twice as long while somebody else uses half of the core.
+int64_t floor_additions() {
+  const int64_t start = floor_::now();
+  uint64_t a = 0, b = 0, c = 0, d = 0;
+  for (int i = 0; i < 25000; i++) {
+    a++, b++, c++, d++;
+    asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
+  }
+  return floor_::now() - start;
+}
+
 // A Python function without arguments that makes one call; it holds the GIL meanwhile. `owner` is that of the memory.
 PyObject* floor_bind(void* rank, char letter, float* in, float* out, int64_t count, PyObject* owner) {
   auto owned = std::make_unique<Bound>(*static_cast<floor_::Rank*>(rank), letter, in, out, count, owner);

@@ -1,4 +1,5 @@
-"""The floor inside other benchmarks: its collectives as contestants, its flags as a probe of the machine."""
+"""The floor inside other benchmarks: its collectives as contestants, its flags and additions as probes of the
+machine."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ class Floor:
         built = str(build(SOURCE, f"-I{sysconfig.get_paths()['include']}"))
         self._library, self._python = ctypes.CDLL(built), ctypes.PyDLL(built)
         self._library.floor_join.restype = ctypes.c_void_p
+        self._library.floor_additions.restype = ctypes.c_int64
         self._python.floor_bind.restype = ctypes.py_object
         self._path, self._rank, self._size = path, rank, size
         self._place = ctypes.c_void_p(self._library.floor_join(str(path).encode(), rank, size))
@@ -79,3 +81,8 @@ class Floor:
     def flags(self, stamps: Stamps) -> None:
         """A block of flag exchanges with all other ranks."""
         self.loop("f", NOTHING, NOTHING, 0)(stamps)
+
+    def additions(self) -> int:
+        """Nanoseconds of a fixed number of independent additions."""
+        taken: int = self._library.floor_additions()
+        return taken

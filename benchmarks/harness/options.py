@@ -16,7 +16,10 @@ def command_parser(doc: str | None, *, seconds: float) -> argparse.ArgumentParse
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--seconds", type=float, default=seconds, help="for all candidates of one case")
     parser.add_argument(
-        "--patience", type=float, default=20.0, help="seconds to wait, a case, for near cores"
+        "--patience",
+        type=float,
+        default=30.0,
+        help="seconds to wait, a case, for cores that are near and not shared",
     )
     parser.add_argument("--backends", nargs="+", default=["smddp", "gloo", "fake"])
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for results and plots")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import mpi
-from benchmarks.harness.distance import Distance
+from benchmarks.harness.cores import Cores
 from benchmarks.harness.meeting import Meeting
 from benchmarks.harness.results import Results
 
@@ -28,7 +28,7 @@ class Rank:
     size: int
     cores: int
     meeting: Meeting
-    distance: Distance
+    calm: Cores
     groups: dict[str, dist.ProcessGroup]
     mpi: Any
     mpi_name: str
@@ -53,15 +53,15 @@ def join(backends: Sequence[str], *, patience: float) -> Rank:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     groups = {backend: _group(backend) for backend in backends}
     meeting = Meeting(folder / "meeting", rank, size)
-    distance = Distance(meeting, folder, patience=patience)
-    return Rank(rank, size, len(available), meeting, distance, groups, library, name, folder)
+    calm = Cores(meeting, folder, patience=patience)
+    return Rank(rank, size, len(available), meeting, calm, groups, library, name, folder)
 
 
 def leave(me: Rank, results: Results) -> None:
     """Save the results (rank 0) and end the groups together."""
     if me.rank == 0:
-        results.notes["flag exchange between the cores"] = f"{me.distance.nearest_us:.3f} µs"
-        results.notes["rounds thrown away"] = f"{me.distance.rounds_far}, the cores had been moved apart"
+        results.notes["flag exchange between the cores"] = f"{me.calm.nearest_us:.3f} µs"
+        results.notes["blocks thrown away"] = f"{me.calm.thrown_away}, the cores were far apart or shared"
         results.save(me.folder / "results.json")
     me.meeting.wait()
     dist.destroy_process_group()

@@ -6,7 +6,8 @@ a buffered send makes a collective look faster than it is.
 
 No candidate may gain by whom it comes after: some work on the same tensors, and up to some 16 MiB it matters
 what the caches hold. So every block begins with calls that are not timed, and the order of the candidates is
-drawn anew every round. Rounds during which the host had moved our cores apart do not count (``distance``).
+drawn anew every round. Blocks do not count during which the host had moved our cores apart, or lent half of
+one to somebody else (``cores``).
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.harness.distance import Distance
+from benchmarks.harness.cores import Cores
 from benchmarks.harness.meeting import MAX_CALLS, Meeting, Stamps
 
 __all__ = ["UNTIL_STEADY", "Candidate", "Plan", "sample", "timed"]
 
 Block = Callable[[Stamps], None]
+
+# Seconds. Others compute on half of a core for some 2 to 30 ms at a time: longer blocks meet them anyway. It is
+# asked of all candidates of a case together, so that none is measured in a better time than another.
+LONG_BLOCK = 30e-3
 
 # Calls after others' tensors and threads have had the caches and cores: zero-copy all_reduce of 16 MiB then
 # takes 1.2, 0.8, 0.55 and from then on 0.45 ms, gloo with 1 MiB 3.8, 1.9, 2.7 and from then on mostly 0.5.
@@ -66,34 +71,39 @@ def timed(call: Callable[[], object]) -> Block:
 
 
 def sample(
-    candidates: Sequence[Candidate], meeting: Meeting, distance: Distance, plan: Plan
+    candidates: Sequence[Candidate], meeting: Meeting, cores: Cores, plan: Plan
 ) -> dict[str, list[float]]:
     """Microseconds a call for every candidate; the same lists on every rank.
 
     Every rank decides alike because all that decisions rest on comes from the shared board.
     """
-    distance.new_case()
+    cores.new_case()
     for candidate in candidates:
         if candidate.check is not None:
             candidate.check()
-    distance.wait_until_near()
+    cores.wait_for_calm()
     one = {c.name: _estimate(c, meeting, plan) for c in candidates}
     calls = {name: _calls_in_block(seconds, plan) for name, seconds in one.items()}
-    round_seconds = sum(one[name] * (calls[name] + plan.untimed) for name in one)
+    block_seconds = {name: one[name] * (calls[name] + plan.untimed) for name in one}
+    if max(block_seconds.values()) > LONG_BLOCK:
+        cores.need_not_be_alone()
+    round_seconds = sum(block_seconds.values())
     rounds = int(min(plan.max_rounds, max(plan.min_rounds, plan.seconds / round_seconds)))
     samples: dict[str, list[float]] = {c.name: [] for c in candidates}
     draw = random.Random(len(candidates))  # the same order on every rank
-    done = 0
-    while done < rounds:
-        patient = distance.wait_until_near()
-        order = draw.sample(candidates, len(candidates))
-        found = {c.name: _run_block(c, meeting, calls[c.name], plan.untimed) for c in order}
-        if patient and not distance.near():
-            distance.rounds_far += 1
-            continue
-        for name, values in found.items():
-            samples[name] += values
-        done += 1
+
+    def calm_block(candidate: Candidate) -> list[float]:
+        name = candidate.name
+        while True:
+            patient = cores.wait_for_calm()
+            values = _run_block(candidate, meeting, calls[name], plan.untimed)
+            if not patient or cores.calm():
+                return values
+            cores.throw_away(block_seconds[name])
+
+    for _ in range(rounds):
+        for candidate in draw.sample(candidates, len(candidates)):
+            samples[candidate.name] += calm_block(candidate)
     return samples
 
 

@@ -31,7 +31,7 @@ def main() -> None:
                 Candidate("torch.distributed", timed(through_torch)),
                 Candidate("deprecated", timed(through_legacy)),
             ]
-            found = sample(candidates, me.meeting, me.distance, Plan(options.seconds))
+            found = sample(candidates, me.meeting, me.calm, Plan(options.seconds))
             results.rows += [row(name, nbytes, each, samples) for each, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-2:])

@@ -40,7 +40,7 @@ def main() -> None:
         steps[ALONE] = alone(case, microbatches, me)
     candidates = [Candidate(name, timed(step)) for name, step in steps.items()]
     results = Results("pipeline", me.layout)
-    for name, samples in sample(candidates, me.meeting, me.distance, Plan(options.seconds)).items():
+    for name, samples in sample(candidates, me.meeting, me.calm, Plan(options.seconds)).items():
         results.rows.append(row(case.title, microbatches, name, samples))
     leave(me, results)
 
