@@ -26,8 +26,8 @@ __all__ = ["UNTIL_STEADY", "Candidate", "Plan", "sample", "timed"]
 
 Block = Callable[[Stamps], None]
 
-# Seconds. Others compute on half of a core for some 2 to 30 ms at a time: longer blocks meet them anyway. It is
-# asked of all candidates of a case together, so that none is measured in a better time than another.
+# Seconds. Others compute on half of a core for some 2 to 30 ms at a time: longer blocks meet them anyway. The
+# longest of a case's blocks decides for all, so that none is measured in a better time than another.
 LONG_BLOCK = 30e-3
 
 # Calls after others' tensors and threads have had the caches and cores: zero-copy all_reduce of 16 MiB then
