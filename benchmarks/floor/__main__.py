@@ -26,7 +26,7 @@ WORDS = {
 
 
 def best_of(program: Path, tries: int) -> list[list[str]]:
-    """The lines of the run in which the cores were nearest: a host may move them apart (see ``harness.cores``)."""
+    """The lines of the run in which the cores were nearest (see ``harness.cores``)."""
     runs = []
     for turn in range(tries):
         if turn:
