@@ -71,11 +71,31 @@ def with_backward_hook() -> nn.Module:
 
 
 class Keeping(Chain):
-    """Keeps a tensor in an attribute, and uses it after the data has been on the other stage."""
+    """Keeps a tensor in a dict of its own, and uses it after the data has been on the other stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        self.kept = torch.tanh(self.first(x))
-        out: Tensor = self.head(self.third(self.second(self.third(self.kept))) + self.kept)
+        first = self.kept["first"] = torch.tanh(self.first(x))
+        out: Tensor = self.head(self.third(self.second(self.third(first))) + self.kept["first"])
+        return out
+
+
+class Accumulating(Chain):
+    """Adds to what earlier microbatches have left, before and after the data has been on the other stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total: Any = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        self.total = self.total + h.detach().mean()
+        h = self.second(self.third(h))
+        self.total = self.total + h.detach().mean()
+        out: Tensor = self.head(self.third(h) + self.total)
         return out
 
 
@@ -207,6 +227,9 @@ RESTRICTIONS = {
     "eval() inside a step": Restriction(("train() or eval() inside a smp.step",), step=switched_modes),
     "a tensor that a later microbatch has computed": Restriction(
         ("was given, after module 'third'", "what kept it", "set active_microbatches to 1"), Keeping
+    ),
+    "an attribute that goes on from microbatch to microbatch": Restriction(
+        ("has set 'total' again", "active_microbatches to 1"), Accumulating
     ),
     "a result that is not a matter of the arguments": Restriction(
         ("module 'third' returned", "smp.set_partition"), Unsteady

@@ -34,6 +34,7 @@ FAMILIES = (
     "hooks",
     "functions",
     "parameters",
+    "attributes",
     "calls",
 )
 LONG = 20  # steps

@@ -15,7 +15,7 @@ from functools import partial
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.random import OwnRandom
+from opensmd.modelparallel.runtime.own import Own
 from opensmd.modelparallel.runtime.record import Record
 from opensmd.modelparallel.runtime.thread_state import ThreadState
 from opensmd.modelparallel.runtime.threads import Threads
@@ -54,7 +54,7 @@ class Baton:
         record: told of what ran when.
         threads: where further microbatches run.
         explain: what a microbatch waits for, in words.
-        random: the generators that microbatches draw from.
+        own: what microbatches have to themselves.
 
     Attributes:
         error: the first of any microbatch, or of waiting for messages.
@@ -73,7 +73,7 @@ class Baton:
         record: Record,
         threads: Threads,
         explain: Callable[[int], str],
-        random: OwnRandom,
+        own: Own,
     ) -> None:
         self.progress = [_NEW] * count
         self._left = count
@@ -86,7 +86,7 @@ class Baton:
         self._idle_work = idle
         self._record = record
         self._explain = explain
-        self._random = random
+        self._own = own
         self._messages: list[Sequence[Message]] = [()] * count
         self._until: list[Callable[[], bool] | None] = [None] * count
         self._threads_of_rank = threads
@@ -160,10 +160,10 @@ class Baton:
         if chosen != microbatch:
             worker = self._workers[microbatch]
             assert worker is not None
-            self._random.suspend(microbatch)
+            self._own.suspend(microbatch)
             self._hand_over(chosen)
             worker.wake.acquire()
-            self._random.resume(microbatch)
+            self._own.resume(microbatch)
         if self.error is not None:
             raise StepAborted
         self._set(microbatch, _RUNNING)
@@ -208,10 +208,11 @@ class Baton:
             backward = self.progress[microbatch] is _AT_BACKWARD
             self._set(microbatch, _RUNNING)
             self._record.begin(microbatch, "backward" if backward else "forward")
-            self._random.begin(microbatch, backward=backward)
             awaited: list[Message] | None = None
             try:
+                self._own.begin(microbatch, backward=backward)
                 awaited = self._begin(microbatch)
+                self._own.end(microbatch)
             except BaseException as error:
                 if self.error is None:  # a StepAborted follows the error that aborted the step
                     self.error, self.failed = self._located(error, microbatch), microbatch

@@ -25,6 +25,7 @@ from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.plan import Plan
 from opensmd.modelparallel.roots import root_gradient, root_pairs
+from opensmd.modelparallel.runtime.attributes import OwnAttributes, Places
 from opensmd.modelparallel.runtime.backward import Backward
 from opensmd.modelparallel.runtime.baton import Baton
 from opensmd.modelparallel.runtime.glue import Glue
@@ -32,6 +33,7 @@ from opensmd.modelparallel.runtime.inputs import agreed_inputs
 from opensmd.modelparallel.runtime.interception import current_run, intercepted, set_run
 from opensmd.modelparallel.runtime.keys import stable_hash
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+from opensmd.modelparallel.runtime.own import Own
 from opensmd.modelparallel.runtime.placeholder import make_remote
 from opensmd.modelparallel.runtime.postponed import Postponed
 from opensmd.modelparallel.runtime.random import OwnRandom, ReplicatedRandom, default_generators
@@ -98,6 +100,7 @@ class Engine:
         self._whole: dict[str, tuple[nn.Module, int]] = {}
         self._split: dict[str, nn.Module] = {}
         self._sequences = Sequences({}, {})
+        self._places = Places()
         self._shared: Shared | None = None
         self._baton: Baton | None = None
         self.backwards = Backwards(0)
@@ -144,6 +147,7 @@ class Engine:
                 seen.add(modules[name])
                 self._whole[name] = (modules[name], home)
         self._split = {name: modules[name] for name in plan.split()}
+        self._places = Places(module)
         self._sequences = Sequences(self._split, dict(self._whole.values()))
         self._tag_parameters(module, plan)
         replicated = self._tag_buffers(modules, plan)
@@ -242,7 +246,8 @@ class Engine:
             run.release()
             return None
 
-        random = OwnRandom(self._generators)
+        alone = len(calls) == 1
+        own = Own(OwnRandom(self._generators), OwnAttributes(self._places, shared, alone=alone))
         self._baton = Baton(
             len(calls),
             policy=self._policy(len(calls)),
@@ -253,10 +258,9 @@ class Engine:
             record=self._record,
             threads=self._threads,
             explain=lambda index: runs[index].point,
-            random=random,
+            own=own,
         )
         try:
-            alone = len(calls) == 1
             with intercepted(self._whole, self._sequences.forwards(alone=alone), self.backward, alone=alone):
                 self._baton.run()
             self._postponed.run_all()
@@ -270,7 +274,7 @@ class Engine:
             self._baton = None
             shared.begun += len(calls)
             self._postponed.drop()
-            random.end_step()
+            own.end_step()
 
     def _begin_step(self) -> Shared:
         assert self._shared is not None
@@ -283,6 +287,7 @@ class Engine:
         self._require_no_backward_hooks()
         self._shared.epoch = hash(tuple(trainable))
         self._shared.random.begin_step()
+        self._shared.lent.clear()
         return self._shared
 
     def _require_no_backward_hooks(self) -> None:

@@ -143,6 +143,8 @@ class MicrobatchRun(Transfers):
         tensors = self.bring_all(call, home)
         key = call_key(call.key, call.args, call.kwargs, shared.epoch)
         known = shared.descriptions.get(key)
+        if known is None:
+            shared.new_calls += 1
         number = self.next_point()
         self.point = _point(call.name, home)
         call.parents = _parents(call.tags)

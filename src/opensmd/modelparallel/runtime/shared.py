@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opensmd.modelparallel.runtime.random import ReplicatedRandom
+from opensmd.modelparallel.runtime.tags import Tag
 
 if TYPE_CHECKING:
     from opensmd.modelparallel.runtime.descriptions import Description
@@ -42,6 +43,8 @@ class Shared:
         wait_for_earlier: until all earlier microbatches have been through their forwards on this rank.
         settle: runs the backward that a microbatch has put off.
         begun: microbatches of earlier steps.
+        new_calls: how often a call was unlike all before.
+        lent: tags of this step's tensors that a later microbatch than their own has used.
         stateful: calls that change buffers of their modules; they keep the order of the microbatches.
     """
 
@@ -56,6 +59,8 @@ class Shared:
     stateful: set[Any] = field(default_factory=set)
     epoch: int = 0
     begun: int = 0
+    new_calls: int = 0
+    lent: set[Tag] = field(default_factory=set)
     replicated_memory: frozenset[int] = frozenset()
     sent_since_flush: bool = False
     others: list[int] = field(init=False)

@@ -1,0 +1,45 @@
+"""What every microbatch has to itself although they take turns: random numbers and attributes of modules."""
+
+from __future__ import annotations
+
+from opensmd.modelparallel.runtime.attributes import OwnAttributes
+from opensmd.modelparallel.runtime.random import OwnRandom
+
+__all__ = ["Own"]
+
+
+class Own:
+    """Told by the baton of every change.
+
+    Args:
+        random: the rank's generators.
+        attributes: the modules'.
+    """
+
+    def __init__(self, random: OwnRandom, attributes: OwnAttributes) -> None:
+        self._random = random
+        self._attributes = attributes
+
+    def begin(self, microbatch: int, *, backward: bool) -> None:
+        """A microbatch begins, or a backward that it has put off."""
+        self._random.begin(microbatch, backward=backward)
+        self._attributes.begin(microbatch)
+
+    def suspend(self, microbatch: int) -> None:
+        """It lets others go on."""
+        self._random.suspend(microbatch)
+        self._attributes.suspend(microbatch)
+
+    def resume(self, microbatch: int) -> None:
+        """It goes on after others have."""
+        self._random.resume(microbatch)
+        self._attributes.begin(microbatch)
+
+    def end(self, microbatch: int) -> None:
+        """It has ended, or its function has returned before its backward."""
+        self._attributes.end(microbatch)
+
+    def end_step(self) -> None:
+        """The rank's own again."""
+        self._random.end_step()
+        self._attributes.end_step()
