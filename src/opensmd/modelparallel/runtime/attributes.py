@@ -62,9 +62,7 @@ class OwnAttributes:
                 self._add(place)
 
     def begin(self, microbatch: int) -> None:
-        """A microbatch begins, or goes on after others have; not for what follows its end."""
-        if microbatch in self._ended:
-            return
+        """A microbatch begins, or goes on after others have."""
         for place, values in self._values.items():
             _put(place, _nearest(values, microbatch))
 
@@ -74,8 +72,6 @@ class OwnAttributes:
         Raises:
             SMPError: it has put something new where a later one has already used what it had put before.
         """
-        if microbatch in self._ended:
-            return
         if self._modules and self._shared.new_calls != self._places.calls:
             self._look()
         for place, values in self._values.items():
@@ -85,7 +81,7 @@ class OwnAttributes:
                 values[microbatch] = value
 
     def end(self, microbatch: int) -> None:
-        """It has ended, or returned before its backward; see :meth:`suspend`."""
+        """It has ended; see :meth:`suspend`."""
         self.suspend(microbatch)
         self._ended.add(microbatch)
         for values in self._values.values():

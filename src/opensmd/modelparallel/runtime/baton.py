@@ -212,7 +212,7 @@ class Baton:
             try:
                 self._own.begin(microbatch, backward=backward)
                 awaited = self._begin(microbatch)
-                self._own.end(microbatch)
+                self._own.end(microbatch, backward_left=awaited is not None)
             except BaseException as error:
                 if self.error is None:  # a StepAborted follows the error that aborted the step
                     self.error, self.failed = self._located(error, microbatch), microbatch

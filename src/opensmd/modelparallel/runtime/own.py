@@ -35,9 +35,12 @@ class Own:
         self._random.resume(microbatch)
         self._attributes.begin(microbatch)
 
-    def end(self, microbatch: int) -> None:
-        """It has ended, or its function has returned before its backward."""
-        self._attributes.end(microbatch)
+    def end(self, microbatch: int, *, backward_left: bool) -> None:
+        """Its function has returned, or also the backward that it has put off."""
+        if backward_left:
+            self._attributes.suspend(microbatch)
+        else:
+            self._attributes.end(microbatch)
 
     def end_step(self) -> None:
         """The rank's own again."""
