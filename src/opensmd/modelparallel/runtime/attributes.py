@@ -57,6 +57,7 @@ class OwnAttributes:
         self._initial = {module: dict(module.__dict__) for module in self._modules}
         self._values: dict[Place, dict[int, Any]] = {}  # by the microbatch that has put them there
         self._ended: set[int] = set()
+        self._first = 0  # of those that have not ended
         if not alone:
             for place in places.found:
                 self._add(place)
@@ -84,6 +85,8 @@ class OwnAttributes:
         """It has ended; see :meth:`suspend`."""
         self.suspend(microbatch)
         self._ended.add(microbatch)
+        while self._first in self._ended:
+            self._first += 1
         for values in self._values.values():
             self._forget(values)
 
@@ -99,23 +102,19 @@ class OwnAttributes:
             initial = self._initial[module]
             for name, value in module.__dict__.items():
                 place = (module, name)
-                if (
-                    value is not initial.get(name, _ABSENT)
-                    and name not in _OTHERS
-                    and place not in self._values
-                    and _keeps_tensors(value)
-                ):
+                if name in _OTHERS or place in self._values or value is initial.get(name, _ABSENT):
+                    continue
+                if _keeps_tensors(value):
                     self._places.found.append(place)
                     self._add(place)
 
     def _add(self, place: Place) -> None:
         module, name = place
-        self._values[place] = {_BEFORE: self._initial[module].get(name, _ABSENT)}
+        self._values[place] = {_BEFORE: self._initial[module].pop(name, _ABSENT)}
 
     def _forget(self, values: dict[int, Any]) -> None:
-        """Of what ended microbatches have put, all but the last that comes before every other microbatch."""
-        first = next(number for number in range(len(self._ended) + 1) if number not in self._ended)
-        for number in sorted(number for number in values if number < first)[:-1]:
+        """Of what was put before the first microbatch that has not ended, all but the last."""
+        for number in sorted([number for number in values if number < self._first])[:-1]:
             del values[number]
 
     def _require_not_lent(self, place: Place, microbatch: int, value: Any) -> None:
