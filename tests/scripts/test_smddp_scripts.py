@@ -280,6 +280,7 @@ def test_ranks_that_fail_alike_are_said_in_one_line(tmp_path: Path) -> None:
         ("raise", 1, "rank 1 failed first: ValueError: the batch is empty"),
         ("exit", 7, "rank 1 failed first: exit code 7"),
         ("kill", 137, "rank 1 failed first: killed by SIGKILL"),
+        ("terminate", 143, "rank 1 failed first: killed by SIGTERM"),
     ],
 )
 def test_the_rank_that_failed_first_is_named_and_nothing_is_left(

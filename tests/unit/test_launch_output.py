@@ -89,8 +89,8 @@ def test_progress_bars_of_two_ranks_do_not_write_into_each_other_on_a_terminal()
     assert plain == "[0] 10%\r\x1b[K[0] 20%\n[1] hello\n[0] 30%\n"
 
 
-def report(rank: int, at: int, *, lost: bool = False) -> Report:
-    return Report(rank, f"error of {rank}", f"Traceback of {rank}", at, lost)
+def report(rank: int, at: int, *, lost: bool = False, says: str = "an error") -> Report:
+    return Report(rank, says, f"Traceback of {rank}", at, lost)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,12 @@ def report(rank: int, at: int, *, lost: bool = False) -> Report:
         ([Failure(0, 1, report(0, 10, lost=True)), Failure(1, 1, report(1, 20))], 1),
         ([Failure(0, 1, report(0, 10, lost=True)), Failure(1, -signal.SIGKILL)], 1),
         ([Failure(0, 1, report(0, 10, lost=True)), Failure(1, 7)], 1),
-        ([Failure(0, -signal.SIGTERM), Failure(1, 1, report(1, 10))], 1),
-        ([Failure(0, -signal.SIGTERM), Failure(1, 1, report(1, 10, lost=True))], 1),
+        ([Failure(1, 1, report(1, 10)), Failure(0, -signal.SIGTERM)], 1),
+        ([Failure(1, 1, report(1, 10, lost=True)), Failure(0, -signal.SIGTERM)], 1),
+        ([Failure(1, -signal.SIGTERM), Failure(0, -signal.SIGTERM)], 1),
+        ([Failure(1, -signal.SIGTERM), Failure(0, 1, report(0, 10, lost=True))], 1),
+        ([Failure(0, 1, report(0, 9, lost=True, says="rank 1 has died")), Failure(1, -signal.SIGTERM)], 1),
+        ([Failure(0, 1, report(0, 9, says="rank 1 has died")), Failure(1, -signal.SIGTERM)], 0),
         ([Failure(0, 1, report(0, 9, lost=True)), Failure(1, 1, report(1, 8, lost=True))], 1),
     ],
 )

@@ -24,6 +24,7 @@ __all__ = ["Failure", "Report", "describe_exit", "exit_status", "first_failure",
 # imported, and the words of Gloo, which raises plain RuntimeErrors.
 _LOST_PEER_CLASSES = {"DistError", "PeerFailed"}
 _LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_DEATH_WORDS = (*_LOST_PEER_WORDS, " has died")  # the last are smddp's
 
 
 @dataclass(frozen=True)
@@ -107,32 +108,47 @@ def read(path: Path, rank: int) -> Report | None:
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:
-    """The failure the others follow from.
+    """The failure the others follow from, of failures in the order in which the launcher saw them.
 
     In order: a rank killed by a signal that the launcher did not send, or one that exited badly without an
     exception, or one whose exception is not about communication; among equals the earliest exception.
     """
+    ended_by_launcher = not (_is_ended(failures[0]) or _begins_with_a_death(failures))
 
-    def key(failure: Failure) -> tuple[int, int, int]:
+    def key(failure: Failure) -> tuple[int, int]:
         report = failure.report
-        if failure.exit_code in (-signal.SIGTERM, -signal.SIGINT) and report is None:
-            return (3, 0, failure.rank)
+        if ended_by_launcher and _is_ended(failure):
+            return (3, 0)
         if report is None:
-            return (0, 0, failure.rank)
-        return (2 if report.of_communication else 1, report.nanoseconds, failure.rank)
+            return (0, 0)
+        return (2 if report.of_communication else 1, report.nanoseconds)
 
     return min(failures, key=key)
 
 
-def describe_exit(exit_code: int) -> str:
-    """How a process ended, in words."""
+def _is_ended(failure: Failure) -> bool:
+    """Whether a rank was ended as the launcher does that, but perhaps by somebody else."""
+    return failure.exit_code in (-signal.SIGTERM, -signal.SIGINT) and failure.report is None
+
+
+def _begins_with_a_death(failures: Sequence[Failure]) -> bool:
+    """Whether the first exception tells that a rank is gone, which then was before the launcher ended any."""
+    known = [failure.report for failure in failures if failure.report is not None]
+    if not known or not all(report.of_communication for report in known):
+        return False
+    first = min(known, key=lambda report: report.nanoseconds)
+    return any(words in first.message for words in _DEATH_WORDS)
+
+
+def describe_exit(exit_code: int, *, first: bool) -> str:
+    """How a process ended, in words; ``first``: before the launcher ended any."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    if exit_code == -signal.SIGTERM:
+    if exit_code == -signal.SIGTERM and not first:
         return "ended by the launcher"
     advice = {
         "SIGKILL": "; the kernel does this to a process when memory runs out: see `dmesg`",

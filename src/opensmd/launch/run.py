@@ -145,7 +145,7 @@ def _explain(failures: list[reports.Failure], console: Console) -> int:
     first = reports.first_failure(failures)
     if first.report is not None and not console.was_shown(first.report):
         console.show_report(first.report)
-    console.say(f"rank {first.rank} failed first: {_in_a_line(first)}")
+    console.say(f"rank {first.rank} failed first: {_in_a_line(first, first=True)}")
     alike = [failure.rank for failure in failures if failure is not first and _same_text(failure, first)]
     if alike:
         ranks = f"rank{'s' * (len(alike) > 1)} {', '.join(map(str, sorted(alike)))}"
@@ -165,9 +165,9 @@ def _same_text(one: reports.Failure, other: reports.Failure) -> bool:
     return one.report is not None and other.report is not None and one.report.text == other.report.text != ""
 
 
-def _in_a_line(failure: reports.Failure) -> str:
+def _in_a_line(failure: reports.Failure, *, first: bool = False) -> str:
     if failure.report is None:
-        return reports.describe_exit(failure.exit_code)
+        return reports.describe_exit(failure.exit_code, first=first)
     return failure.report.message.splitlines()[0]
 
 

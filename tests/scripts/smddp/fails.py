@@ -1,6 +1,7 @@
 """Rank 1, or all of them, come to grief in the way the command line names; the others wait for rank 1."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,9 @@ def break_down(how: str) -> None:
     if how == "exit":
         sys.exit(7)
     if how == "kill":
-        os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 how, marker = (*sys.argv[1:], "")[:2]
