@@ -20,7 +20,7 @@ test: $(VENV)/.ready
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
-# All benchmarks, alone on the machine: about 40 minutes on two cores. Renews docs/benchmarks.md.
+# All benchmarks, alone on the machine: about an hour on two cores. Renews docs/benchmarks.md.
 bench: $(VENV)/.ready
 	$(BIN)/python -m opensmd.collectives.build
 	$(BIN)/python -m benchmarks.harness.mpi
