@@ -158,7 +158,7 @@ CASES = (
     Case("kept by the model", Kept),
     Case("kept again and again", KeptTwice),
     Case("kept on every rank", KeptMask),
-    Case("kept in a dict and a list", KeptTogether),
+    Case("kept in a dict and a list", KeptTogether, whole=False),
     Case("losses of experts", experts, parts=("0", "1", "2", "3"), loss=with_losses_of_experts, whole=False),
     Case("kept on one rank", Returning),
     Case("kept by hooks", kept_by_hooks),
