@@ -38,7 +38,7 @@ class Places:
         if module is not None:
             self.modules = {each: name for name, each in module.named_modules()}
         self.found: list[Place] = []
-        self.calls = 0  # so many had been new when they were looked for
+        self.calls = -1  # so many had been new up to the end of the latest step
 
 
 class OwnAttributes:
@@ -92,12 +92,12 @@ class OwnAttributes:
 
     def end_step(self) -> None:
         """Leave what the last microbatch has put there."""
+        self._places.calls = self._shared.new_calls
         for place, values in self._values.items():
             _put(place, values[max(values)])
 
     def _look(self) -> None:
         """Find further places."""
-        self._places.calls = self._shared.new_calls
         for module in self._modules:
             initial = self._initial[module]
             for name, value in module.__dict__.items():
