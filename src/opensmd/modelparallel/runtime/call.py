@@ -25,9 +25,10 @@ class Call:
         whole: it runs as a whole: nothing inside is intercepted.
         destination: the argument that it writes into.
         depends_on_data: its result's shape does.
+        lasting: its result is no microbatch's own, like a parameter's gradient.
         owner: the module whose attributes it may set.
         parents: the tags of arguments that gradients go back to.
-        serial: of the microbatch that runs it, counted over all steps.
+        serial: of the microbatch whose its result is, counted over all steps; -1 if that is none.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Call:
     whole: bool = False
     destination: Tensor | None = None
     depends_on_data: bool = False
+    lasting: bool = False
     owner: Any = None
     parents: tuple[Tag, ...] = ()
     serial: int = -1

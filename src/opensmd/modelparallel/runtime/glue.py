@@ -119,15 +119,16 @@ class Glue(TorchFunctionMode):
     def _grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._run.settle()
         self._complete()
-        return self._of_first(func, args)
+        return self._of_first(func, args, lasting=True)
 
     def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return iter(self._of_first(Tensor.unbind, (args[0], 0)))
 
-    def _of_first(self, func: Function, args: tuple[Any, ...]) -> Any:
+    def _of_first(self, func: Function, args: tuple[Any, ...], *, lasting: bool = False) -> Any:
         tag = tag_of(args[0])
         assert tag is not None
-        return self._intercept(Call(_name(func), func, func, args, {}, [args[0]], [tag]), tag.home)
+        call = Call(_name(func), func, func, args, {}, [args[0]], [tag], lasting=lasting)
+        return self._intercept(call, tag.home)
 
     def _hook(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hooks on a tensor act at its home only."""

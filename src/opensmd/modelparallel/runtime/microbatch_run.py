@@ -148,7 +148,8 @@ class MicrobatchRun(Transfers):
         number = self.next_point()
         self.point = _point(call.name, home)
         call.parents = _parents(call.tags)
-        call.serial = self.serial
+        if not call.lasting:
+            call.serial = self.serial
         if self.rank != home:
             if known is None or known.depends_on_data:
                 known = self._description(home, key, known, number)
