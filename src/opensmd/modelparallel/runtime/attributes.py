@@ -58,9 +58,8 @@ class OwnAttributes:
         self._values: dict[Place, dict[int, Any]] = {}  # by the microbatch that has put them there
         self._ended: set[int] = set()
         self._first = 0  # of those that have not ended
-        if not alone:
-            for place in places.found:
-                self._add(place)
+        for place in () if alone else places.found:
+            self._add(place)
 
     def begin(self, microbatch: int) -> None:
         """A microbatch begins, or goes on after others have."""

@@ -395,8 +395,8 @@ class Engine:
         starts, gradients = [], []
         for root, gradient in zip(roots, given, strict=True):
             tag = tag_of(root)
-            if tag is not None and tag.serial > run.serial:
-                raise run.from_later(tag)
+            if tag is not None:
+                run.require_not_later(tag)
             if tag is None or tag.home == self.rank:
                 real = run.real(root)
                 starts.append(real)

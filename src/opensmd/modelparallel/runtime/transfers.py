@@ -75,7 +75,7 @@ class Transfers:
         if tag is None:
             return tensor
         if tag.serial != self.serial:
-            self._of_another(tag)
+            self.require_not_later(tag)
         if tag.lost is not None:
             raise SMPError(tag.lost)
         if tag.home != target:
@@ -84,20 +84,20 @@ class Transfers:
             return None
         return tensor if tag.real is None else tag.real
 
-    def _of_another(self, tag: Tag) -> None:
-        if tag.serial > self.serial:
-            raise self.from_later(tag)
-        if tag.serial >= self.shared.begun:
-            self.shared.lent.add(tag)
+    def require_not_later(self, tag: Tag) -> None:
+        """Raise for a tensor of a microbatch that plain PyTorch would run after this one.
 
-    def from_later(self, tag: Tag) -> SMPError:
-        """What to raise for a tensor of a microbatch that plain PyTorch would run after this one."""
-        return SMPError(
-            f"microbatch {self.index} was given, after {self.point}, a tensor that microbatch "
-            f"{tag.serial - self.shared.begun} has computed: what kept it (a list or dict that a hook fills, "
-            "an object) is one for all microbatches, and they take turns. Return the tensor from the module, "
-            "keep it in an attribute of a module, or set active_microbatches to 1"
-        )
+        One of an earlier microbatch of the step is remembered as lent.
+        """
+        if tag.serial > self.serial:
+            raise SMPError(
+                f"microbatch {self.index} was given, after {self.point}, a tensor that microbatch "
+                f"{tag.serial - self.shared.begun} has computed: what kept it (a list or dict that a hook "
+                "fills, an object) is one for all microbatches, and they take turns. Return the tensor from "
+                "the module, keep it in an attribute of a module, or set active_microbatches to 1"
+            )
+        if self.shared.begun <= tag.serial < self.serial:
+            self.shared.lent.add(tag)
 
     def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
         grad = tag.requires_grad and torch.is_grad_enabled()
