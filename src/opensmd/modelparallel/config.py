@@ -250,7 +250,7 @@ def _one_name(source: Mapping[str, Any]) -> dict[str, Any]:
     if "partitions" in values:
         older = values.pop("partitions")
         newer = values.setdefault("pipeline_parallel_degree", older)
-        if str(newer) != str(older):
+        if newer != older and str(newer) != str(older):
             raise ValueError(
                 f"partitions={older!r} and pipeline_parallel_degree={newer!r} are two names of one setting; "
                 "give one of them"
