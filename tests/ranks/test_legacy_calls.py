@@ -165,9 +165,7 @@ def wrong_arguments(port: int) -> None:
     ):
         with pytest.raises(TypeError, match=r"expected a list of tensors, got a tensor of shape \(2, 2\)"):
             call()
-    with pytest.raises(
-        RuntimeError, match=r"all_reduce: expected dense tensors, got one of layout torch\.sparse"
-    ):
+    with pytest.raises(RuntimeError, match="all_reduce: expected dense tensors, got one of layout"):
         dist.all_reduce(torch.eye(2).to_sparse())
     with pytest.raises(ValueError, match=r"device_ids=\[0\] are GPUs, but the module is on the CPU"):
         DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0])

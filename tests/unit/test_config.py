@@ -61,6 +61,13 @@ def test_defaults_follow_the_settings_also_where_these_are_texts(given: Any) -> 
     )
 
 
+def test_the_command_line_may_give_one_json_object() -> None:
+    config = load(arguments=("--mp_parameters", '{"partitions": 2, "ddp": true}'))
+    assert (config.partitions, config.ddp) == (2, True)
+    with pytest.raises(ValueError, match=r"--mp_parameters='{\"partitions\": 2' is not JSON"):
+        load(arguments=("--mp_parameters", '{"partitions": 2'))
+
+
 def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_partitions() -> None:
     assert load({"pipeline_parallel_degree": 4}, launcher={"partitions": 2}).partitions == 2
 

@@ -225,9 +225,13 @@ def load_config(
 def parse_pairs(text: str) -> dict[str, Any]:
     """Read ``"partitions=2,ddp=True,pipeline=simple"``; values are JSON where they can be, else text.
 
+    One JSON object is taken, too, as by the launcher.
+
     Raises:
         ValueError: a piece that is not ``key=value``.
     """
+    if text.lstrip().startswith("{"):
+        return _json_object(text, OPTION)
     values: dict[str, Any] = {}
     for piece in filter(None, (each.strip() for each in text.split(","))):
         key, equals, value = piece.partition("=")
@@ -270,14 +274,16 @@ def _value(text: str) -> Any:
 
 def _from_variable(environ: Mapping[str, str]) -> dict[str, Any]:
     text = environ.get(VARIABLE, "").strip()
-    if not text:
-        return {}
+    return _json_object(text, VARIABLE) if text else {}
+
+
+def _json_object(text: str, source: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{VARIABLE}={text!r} is not JSON: {error}") from None
+        raise ValueError(f"{source}={text!r} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{VARIABLE}={text!r}: expected a JSON object of parameters")
+        raise ValueError(f"{source}={text!r}: expected a JSON object of parameters")
     return values
 
 
