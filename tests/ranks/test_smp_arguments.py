@@ -215,3 +215,30 @@ def settings_as_texts() -> None:
 
 def test_settings_may_be_texts_and_a_second_init_may_have_none(pool: Pools) -> None:
     pool(2).run(settings_as_texts)
+
+
+def torchs_scaler_in_a_step() -> None:
+    """It makes its scale at the first loss, which is in the dry run that plans the partitions."""
+    with started(partitions=2):
+        model = smp.DistributedModel(net())
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+        @smp.step
+        def train_step(x: Tensor) -> None:
+            model.backward(scaler.scale(model(x).square().mean()))
+
+        train_step(rows(0))
+        with pytest.warns(UserWarning, match=r"Use smp\.amp\.GradScaler"):
+            scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 4.0
+        whole = net()
+        whole(rows(0)).square().mean().backward()
+        wanted = {name: each - 0.1 * each.grad for name, each in whole.named_parameters()}
+        for name, mine in model.local_named_parameters():
+            torch.testing.assert_close(mine, wanted[name])
+
+
+def test_torchs_own_scaler_works_in_a_step_and_is_warned_of(pool: Pools) -> None:
+    pool(2).run(torchs_scaler_in_a_step)
