@@ -222,3 +222,18 @@ def test_a_script_that_hard_codes_nccl_runs_on_the_cpu(pool: Pool) -> None:
     for total, *grad in pool(SIZE).run(a_group_asked_of_nccl, backend=None):
         assert total == 2
         torch.testing.assert_close(torch.tensor(grad, dtype=torch.float64), expected)
+
+
+def refuse_what_cannot_be_meant() -> None:
+    for cap in (0, -3, "25"):
+        with pytest.raises(ValueError, match="bucket_cap_mb must be a positive number of MiB or None, got"):
+            DDP(network(), bucket_cap_mb=cap)
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got"):
+        DDP(network().forward)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="output_device=0 must be None for a module on the CPU"):
+            DDP(network(), output_device=0)
+
+
+def test_the_wrapper_refuses_wrong_arguments_with_one_clear_error(pool: Pool) -> None:
+    pool(SIZE).run(refuse_what_cannot_be_meant)

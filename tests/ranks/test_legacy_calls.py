@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as today
 import torch.distributed.deprecated as dist
+from torch.nn.parallel.deprecated import DistributedDataParallel
 
 from opensmd.legacy.api import current_session
 from tests.scripts.legacy.calls import check_all, check_requests_complete_by_themselves
@@ -144,3 +145,35 @@ def dtypes_of_today(port: int) -> None:
 
 def test_dtypes_of_today_and_parameters_work_too(pool: Callable[[int], RankPool]) -> None:
     pool(2).run(dtypes_of_today, free_port(), backend=None)
+
+
+def wrong_arguments(port: int) -> None:
+    """Each is refused before anything is sent, so the job goes on."""
+    for backend in (3, "foo"):
+        with pytest.raises(RuntimeError, match=f"Invalid distributed backend name: {backend}"):
+            dist.init_process_group(backend)  # type: ignore[arg-type]
+    for given in ({"world_size": "2"}, {"rank": None}):
+        with pytest.raises(TypeError, match=r"(world_size|rank) must be an int, got ('2'|None)"):
+            dist.init_process_group("tcp", **given)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("tcp", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for call in (
+        lambda: dist.all_gather(torch.zeros(2, 2), torch.ones(2)),  # type: ignore[arg-type]
+        lambda: dist.gather(torch.ones(2), gather_list=torch.zeros(2, 2)),
+        lambda: dist.scatter(torch.ones(2), scatter_list=torch.zeros(2, 2)),
+        lambda: dist.all_reduce_multigpu(torch.zeros(2, 2)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match=r"expected a list of tensors, got a tensor of shape \(2, 2\)"):
+            call()
+    with pytest.raises(RuntimeError, match="all_reduce: expected dense tensors, got one of layout"):
+        dist.all_reduce(torch.eye(2).to_sparse())
+    with pytest.raises(ValueError, match=r"device_ids=\[0\] are GPUs, but the module is on the CPU"):
+        DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0])
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+    dist.destroy_process_group()
+
+
+def test_wrong_arguments_are_refused_with_one_clear_error(pool: Callable[[int], RankPool]) -> None:
+    pool(2).run(wrong_arguments, free_port(), backend=None)

@@ -11,7 +11,10 @@ import torch.distributed.deprecated as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel.deprecated import DistributedDataParallel, DistributedDataParallelCPU
+from torch.nn.parallel.deprecated.distributed import DistributedDataParallel as from_file
+from torch.nn.parallel.deprecated.distributed_cpu import DistributedDataParallelCPU as cpu_from_file
 
+from opensmd.launch import cuda_on_cpu
 from tests.support.ranks import RankPool, free_port
 
 BATCH, FEATURES = 12, 6
@@ -97,3 +100,25 @@ def test_ddp_trains_as_one_process_with_the_whole_batch(pool: Callable[[int], Ra
 def test_ddp_cpu_trains_as_one_process_with_the_whole_batch(pool: Callable[[int], RankPool]) -> None:
     for world_size in (2, 3):
         pool(world_size).run(train_both_ways, "cpu", free_port(), world_size, backend=None)
+
+
+def wrapped_under_device_cpu(port: int) -> None:
+    cuda_on_cpu.install()
+    try:
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        model = DistributedDataParallel(nn.Linear(2, 1).cuda(), device_ids=[rank], output_device=rank)
+        model(torch.full((1, 2), float(rank)).cuda()).sum().backward()
+        assert model.module.weight.grad.tolist() == [[0.5, 0.5]]
+        dist.destroy_process_group()
+    finally:
+        cuda_on_cpu.uninstall()
+
+
+def test_ddp_of_a_script_that_hard_codes_cuda_runs_on_the_cpu(pool: Callable[[int], RankPool]) -> None:
+    pool(2).run(wrapped_under_device_cpu, free_port(), backend=None)
+
+
+def test_the_wrappers_are_found_in_the_files_of_torch_1_0() -> None:
+    assert from_file is DistributedDataParallel
+    assert cpu_from_file is DistributedDataParallelCPU

@@ -52,6 +52,22 @@ def test_pairs_of_the_command_line_keep_their_types() -> None:
     }
 
 
+@pytest.mark.parametrize("given", [2, "2", 2.0])
+def test_defaults_follow_the_settings_also_where_these_are_texts(given: Any) -> None:
+    assert load({"partitions": given}) == load({"partitions": 2})
+    assert load(launcher={"pipeline_parallel_degree": given, "partitions": 2}).active_microbatches == 4
+    assert (
+        load({"partitions": given, "active_microbatches": None, "memory_weight": None}).memory_weight == 0.8
+    )
+
+
+def test_the_command_line_may_give_one_json_object() -> None:
+    config = load(arguments=("--mp_parameters", '{"partitions": 2, "ddp": true}'))
+    assert (config.partitions, config.ddp) == (2, True)
+    with pytest.raises(ValueError, match=r"--mp_parameters='{\"partitions\": 2' is not JSON"):
+        load(arguments=("--mp_parameters", '{"partitions": 2'))
+
+
 def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_partitions() -> None:
     assert load({"pipeline_parallel_degree": 4}, launcher={"partitions": 2}).partitions == 2
 
@@ -65,6 +81,11 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
         ),
         ({"zero": 2}, r"unknown modelparallel parameters: zero. The valid ones are: .*partitions"),
         ({"partitions": 0}, "partitions=0"),
+        ({1: 2}, "unknown modelparallel parameters: 1. The valid ones are"),
+        ({"partitions": "two"}, r"partitions='two': Input should be a valid integer, [^;]*$"),
+        ({"optimize": "Speed"}, r"optimize='Speed': Input should be 'memory' or 'speed'$"),
+        ({"microbatches": True}, "microbatches=True: expected a number, not a truth value"),
+        ({"memory_weight": True}, "memory_weight=True: expected a number"),
         ({"microbatches": 0}, "microbatches=0"),
         ({"active_microbatches": 0}, "active_microbatches=0"),
         ({"pipeline": "gpipe"}, "pipeline='gpipe'.*interleaved"),
@@ -123,7 +144,7 @@ def test_keys_without_effect_warn_only_when_they_ask_for_something() -> None:
         load(
             {
                 "skip_tracing": False,
-                "prescaled_batch": False,
+                "prescaled_batch": "false",
                 "sdp_hierarchical_allgather": True,
                 "fp16": False,
             }

@@ -132,3 +132,13 @@ def test_importing_the_library_changes_no_affinity_and_starts_no_torch() -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "2"), ("RANK", "1")])
+def test_half_a_place_is_not_made_up_to_one_that_waits_for_nobody(name: str, value: str) -> None:
+    environ = {name: value}
+    assert fill(environ) is None
+    assert {"RANK", "WORLD_SIZE"} & set(environ) == {name}  # torch names the missing one
+    other = {"WORLD_SIZE": "RANK", "RANK": "WORLD_SIZE"}[name]
+    environ[other] = {"RANK": "1", "WORLD_SIZE": "2"}[other]
+    assert fill(environ) is not None

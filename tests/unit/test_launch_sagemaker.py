@@ -60,6 +60,23 @@ def test_model_parallel_parameters_of_no_form_are_refused() -> None:
         parse_mp_parameters("partitions")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"partitions": 2', "the model-parallel parameters are no JSON: "),
+        ("missing.json", "cannot read the model-parallel parameters: .*missing.json"),
+    ],
+)
+def test_model_parallel_parameters_that_cannot_be_read_say_why(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_mp_parameters(text)
+
+
+@pytest.mark.parametrize("text", ["", "partitions", "missing.json"])
+def test_a_scripts_own_argument_does_not_keep_it_from_starting(text: str) -> None:
+    assert hyperparameters(["--mp_parameters", text, "--lr", "1"]) == {"lr": 1}
+
+
 def test_hyperparameters_carry_the_model_parallel_ones_of_the_command_line() -> None:
     found = hyperparameters(["--mp_parameters", "partitions=2,microbatches=4", "positional"])
     assert found == {"mp_parameters": {"partitions": 2, "microbatches": 4}}

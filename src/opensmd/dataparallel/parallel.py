@@ -39,7 +39,8 @@ class DistributedDataParallel(TorchDDP):
     Raises:
         SMDDPNotInitializedError: there was no ``init_process_group()`` before.
         SMDDPGroupError: another process group was given.
-        TypeError: a parameter that this interface never had, or dropped.
+        TypeError: a parameter that this interface never had, or dropped; no module.
+        ValueError: a bucket size that is no positive number, or devices for a machine without any.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class DistributedDataParallel(TorchDDP):
         _refuse(others)
         warn_deprecated(_PATH, "torch.nn.parallel.DistributedDataParallel")
         require_initialized("DistributedDataParallel")
+        _check(module, output_device, bucket_cap_mb)
         if process_group is not None:
             check_group(process_group, "process_group")
         with warnings.catch_warnings():
@@ -116,4 +118,20 @@ def _refuse(others: dict[str, Any]) -> None:
             f"DistributedDataParallel of the v1 interface takes no {', '.join(sorted(others))}. To add up "
             "gradients over several backward passes use model.no_sync(); for find_unused_parameters and its "
             "kind use torch.nn.parallel.DistributedDataParallel with the smddp backend"
+        )
+
+
+def _check(module: object, output_device: object, bucket_cap_mb: object) -> None:
+    """What torch's own wrapper takes silently, or refuses without a word of the reason."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"DistributedDataParallel: expected a torch.nn.Module, got {module!r:.80}")
+    if output_device is not None and not torch.cuda.is_available():
+        raise ValueError(
+            f"DistributedDataParallel: output_device={output_device!r} must be None for a module on the CPU, "
+            "whose output is where it computes it"
+        )
+    if bucket_cap_mb is not None and not (isinstance(bucket_cap_mb, int | float) and bucket_cap_mb > 0):
+        raise ValueError(
+            f"DistributedDataParallel: bucket_cap_mb must be a positive number of MiB or None, "
+            f"got {bucket_cap_mb!r}"
         )

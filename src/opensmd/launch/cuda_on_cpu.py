@@ -19,6 +19,7 @@ from torch.distributed import device_mesh, distributed_c10d
 
 from opensmd.launch.cpu_device import on_cpu, translated, without_cuda
 from opensmd.launch.cuda_calls import CALLS
+from opensmd.legacy.parallel import DistributedDataParallel as LegacyDistributedDataParallel
 
 __all__ = ["install", "uninstall"]
 
@@ -126,7 +127,8 @@ def _moves() -> Iterator[_Place]:
     yield torch.nn.Module, "cuda", _same
     yield torch, "load", _load_on_cpu(torch.load)
     yield torch, "set_default_device", translated(torch.set_default_device, 0)
-    yield torch.nn.parallel.DistributedDataParallel, "__init__", _without_device_ids()
+    for wrapper in (torch.nn.parallel.DistributedDataParallel, LegacyDistributedDataParallel):
+        yield wrapper, "__init__", _without_device_ids(wrapper)
 
 
 def _precision() -> Iterator[_Place]:
@@ -167,8 +169,8 @@ def _load_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _without_device_ids() -> Callable[..., None]:
-    original = torch.nn.parallel.DistributedDataParallel.__init__
+def _without_device_ids(wrapper: type[torch.nn.Module]) -> Callable[..., None]:
+    original: Callable[..., None] = wrapper.__init__
 
     @wraps(original)
     def init(

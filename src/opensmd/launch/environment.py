@@ -84,6 +84,9 @@ def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid
     launch = detect(given)
     problems: list[str] = []
     variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
+    if launch is None and any(given.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
+        # Half a place: torch says which variable is missing, where rank 0 of 2 would wait for rank 1.
+        variables = {name: each for name, each in variables.items() if name not in _GROUP}
     address = master_address(launch, given)
     if launch is not None and not launch.on_one_host and (address or given.get("MASTER_ADDR")):
         variables["SMDATAPARALLEL_SERVER_ADDR"] = given.get("MASTER_ADDR") or str(address)
@@ -136,7 +139,7 @@ def _as_launched(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _port_problem(filling: Filling, added: dict[str, str]) -> list[str]:
     """Rank 0 of a derived port looks whether it could listen there; a lone process takes the next free."""
-    if "MASTER_PORT" not in added or filling.variables["RANK"] != "0":
+    if "MASTER_PORT" not in added or filling.variables.get("RANK", "0") != "0":
         return []
     port = int(added["MASTER_PORT"])
     if filling.launch is None:

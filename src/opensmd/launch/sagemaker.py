@@ -7,6 +7,7 @@ SM_FRAMEWORK_PARAMS whether it runs in parallel. ``smdrun`` sets them for its ra
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,8 @@ def job_variables(job: Job) -> dict[str, str]:
 def hyperparameters(args: Sequence[str]) -> dict[str, JSON]:
     """The ``--name value`` and ``--name=value`` pairs of a command line; a bare ``--name`` is true.
 
-    Dashes become underscores; values are read as JSON where they are JSON.
+    Dashes become underscores; values are read as JSON where they are JSON. Model-parallel parameters that
+    cannot be read are left out: the script has its arguments, too, and ``smp.init`` says there what is wrong.
     """
     found: dict[str, JSON] = {}
     rest = list(args)
@@ -82,7 +84,11 @@ def hyperparameters(args: Sequence[str]) -> dict[str, JSON]:
         elif not equals:
             value = "true"
         key = name.replace("-", "_")
-        found[key] = parse_mp_parameters(value) if key == "mp_parameters" else _value(value)
+        if key != "mp_parameters":
+            found[key] = _value(value)
+            continue
+        with contextlib.suppress(ValueError):
+            found[key] = parse_mp_parameters(value)
     return found
 
 
@@ -90,12 +96,15 @@ def parse_mp_parameters(text: str) -> dict[str, JSON]:
     """Model-parallel parameters: a JSON object, a path of a JSON file, or ``key=value,key=value``.
 
     Raises:
-        ValueError: it is none of the three.
+        ValueError: it is none of the three, or no such file.
     """
     if text.lstrip().startswith("{"):
-        return dict(json.loads(text))
+        return _object(text, "the model-parallel parameters")
     if text.endswith(".json"):
-        return dict(json.loads(Path(text).read_text()))
+        try:
+            return _object(Path(text).read_text(), f"the model-parallel parameters in {text}")
+        except OSError as error:
+            raise ValueError(f"cannot read the model-parallel parameters: {error}") from None
     pairs = [pair.partition("=") for pair in text.split(",")]
     if any(not equals for _, equals, _ in pairs):
         raise ValueError(
@@ -103,6 +112,16 @@ def parse_mp_parameters(text: str) -> dict[str, JSON]:
             "or key=value,key=value such as pipeline_parallel_degree=2,microbatches=4"
         )
     return {name.strip(): _value(value.strip()) for name, _, value in pairs}
+
+
+def _object(text: str, what: str) -> dict[str, JSON]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{what} are no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} are {text.strip()!r:.80}; expected a JSON object")
+    return found
 
 
 def _paths(job: Job) -> dict[str, str]:

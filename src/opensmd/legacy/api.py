@@ -67,6 +67,7 @@ def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any)
 
     Raises:
         AssertionError: another keyword.
+        TypeError: a rank or world size that is no int.
         RuntimeError: an unknown backend, a second call, or a job that cannot start; the text says why.
         ValueError: arguments that are missing, malformed or contradict each other.
     """
@@ -81,6 +82,9 @@ def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any)
         )
     if _session is not None:
         raise RuntimeError("trying to initialize torch.distributed.deprecated twice!")
+    for name, number in (("world_size", world_size), ("rank", rank)):
+        if not isinstance(number, int):
+            raise TypeError(f"init_process_group: {name} must be an int, got {number!r}")
     _session = open_session(backend, init_method, rank=rank, world_size=world_size, group_name=group_name)
     atexit.register(destroy_process_group)
 
@@ -213,8 +217,8 @@ def all_gather(tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group:
     """
     session, within = _within(group)
     if within.channel is not None:
-        _check_list("all_gather", "tensor_list", tensor_list, tensor, within)
         check_tensors(session.backend, "all_gather", (tensor,), tensor_list)
+        _check_list("all_gather", "tensor_list", tensor_list, tensor, within)
         within.channel.all_gather(tensor_list, tensor)
 
 
@@ -234,8 +238,8 @@ def gather(tensor: torch.Tensor, **kwargs: Any) -> None:
     if within.channel is None:
         return
     root = session.position(within, dst, "dst")
-    _check_root_list("gather", session.rank, "dst", dst, "gather_list", gather_list, tensor, within)
     check_tensors(session.backend, "gather", (tensor,), gather_list)
+    _check_root_list("gather", session.rank, "dst", dst, "gather_list", gather_list, tensor, within)
     within.channel.gather(gather_list, tensor, root)
 
 
@@ -256,8 +260,8 @@ def scatter(tensor: torch.Tensor, **kwargs: Any) -> None:
     if within.channel is None:
         return
     root = session.position(within, src, "src")
-    _check_root_list("scatter", session.rank, "src", src, "scatter_list", scatter_list, tensor, within)
     check_tensors(session.backend, "scatter", (tensor,), scatter_list)
+    _check_root_list("scatter", session.rank, "src", src, "scatter_list", scatter_list, tensor, within)
     within.channel.scatter(tensor, scatter_list, root)
 
 

@@ -28,15 +28,19 @@ def unsupported(backend: str, what: str, able: Sequence[str]) -> str:
 def check_tensors(
     backend: str, function: str, tensors: Sequence[torch.Tensor], more: Sequence[torch.Tensor] | None = None
 ) -> None:
-    """Refuse what the backend cannot move: ``nccl`` takes CUDA tensors only, the others take all.
+    """Refuse what the backend cannot move: ``nccl`` takes dense CUDA tensors only, the others all dense ones.
 
     Raises:
-        TypeError: one is no tensor.
-        RuntimeError: naming the backend, the function and the backends that can.
+        TypeError: one is no tensor, or a list of them is a tensor.
+        RuntimeError: one is sparse; or naming the backend, the function and the backends that can.
     """
+    if isinstance(more, torch.Tensor):
+        raise TypeError(f"{function}: expected a list of tensors, got a tensor of shape {tuple(more.shape)}")
     for tensor in (*tensors, *(more or ())):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{function}: expected a torch.Tensor, got {tensor!r}")
+        if tensor.layout is not torch.strided:
+            raise RuntimeError(f"{function}: expected dense tensors, got one of layout {tensor.layout}")
         if backend == "nccl" and not tensor.is_cuda:
             raise RuntimeError(
                 unsupported("nccl", f"{function} of {tensor.device.type} tensors", ("tcp", "gloo", "mpi"))

@@ -121,6 +121,10 @@ def _copy_to_others(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> No
 
 
 def _check_list(function: str, tensors: Sequence[torch.Tensor]) -> None:
+    if isinstance(tensors, torch.Tensor):
+        raise TypeError(
+            f"{function}: expected a list of tensors, got a tensor of shape {tuple(tensors.shape)}"
+        )
     if not tensors:
         raise RuntimeError(f"{function}: the list of tensors is empty; give one for each device")
     first = tensors[0]

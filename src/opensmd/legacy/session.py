@@ -90,7 +90,7 @@ def open_session(backend: str, init_method: str, *, rank: int, world_size: int, 
         RuntimeError: an unknown backend, or the job cannot start.
         ValueError: arguments that are missing, malformed or contradict each other.
     """
-    name = backend.lower()
+    name = str(backend).lower()
     if name not in BACKENDS:
         raise RuntimeError(
             f"Invalid distributed backend name: {backend}; expected one of {', '.join(BACKENDS)}"

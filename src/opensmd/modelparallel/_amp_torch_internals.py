@@ -2,16 +2,21 @@
 
 ``GradScaler.step(optimizer)`` asks first whether the optimizer scales by itself, also on ranks that then skip
 the step. Nothing else of it reaches the optimizer there, so the optimizer looks who asks.
+A dry run under fake tensors must leave no fake scale behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.amp import GradScaler
 
-__all__ = ["UnscalingScaler", "foreign_scaler_asks"]
+__all__ = ["UnscalingScaler", "foreign_scaler_asks", "scales_made_for_real"]
 
 
 def foreign_scaler_asks() -> bool:
@@ -53,3 +58,19 @@ class UnscalingScaler(torch.amp.GradScaler):
             found[found_inf.device] = found_inf
         self.share_infinities(found)
         return found
+
+
+@contextlib.contextmanager
+def scales_made_for_real() -> Iterator[None]:
+    """torch's scaler makes its scale at its first use: a real one, where a fake one would stay for good."""
+    plain = GradScaler._lazy_init_scale_growth_tracker
+
+    def for_real(self: GradScaler, device: torch.device) -> None:
+        with unset_fake_temporarily():
+            plain(self, device)
+
+    GradScaler._lazy_init_scale_growth_tracker = for_real  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        GradScaler._lazy_init_scale_growth_tracker = plain  # type: ignore[method-assign]

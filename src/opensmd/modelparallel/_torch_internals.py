@@ -12,7 +12,7 @@ tests/unit/test_modelparallel_torch_internals.py fails when torch changes one of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ __all__ = [
     "gathered",
     "is_reentrant_checkpoint",
     "optimizers_asking",
+    "reaches",
+    "replaced_backward",
     "replaced_calls",
     "replaced_functions",
     "run_backward",
@@ -38,6 +40,7 @@ __all__ = [
 
 Function = Callable[..., Any]
 _WEIGHT_HOOKS = (WeightNorm, SpectralNorm, BasePruningMethod)
+_REENTRANT_NODE: type = torch_checkpoint.CheckpointFunction._backward_cls
 
 
 def is_reentrant_checkpoint(function: type) -> bool:
@@ -122,19 +125,48 @@ def replaced_calls(forwards: dict[nn.Module, Function], calls: dict[nn.Module, F
 
 
 @contextlib.contextmanager
-def backward_left_out(where: Callable[[], bool]) -> Iterator[None]:
-    """``torch.autograd.backward`` and ``Tensor.backward`` do nothing in a thread in which ``where()``."""
+def replaced_backward(instead: Callable[[Function, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+    """Call ``instead(original, args, kwargs)`` for ``torch.autograd.backward`` and ``Tensor.backward``."""
     plain_backward = torch.autograd.backward
 
     def any_backward(*args: Any, **kwargs: Any) -> None:
-        if not where():
-            plain_backward(*args, **kwargs)
+        instead(plain_backward, args, kwargs)
 
     torch.autograd.backward = any_backward
     try:
         yield
     finally:
         torch.autograd.backward = plain_backward
+
+
+def backward_left_out(where: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
+    """``torch.autograd.backward`` and ``Tensor.backward`` do nothing in a thread in which ``where()``."""
+
+    def unless_there(plain_backward: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not where():
+            plain_backward(*args, **kwargs)
+
+    return replaced_backward(unless_there)
+
+
+def reaches(roots: Sequence[Tensor], parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether a backward of ``roots`` may bring gradients to one of ``parameters``.
+
+    What lies behind a reentrant checkpoint cannot be seen, and is taken to.
+    """
+    wanted = {id(each) for each in parameters}
+    if any(id(root) in wanted for root in roots):
+        return True
+    nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if id(getattr(node, "variable", None)) in wanted or isinstance(node, _REENTRANT_NODE):
+            return True
+        following = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= following
+        nodes += following
+    return False
 
 
 @contextlib.contextmanager

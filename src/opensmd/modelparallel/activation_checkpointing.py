@@ -33,8 +33,14 @@ def checkpoint_sequential(
         strategy: "each" child, "contiguous" (all as one piece) or "group_N" (pieces of N children).
 
     Raises:
+        TypeError: no Sequential.
         ValueError: an unknown strategy.
     """
+    if not isinstance(sequential_module, nn.Sequential):
+        raise TypeError(
+            f"checkpoint_sequential: expected a torch.nn.Sequential, got {type(sequential_module).__name__}; "
+            "use checkpoint for other modules"
+        )
     value = input
     for piece in _pieces(list(sequential_module), strategy):
         several = isinstance(value, tuple) and not pack_args_as_tuple
@@ -60,7 +66,13 @@ def set_activation_checkpointing(
         module: its ``forward`` is replaced; a Sequential is checkpointed in pieces.
         preserve_rng_state: dropout is the same when computed again.
         pack_args_as_tuple, strategy: for a Sequential, as :func:`checkpoint_sequential`'s.
+
+    Raises:
+        TypeError: no module.
+        ValueError: an unknown strategy.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"smp.set_activation_checkpointing: expected a torch.nn.Module, got {module!r}")
     if isinstance(module, nn.Sequential):
         sequential = module
         _pieces([], strategy)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from opensmd.modelparallel._amp_torch_internals import scales_made_for_real
 from opensmd.modelparallel._torch_internals import backward_left_out
 from opensmd.modelparallel.cost import accumulation_seconds
 from opensmd.modelparallel.observe import Clock, Observer, Position
@@ -165,6 +166,7 @@ def _observe_fake(
         with (
             _untouched(module),
             _quiet(),
+            scales_made_for_real(),
             fakes,
             observer,
             observer.saving(),

@@ -101,6 +101,8 @@ def _peer(rank: int, rank_type: object, name: str) -> int:
         valid = ", ".join(f"smp.RankType.{each.name}" for each in RankType)
         raise TypeError(f"{name}: rank_type={rank_type!r} is not a smp.RankType; expected one of {valid}")
     members = state.groups.members(rank_type.group)
+    if not isinstance(rank, int):
+        raise TypeError(f"{name}: the rank must be an int, got {rank!r}")
     if not 0 <= rank < len(members):
         raise ValueError(
             f"{name}: there is no {rank_type.name} {rank} on rank {state.rank}: its group has "

@@ -15,7 +15,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from opensmd.modelparallel.schedule import most_active
 
@@ -88,9 +96,13 @@ class Config(BaseModel):
     pipeline_parallel_degree: int = Field(default=1, ge=1)
     microbatches: int = Field(default=1, ge=1)
     pipeline: Literal["interleaved", "simple"] = "interleaved"
-    active_microbatches: int = Field(default=0, ge=1)
+    active_microbatches: int = Field(
+        default_factory=lambda before: most_active(before.get("pipeline_parallel_degree", 1), None), ge=1
+    )
     optimize: Literal["memory", "speed"] = "memory"
-    memory_weight: float = Field(default=-1.0, ge=0.0, le=1.0)
+    memory_weight: float = Field(
+        default_factory=lambda before: 0.2 if before.get("optimize") == "speed" else 0.8, ge=0.0, le=1.0
+    )
     placement_strategy: str = "cluster"
     auto_partition: bool = True
     default_partition: int = Field(default=0, ge=0)
@@ -124,14 +136,17 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults(cls, values: Any) -> Any:
-        values = dict(values)
-        degree = values.get("pipeline_parallel_degree", 1)
-        if values.get("active_microbatches") is None and isinstance(degree, int):
-            values["active_microbatches"] = most_active(degree, None)
-        if values.get("memory_weight") is None:
-            values["memory_weight"] = 0.2 if values.get("optimize") == "speed" else 0.8
-        return values
+    def _none_is_the_default(cls, values: Any) -> Any:
+        asked = ("active_microbatches", "memory_weight")
+        return {name: each for name, each in values.items() if each is not None or name not in asked}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """True is a number to Python, and not what anybody means by ``microbatches=True``."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
+            raise ValueError("expected a number, not a truth value")
+        return value
 
     @field_validator("placement_strategy")
     @classmethod
@@ -192,26 +207,31 @@ def load_config(
         for name in sorted(names & set(values)):
             warnings.warn(f"modelparallel parameter {name!r} is {why} and ignored", stacklevel=3)
             del values[name]
-    unknown = sorted(set(values) - set(Config.model_fields))
+    unknown = sorted(set(values) - set(Config.model_fields), key=str)
     if unknown:
         valid = sorted({*Config.model_fields, "partitions"})
-        told = ", ".join(name + _meant(name, valid) for name in unknown)
+        told = ", ".join(f"{name}{_meant(name, valid)}" for name in unknown)
         raise ValueError(f"unknown modelparallel parameters: {told}. The valid ones are: {', '.join(valid)}")
-    for name in sorted(_WITHOUT_EFFECT & set(values)):
-        if values[name] != Config.model_fields[name].default:
-            warnings.warn(f"modelparallel parameter {name}={values[name]!r} has no effect here", stacklevel=3)
     try:
-        return Config(**values)
+        config = Config(**values)
     except ValidationError as error:
-        raise ValueError("modelparallel parameters: " + "; ".join(map(_told, error.errors()))) from None
+        raise ValueError("modelparallel parameters: " + "; ".join(_told(error))) from None
+    for name in sorted(_WITHOUT_EFFECT & set(values)):
+        if getattr(config, name) != Config.model_fields[name].default:
+            warnings.warn(f"modelparallel parameter {name}={values[name]!r} has no effect here", stacklevel=3)
+    return config
 
 
 def parse_pairs(text: str) -> dict[str, Any]:
     """Read ``"partitions=2,ddp=True,pipeline=simple"``; values are JSON where they can be, else text.
 
+    One JSON object is taken, too, as by the launcher.
+
     Raises:
         ValueError: a piece that is not ``key=value``.
     """
+    if text.lstrip().startswith("{"):
+        return _json_object(text, OPTION)
     values: dict[str, Any] = {}
     for piece in filter(None, (each.strip() for each in text.split(","))):
         key, equals, value = piece.partition("=")
@@ -223,8 +243,8 @@ def parse_pairs(text: str) -> dict[str, Any]:
     return values
 
 
-def _meant(name: str, valid: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, valid, n=1)
+def _meant(name: object, valid: Sequence[str]) -> str:
+    close = difflib.get_close_matches(str(name), valid, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -234,7 +254,7 @@ def _one_name(source: Mapping[str, Any]) -> dict[str, Any]:
     if "partitions" in values:
         older = values.pop("partitions")
         newer = values.setdefault("pipeline_parallel_degree", older)
-        if newer != older:
+        if newer != older and str(newer) != str(older):
             raise ValueError(
                 f"partitions={older!r} and pipeline_parallel_degree={newer!r} are two names of one setting; "
                 "give one of them"
@@ -254,14 +274,16 @@ def _value(text: str) -> Any:
 
 def _from_variable(environ: Mapping[str, str]) -> dict[str, Any]:
     text = environ.get(VARIABLE, "").strip()
-    if not text:
-        return {}
+    return _json_object(text, VARIABLE) if text else {}
+
+
+def _json_object(text: str, source: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{VARIABLE}={text!r} is not JSON: {error}") from None
+        raise ValueError(f"{source}={text!r} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{VARIABLE}={text!r}: expected a JSON object of parameters")
+        raise ValueError(f"{source}={text!r}: expected a JSON object of parameters")
     return values
 
 
@@ -274,7 +296,12 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     return {}
 
 
-def _told(error: Any) -> str:
+def _told(error: ValidationError) -> list[str]:
+    """What is wrong with each key; a default that depends on a wrong value is not the user's matter."""
+    return [_of_key(each) for each in error.errors() if each["type"] != "default_factory_not_called"]
+
+
+def _of_key(error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if where == "pipeline_parallel_degree":
         where = "partitions"

@@ -27,12 +27,14 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     Settings come from ``config``, and those that the launcher gives (``SM_HP_MP_PARAMETERS``,
     ``--mp_parameters``) win over it. torch's default process group is used if there is one; otherwise it is
     made from what torchrun, smdrun, MPI or Slurm tell, or as a group of one. A second call with the same
-    settings does nothing.
+    settings, or with none (transformers makes one when it is imported), does nothing.
 
     Raises:
         ValueError: unknown, bad or contradictory settings, or a number of ranks that does not fit them.
         SMPError: a second call with other settings.
     """
+    if state.initialized and not config:
+        return
     cfg = load_config(config)
     if state.initialized:
         if cfg != state.cfg:

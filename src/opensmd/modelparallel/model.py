@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from opensmd.modelparallel._torch_internals import optimizers_asking, run_backward
+from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
 from opensmd.modelparallel.backwards import Backwards
 from opensmd.modelparallel.capture import is_tracing
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.first_plan import agree_on_plan
 from opensmd.modelparallel.hybrid import CommHook, Replicas
 from opensmd.modelparallel.inner_hooks import InnerHooks
@@ -76,6 +76,7 @@ class DistributedModel(ModelState):
     ) -> None:
         smp_state.require("smp.DistributedModel")
         _check(module, trace_device, trace_execution_times)
+        _check_reduction(backward_passes_per_step, bucket_cap_mb)
         super().__init__(module)
         self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._trace_device = trace_device
@@ -93,6 +94,8 @@ class DistributedModel(ModelState):
             "find_unused_parameters": find_unused_parameters,
         }
         self._step: _Step | None = None
+        self._warned_of_sum = False
+        self._joins_from_first_step: Callable[[], None] | None = None
         smp_state.model = self
 
     @property
@@ -111,6 +114,7 @@ class DistributedModel(ModelState):
         tensors: Tensor | Sequence[Tensor],
         grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
         retain_graph: bool | None = None,
+        create_graph: bool = False,
     ) -> None:
         """What replaces ``loss.backward()`` and ``torch.autograd.backward(tensors, grad_tensors)``.
 
@@ -118,7 +122,17 @@ class DistributedModel(ModelState):
             tensors: a loss, or tensors with their incoming gradients.
             grad_tensors: one for each tensor; None for tensors of one element.
             retain_graph: keep the graph for another backward of the same microbatch.
+            create_graph: not supported (seed 002).
+
+        Raises:
+            SMPUnsupportedError: with ``create_graph``.
+            SMPError: outside a step.
         """
+        if create_graph:
+            raise SMPUnsupportedError(
+                "model.backward does not support create_graph: second derivatives do not cross partitions. "
+                "Compute them in an nn.Module that lives on one partition"
+            )
         step = self._step
         if step is None:
             if is_tracing():
@@ -141,23 +155,88 @@ class DistributedModel(ModelState):
             return
         roots, given = root_pairs(tensors, grad_tensors)
         gradients = [root_gradient(root, each, share) for root, each in zip(roots, given, strict=True)]
+        with self._counted_backward(step, roots):
+            run_backward(roots, gradients, retain_graph=bool(retain_graph))
+
+    @contextlib.contextmanager
+    def _counted_backward(self, step: _Step, roots: Sequence[Tensor]) -> Iterator[None]:
+        """Around a backward of a whole model: replicas reduce the gradients of the last one."""
         step.backwards.add(step.current)
         if self._replicas is not None and step.backwards.may_be_last(step.current):
             self._replicas.before_last_backward(roots)
-        run_backward(roots, gradients, retain_graph=bool(retain_graph))
+        step.in_backward = True
+        try:
+            yield
+        finally:
+            step.in_backward = False
 
-    def join(self, *args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:
-        """torch's ``DistributedDataParallel.join`` for replicas with different numbers of steps.
+    def _plain_backward(
+        self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """``loss.backward()`` of a whole model in a step: its gradients are reduced over replicas, too."""
+        step = self._step
+        tensors: Any = args[0] if args else kwargs["tensors"]
+        roots = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        inner = step is None or step.in_backward  # a reentrant checkpoint calls it, or a hook
+        if inner or kwargs.get("inputs") is not None or not reaches(roots, self.module.parameters()):
+            original(*args, **kwargs)
+            return
+        assert step is not None
+        self._warn_of_sum()
+        with self._counted_backward(step, roots):
+            original(*args, **kwargs)
+        if self._replicas is not None:
+            self._replicas.after_backward()
+
+    def _warn_of_sum(self) -> None:
+        """Say once that a step function's own ``loss.backward()`` makes no mean over the microbatches."""
+        if self._average and self.running > 1 and not self._warned_of_sum and smp_state.rank == 0:
+            warnings.warn(
+                f"loss.backward() in a smp.step function adds up the gradients of the {self.running} "
+                "microbatches, where model.backward(loss) makes their mean, as of the whole batch. Call "
+                "model.backward(loss)",
+                stacklevel=5,
+            )
+        self._warned_of_sum = True
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """torch's ``DistributedDataParallel.join`` for replicas with different numbers of steps (seed 002).
+
+        May surround the first step, too; every replica has at least that one. With one replica there is
+        nobody to wait for.
 
         Raises:
-            SMPError: without data parallelism, or before the first step.
+            SMPError: without data parallelism; on leaving it, on a rank that has never run a step.
         """
-        if self._replicas is None:
+        if not smp_state.cfg.ddp:
             raise SMPError(
-                "join() is that of the inner DistributedDataParallel, which exists with ddp=True after the "
-                "first step"
+                "model.join() makes replicas wait for each other, of which there is one without ddp=True"
             )
-        return self._replicas.join(*args, **kwargs)
+        options = (divide_by_initial_world_size, enable, throw_on_early_termination)
+        with contextlib.ExitStack() as joined:
+            if self.partitioned:
+                self._enter_join(joined, options)
+            else:
+                self._joins_from_first_step = lambda: self._enter_join(joined, options)
+            try:
+                yield
+                if not self.partitioned and smp_state.groups[CommGroup.DP_GROUP].size() > 1:
+                    raise SMPError(
+                        "model.join() ended before the first step, in which the replicas meet: each needs "
+                        "at least one step"
+                    )
+            finally:
+                self._joins_from_first_step = None
+
+    def _enter_join(self, joined: contextlib.ExitStack, options: tuple[bool, bool, bool]) -> None:
+        if self._replicas is not None:
+            joined.enter_context(self._replicas.join(*options))
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Replace the reduction of gradient buckets, as torch's ``register_comm_hook`` does."""
@@ -231,10 +310,11 @@ class DistributedModel(ModelState):
             step.backwards = self._engine.backwards
             return results
         results = []
-        for microbatch, (args, kwargs) in enumerate(calls):
-            step.current = microbatch
-            result = function(*args, **kwargs)
-            results.append(detached(result) if detach else result)
+        with replaced_backward(self._plain_backward):
+            for microbatch, (args, kwargs) in enumerate(calls):
+                step.current = microbatch
+                result = function(*args, **kwargs)
+                results.append(detached(result) if detach else result)
         return results
 
     def _place(self, call: Callable[[], Any]) -> None:
@@ -250,6 +330,7 @@ class DistributedModel(ModelState):
         )
         if self._engine is not None:
             self._engine.place(self.module, plan)
+            self._engine.before_plain_backward = self._warn_of_sum
             self._inner_hooks = InnerHooks(self.module, plan)
             smp_state.engine = self._engine
         elif any(self._trace.values()):
@@ -272,6 +353,8 @@ class DistributedModel(ModelState):
             )
             if self._engine is not None:
                 self._engine.before_last_backward = self._replicas.before_last_backward
+        if self._joins_from_first_step is not None:
+            self._joins_from_first_step()
 
     def _refuse(self, what: str) -> NoReturn:
         raise SMPError(
@@ -286,6 +369,7 @@ class _Step:
     def __init__(self, microbatches: int) -> None:
         self.microbatches = microbatches
         self.current = 0
+        self.in_backward = False
         self.backwards = Backwards(microbatches)
 
 
@@ -305,3 +389,11 @@ def _check(module: nn.Module, trace_device: str, trace_execution_times: bool) ->
             "smp.DistributedModel: only one model of a script can be wrapped, and one is already. Put models "
             "that train together (a generator and its discriminator) into one torch.nn.Module"
         )
+
+
+def _check_reduction(backward_passes_per_step: object, bucket_cap_mb: object) -> None:
+    passes = backward_passes_per_step
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step must be an int of at least 1, got {passes!r}")
+    if not isinstance(bucket_cap_mb, int | float) or bucket_cap_mb <= 0:
+        raise ValueError(f"bucket_cap_mb must be a positive number of MiB, got {bucket_cap_mb!r}")

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.gather import collect, gather_full
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked
-from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.layouts import name_original_forwards
 from opensmd.modelparallel.optimizer import after_partition
 from opensmd.modelparallel.plan import Plan, ancestors
@@ -119,14 +119,24 @@ class ModelState(nn.Module):
         with ``dp_rank() == 0`` are enough).
 
         Args:
+            destination, prefix, keep_vars: as torch's; ``keep_vars`` only before partitioning.
             gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
+
+        Raises:
+            SMPUnsupportedError: ``keep_vars`` of a model that is split: the parameters are on several ranks.
         """
-        whole: dict[str, Any] = self.module.state_dict(*args, **kwargs)
         if not self.partitioned or state.groups.size(CommGroup.MP_GROUP) == 1:
+            plain: dict[str, Any] = self.module.state_dict(*args, **kwargs)
+            return plain
+        destination, prefix = _into(*args, **kwargs)
+        own = self.module.state_dict()
+        group = state.groups[CommGroup.MP_GROUP]
+        whole = collect(own, self._home_of, group=group, only_first=gather_to_rank0)
+        if destination is None and not prefix:
             return whole
-        return collect(
-            whole, self._home_of, group=state.groups[CommGroup.MP_GROUP], only_first=gather_to_rank0
-        )
+        destination = OrderedDict() if destination is None else destination
+        destination.update({prefix + name: each for name, each in whole.items()})
+        return destination
 
     def orig_state_dict(self) -> dict[str, Any]:
         """The module's own ``state_dict`` without asking other ranks; what lives elsewhere is left out."""
@@ -155,9 +165,12 @@ class ModelState(nn.Module):
             torch's named tuple of missing and unexpected keys.
 
         Raises:
+            TypeError: ``state_dict`` is no dict.
             RuntimeError: names or shapes do not fit; the message is torch's.
             SMPCheckpointError: the partial dicts of the ranks do not belong together.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"model.load_state_dict: expected a state dict, got {type(state_dict).__name__}")
         given = dict(state_dict)
         if is_partial(given):
             if same_partition_load:
@@ -185,7 +198,8 @@ class ModelState(nn.Module):
                 f"{sorted(local - found)[:3]}, unknown {sorted(found - local)[:3]}. Load it without "
                 "same_partition_load=True"
             )
-        return self._load_local(marked(given), strict=False)
+        self._load_local(marked(given), strict=False)
+        return torch.nn.modules.module._IncompatibleKeys([], [])
 
     def _load_local(self, given: dict[str, Any], *, strict: bool) -> Any:
         """Copy into this rank's tensors only; the others have no data to copy into."""
@@ -265,7 +279,11 @@ class ModelState(nn.Module):
         """Run ``hook(model, optimizer)`` after partitioning, before the first forward (seed 002).
 
         A hook that is registered later runs at once.
+
+        Raises:
+            TypeError: ``hook`` is no function.
         """
+        _check_hook("register_post_partition_hook", hook)
         handle = RemovableHandle(self._post_partition_hooks)
         if self.partitioned:
             hook(self, state.optimizer)
@@ -274,7 +292,12 @@ class ModelState(nn.Module):
         return handle
 
     def register_post_step_hook(self, hook: Hook) -> RemovableHandle:
-        """Run ``hook(model, optimizer)`` once, at the end of the next step."""
+        """Run ``hook(model, optimizer)`` once, at the end of the next step.
+
+        Raises:
+            TypeError: ``hook`` is no function.
+        """
+        _check_hook("register_post_step_hook", hook)
         handle = RemovableHandle(self._post_step_hooks)
         self._post_step_hooks[handle.id] = hook
         return handle
@@ -325,6 +348,12 @@ class ModelState(nn.Module):
             if new.dtype == each.dtype:
                 each.data = new
         return self
+
+    def cuda(self, device: int | torch.device | None = None) -> ModelState:
+        """As torch's; after partitioning ``to`` that device, which moves what lives here."""
+        if not self.partitioned or self.gathered:
+            return super().cuda(device)
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
 
     def float(self) -> ModelState:
         """As torch's; after partitioning ``to(torch.float32)``."""
@@ -396,3 +425,20 @@ class ModelState(nn.Module):
                 f"{name}() works once the model is partitioned, which the first call of a smp.step function "
                 "does; use register_post_partition_hook to act right then"
             )
+
+
+def _into(
+    destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+) -> tuple[dict[str, Any] | None, str]:
+    """The arguments of torch's ``state_dict`` for a model that is split."""
+    if keep_vars:
+        raise SMPUnsupportedError(
+            "model.state_dict(keep_vars=True) would give the parameters, which are on several ranks; "
+            "use model.local_named_parameters()"
+        )
+    return destination, prefix
+
+
+def _check_hook(name: str, hook: object) -> None:
+    if not callable(hook):
+        raise TypeError(f"model.{name}: expected a function of (model, optimizer), got {hook!r}")

@@ -27,6 +27,17 @@ from opensmd.optim.norm import global_norm
 
 __all__ = ["DistributedOptimizer", "after_partition", "parameter_names"]
 
+# Of later versions: for the setting fp16 alone, by themselves or as a dict.
+_DYNAMIC_LOSS_ARGUMENTS = {
+    "dynamic_loss_args",
+    "init_scale",
+    "scale_factor",
+    "scale_window",
+    "min_scale",
+    "delayed_shift",
+    "consecutive_hysteresis",
+}
+
 
 @dataclass
 class _Layout:
@@ -114,6 +125,10 @@ class _Methods:
         Raises:
             ValueError: its groups do not fit this optimizer's; nothing has been changed.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"optimizer.load_state_dict: expected a state dict, got {type(state_dict).__name__}"
+            )
         given = dict(state_dict)
         if is_partial(given):
             given = _merged(given)
@@ -266,12 +281,18 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
             exist here, so they are accepted and have no effect, as documented.
 
     Raises:
-        TypeError: not a torch optimizer.
+        TypeError: not a torch optimizer, or a keyword that no version had.
         ValueError: an optimizer that needs all gradients in one process (LBFGS).
     """
     state.require("smp.DistributedOptimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"smp.DistributedOptimizer: expected a torch.optim.Optimizer, got {optimizer!r:.80}")
+    unknown = sorted(set(dynamic_loss_args) - _DYNAMIC_LOSS_ARGUMENTS)
+    if unknown:
+        raise TypeError(
+            f"smp.DistributedOptimizer takes no {', '.join(unknown)}; besides the optimizer it takes "
+            f"static_loss_scale, dynamic_loss_scale, {', '.join(sorted(_DYNAMIC_LOSS_ARGUMENTS))}"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "smp.DistributedOptimizer: LBFGS works on all parameters as one vector, but each rank has only "

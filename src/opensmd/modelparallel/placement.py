@@ -66,9 +66,12 @@ def set_partition(module: nn.Module, index: int) -> None:
     """Place an existing module, and everything below it that has no place of its own, on a partition.
 
     Raises:
+        TypeError: ``module`` is no module.
         ValueError: there is no such partition, or the model has been partitioned already.
     """
     _check(index, "smp.set_partition")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"smp.set_partition: expected a torch.nn.Module, got {module!r}")
     if state.model is not None and state.model.partitioned:
         raise ValueError(
             "smp.set_partition: the model has been partitioned already; place before the first step"

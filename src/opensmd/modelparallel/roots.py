@@ -45,6 +45,7 @@ def root_pairs(
 
     Raises:
         TypeError: something else than tensors.
+        ValueError: not as many gradients as roots.
     """
     roots: list[Any] = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
     for root in roots:
@@ -54,4 +55,8 @@ def root_pairs(
             )
     if gradients is None or isinstance(gradients, Tensor):
         return roots, [gradients] * len(roots)
+    if len(gradients) != len(roots):
+        raise ValueError(
+            f"model.backward: got {len(roots)} tensors and {len(gradients)} gradients; expected one each"
+        )
     return roots, list(gradients)

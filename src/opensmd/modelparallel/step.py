@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, overload
 
 from opensmd.modelparallel.exceptions import SMPError
@@ -22,7 +22,7 @@ def step(function: Function) -> Function: ...
 @overload
 def step(
     *,
-    non_split_inputs: Sequence[str] = (),
+    non_split_inputs: Sequence[str] | None = None,
     input_split_axes: Mapping[str, int] | None = None,
     detach_outputs: bool = True,
 ) -> Callable[[Function], Function]: ...
@@ -31,7 +31,7 @@ def step(
 def step(
     function: Function | None = None,
     *,
-    non_split_inputs: Sequence[str] = (),
+    non_split_inputs: Sequence[str] | None = None,
     input_split_axes: Mapping[str, int] | None = None,
     detach_outputs: bool = True,
 ) -> Any:
@@ -47,10 +47,11 @@ def step(
         detach_outputs: detach returned tensors from their graphs.
 
     Raises:
-        TypeError: ``function`` is no function.
+        TypeError: ``function`` is no function, or an option is no list of names and no dict of axes.
         ValueError: at the call, for a batch that the microbatches do not divide.
         SMPError: at the call, without a ``smp.DistributedModel``.
     """
+    _check_options(non_split_inputs, input_split_axes)
     if function is None:
         return functools.partial(
             step,
@@ -77,7 +78,7 @@ def step(
                 args,
                 kwargs,
                 microbatches=state.cfg.microbatches,
-                non_split_inputs=non_split_inputs,
+                non_split_inputs=non_split_inputs or (),
                 input_split_axes=input_split_axes,
             )
 
@@ -85,3 +86,12 @@ def step(
         return merge_results(results)
 
     return run
+
+
+def _check_options(names: object, axes: object) -> None:
+    if isinstance(names, str) or not isinstance(names, Sequence | Set | None):
+        raise TypeError(f"smp.step: non_split_inputs is a list of arguments' names, got {names!r}")
+    if not isinstance(axes, Mapping | None) or not all(
+        isinstance(each, int) for each in (axes or {}).values()
+    ):
+        raise TypeError(f"smp.step: input_split_axes is a dict of arguments' names and axes, got {axes!r}")

@@ -1,6 +1,6 @@
 """``torch.nn.parallel.deprecated``: models on several processes over ``torch.distributed.deprecated``."""
 
-from opensmd.legacy.parallel.cpu import DistributedDataParallelCPU
 from opensmd.legacy.parallel.distributed import DistributedDataParallel
+from opensmd.legacy.parallel.distributed_cpu import DistributedDataParallelCPU
 
 __all__ = ["DistributedDataParallel", "DistributedDataParallelCPU"]

@@ -40,6 +40,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     Raises:
         AssertionError: ``init_process_group`` has not been called.
+        ValueError: ``device_ids`` for a module on the CPU.
 
     A parameter that one process did not use in a pass counts as zero there. The original needed CUDA and
     gloo or nccl; this takes CPU modules and every backend.
@@ -57,6 +58,11 @@ class DistributedDataParallel(torch.nn.Module):
         on_gpu = any(parameter.is_cuda for parameter in module.parameters())
         if device_ids is None:
             device_ids = range(torch.cuda.device_count()) if on_gpu else ()
+        if len(device_ids) > 0 and not on_gpu:
+            raise ValueError(
+                f"DistributedDataParallel: device_ids={list(device_ids)} are GPUs, but the module is on the "
+                "CPU; move it to the first of them, or leave device_ids out"
+            )
         self.module = module
         self.device_ids = list(device_ids)
         first = self.device_ids[0] if self.device_ids else -1

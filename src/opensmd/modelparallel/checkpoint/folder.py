@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,27 @@ def save_checkpoint(
 
     Raises:
         ValueError: nothing to save.
+        TypeError: ``model`` is no DistributedModel.
+
+    Warns:
+        UserWarning: a full checkpoint is asked for with an optimizer, which it has no place for.
     """
     groups = state.require("smp.save_checkpoint").groups
-    if model is None and optimizer is None and user_content is None:
-        raise ValueError("smp.save_checkpoint: nothing to save; give model, optimizer or user_content")
+    if model is not None and not isinstance(model, ModelState):
+        raise TypeError(
+            f"smp.save_checkpoint: expected a smp.DistributedModel, got {type(model).__name__}; save others "
+            "with torch.save"
+        )
+    if model is None and user_content is None and (optimizer is None or not partial):
+        raise ValueError(
+            "smp.save_checkpoint: nothing to save; give model, user_content or, with partial=True, optimizer"
+        )
+    if not partial and optimizer is not None and state.rank == 0:
+        warnings.warn(
+            "smp.save_checkpoint: a full checkpoint holds the model alone, so the optimizer is not saved. "
+            "Use partial=True, or smp.save(optimizer.state_dict(), ..., partial=False)",
+            stacklevel=2,
+        )
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     if groups.rank_in(CommGroup.DP_GROUP) == 0:

@@ -81,6 +81,7 @@ class Engine:
         plan: where everything lives, once placed.
         backwards: of the latest step.
         before_last_backward: told the roots of the last backward of a step on this rank, right before it.
+        before_plain_backward: told that a step function calls torch's own backward.
     """
 
     def __init__(self, group: dist.ProcessGroup, config: Config) -> None:
@@ -95,6 +96,7 @@ class Engine:
         self.size = dist.get_world_size(group)
         self.plan: Plan | None = None
         self.before_last_backward: Callable[[Sequence[Tensor]], None] | None = None
+        self.before_plain_backward: Callable[[], None] | None = None
         self._control_device = control_device(group)
         self._parameters: list[tuple[nn.Parameter, Tag]] = []
         self._whole: dict[str, tuple[nn.Module, int]] = {}
@@ -361,22 +363,27 @@ class Engine:
         create_graph: bool = False,
         inputs: Any = None,
         *,
-        share: float = 1.0,
+        share: float | None = None,
     ) -> None:
         """``torch.autograd.backward`` over all ranks, for the microbatch of the calling thread.
+
+        Args:
+            share: what gradients are multiplied by; None: the script calls torch's own backward.
 
         Raises:
             SMPError: ``create_graph`` or ``inputs`` is given, which reach over ranks.
         """
         if create_graph or inputs is not None:
             raise SMPError("backward inside a smp.step function takes neither create_graph nor inputs")
+        if share is None and self.before_plain_backward is not None:
+            self.before_plain_backward()
         run = current_run()
         assert run is not None
         roots, given = root_pairs(tensors, grad_tensors)
         run.inside = True
         try:
             with WithoutMode(run.mode):
-                self._backward(run, roots, given, bool(retain_graph), share)
+                self._backward(run, roots, given, bool(retain_graph), 1.0 if share is None else share)
         finally:
             run.inside = False
 
