@@ -88,6 +88,12 @@ def test_a_killed_build_holds_nobody_up_and_is_cleaned_away(tmp_path: Path) -> N
     assert leftovers(tmp_path / "cache") == []
 
 
+def test_an_old_locale_builds_the_same(tmp_path: Path) -> None:
+    env = compiler(tmp_path, seconds=0)
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert output(start(BUILD, {**env, **ascii_only})) == output(start(BUILD, env))
+
+
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
     env = compiler(tmp_path, seconds=0)
     Path(env["CXX"]).write_text(
@@ -162,6 +168,12 @@ def test_the_core_can_be_switched_off(tmp_path: Path) -> None:
     out, err = run_two_ranks(tmp_path, {**os.environ, "OPENSMD_NATIVE": "0"}, count=10)
     assert out.count("ProcessGroupGloo") == 2
     assert "OPENSMD_NATIVE=0" in err
+
+
+def test_a_limit_on_address_space_makes_the_arena_smaller(tmp_path: Path) -> None:
+    prefix = ("sh", "-c", 'ulimit -v 8000000 && exec "$@"', "sh")
+    out, err = run_two_ranks(tmp_path, dict(os.environ), count=100_000, prefix=prefix)
+    assert out.count("SmddpBackend") == 2, err
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux's unshare for its own /dev/shm")

@@ -310,6 +310,21 @@ def run_huge() -> None:
     assert int(tensor[-1]) == 51
 
 
+def run_freed() -> None:
+    """A tensor whose memory was freed is refused, and the group goes on."""
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    peer = (dist.get_rank() + 1) % dist.get_world_size()
+    for call in (
+        lambda: dist.all_reduce(tensor),
+        lambda: dist.all_gather_single(torch.empty(1000 * dist.get_world_size()), tensor),
+        lambda: dist.send(tensor, peer),
+    ):
+        with pytest.raises(ValueError, match="memory was freed"):
+            call()
+    dist.barrier()
+
+
 CASES = [
     run_strides,
     run_shapes,
@@ -323,6 +338,7 @@ CASES = [
     run_threads,
     run_objects,
     run_wrong_arguments,
+    run_freed,
     run_allocated,
 ]
 

@@ -344,3 +344,103 @@ def test_a_wrong_command_line_is_explained(arguments: list[str], said: str, tmp_
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+SAYS_MUCH = """
+import pathlib
+for number in range(3000):
+    print("line", number, "-" * 80, flush=True)
+pathlib.Path("done").touch()
+"""
+
+
+def test_a_job_whose_reader_leaves_ends_like_any_program_in_a_pipe(tmp_path: Path) -> None:
+    script = tmp_path / "says_for_ever.py"
+    script.write_text("while True:\n    print('-' * 80, flush=True)\n")
+    command = [str(BIN / "smdrun"), "-n", "1", str(script)]
+    job = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert job.stdout is not None and job.stderr is not None
+    job.stdout.readline()
+    job.stdout.close()
+    said = job.stderr.read()
+    assert job.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert said == "smdrun: ended by SIGPIPE: nobody reads its output any more\n"
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", ">&- <&-", ">&- 2>&- <&-"])
+def test_a_job_whose_output_has_no_place_to_go_goes_on(streams: str, tmp_path: Path) -> None:
+    (tmp_path / "says_much.py").write_text(SAYS_MUCH)
+    done = run(["sh", "-c", f'exec "{BIN}/smdrun" -n 1 says_much.py {streams}'], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "done").exists()
+    lost = "smdrun: the job goes on without its output, which cannot be written: No space left on device\n"
+    assert done.stderr == (lost if "full" in streams else "")
+
+
+def test_what_ranks_write_in_another_encoding_comes_out_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "latin.py").write_text("import sys\nsys.stdout.buffer.write(b'caf\\xe9 \\xc3\\xa9\\n')\n")
+    done = subprocess.run(
+        [str(BIN / "smdrun"), "-n", "1", "latin.py"],
+        cwd=tmp_path,
+        env=environment(PYTHONIOENCODING="ascii"),
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"[0] caf\xe9 \xc3\xa9\n"), done.stderr
+
+
+def test_a_job_under_nohup_outlives_its_session(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("print('started', flush=True)\ninput()\nprint('went on', flush=True)\n")
+    job = subprocess.Popen(
+        ["nohup", str(BIN / "smdrun"), "-n", "1", str(script)],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert job.stdout is not None and job.stdout.readline() == "[0] started\n"
+    os.killpg(job.pid, signal.SIGHUP)
+    out, err = job.communicate("\n", timeout=60)
+    assert (job.returncode, out) == (0, "[0] went on\n"), err
+
+
+def test_a_folder_for_results_that_cannot_be_made_is_told_and_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    (tmp_path / "says.py").write_text("print('here')\n")
+    done = run([str(BIN / "smdrun"), "-n", "1", "--output", "taken/out", "says.py"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[0] here\n"), done.stderr
+    assert "cannot make the folder" in done.stderr and "--output" in done.stderr
+
+
+def test_a_wrong_variable_of_the_backend_is_explained_like_a_wrong_option(tmp_path: Path) -> None:
+    done = run([str(BIN / "smdrun"), "-n", "1", "x.py"], cwd=tmp_path, OPENSMD_HEAP_BYTES="1k")
+    assert done.returncode == 2
+    assert "Error: OPENSMD_HEAP_BYTES='1k': expected a number of bytes" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_first_build_ends_it(number: signal.Signals, tmp_path: Path) -> None:
+    compiler, calls = tmp_path / "slow-cxx", tmp_path / "calls"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho call >> "{calls}"\nsleep 1\nexit 1\n'
+    )
+    compiler.chmod(0o755)
+    env = environment(CXX=str(compiler), OPENSMD_CACHE_DIR=str(tmp_path / "cache"))
+    command = [str(BIN / "smdrun"), "-n", "1", "x.py"]
+    job = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not calls.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.send_signal(number)
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 128 + number
+    assert err.splitlines()[-1] == f"smdrun: ended by {number.name}" and "Traceback" not in err
+    assert calls.read_text().count("call") <= len(os.sched_getaffinity(0)), "files are still compiled"
+    assert [path for path in (tmp_path / "cache").iterdir() if path.name.startswith("building-")] == []

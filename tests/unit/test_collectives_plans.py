@@ -53,6 +53,14 @@ def test_settings_that_make_no_sense_are_refused_by_name(name: str, text: str) -
         Settings.from_environment({name: text})
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    with pytest.raises(ValueError, match="OPENSMD_CACHE_DIR"):
+        Settings.from_environment({})
+    assert Settings.from_environment({"OPENSMD_CACHE_DIR": "/tmp/x"}).cache_dir == Path("/tmp/x")
+
+
 def member(rank: int, entered: int, completed: int, state: str = "running") -> Member:
     return Member(rank, state, entered, completed, f"call {entered}")
 

@@ -8,6 +8,7 @@ through torch's Gloo where they are not, CUDA tensors through torch's NCCL. Sett
 from __future__ import annotations
 
 import os
+import resource
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,12 +107,19 @@ def _share_arena(native: ModuleType, settings: Settings, place: Membership, exch
     shape = native.ArenaShape()
     shape.size = place.size
     heap = settings.heap_bytes
-    shape.heap_bytes = native.default_heap_bytes(place.size) if heap is None else heap
+    shape.heap_bytes = _usual_heap(native, place.size) if heap is None else heap
     shared = share_arena(exchange, place.rank, native, shape, named=False)
     if isinstance(shared, int):
         return shared
     named = share_arena(exchange, place.rank, native, shape, named=True)
     return named if isinstance(named, int) else f"{shared}; {named}"
+
+
+def _usual_heap(native: ModuleType, size: int) -> int:
+    """The core's own choice, or less where this process is not allowed so much (``ulimit -v``, ``-f``)."""
+    softs = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
+    allowed = [soft // (4 * size) for soft in softs if soft != resource.RLIM_INFINITY]
+    return min([int(native.default_heap_bytes(size)), *allowed])
 
 
 def _split(place: Membership, store: Store, rank: int, ranks: Sequence[int], options: Any) -> Any:

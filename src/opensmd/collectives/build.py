@@ -151,8 +151,12 @@ def _compile(toolchain: Toolchain, folder: Path, kept: Path) -> None:
             for unit, target in objects.items()
             if not target.exists()
         ]
-        for job in compiling:
-            job.result()
+        try:
+            for job in compiling:
+                job.result()
+        except BaseException:  # also Ctrl-C: what is not yet begun is of no use
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     library = folder / f"{MODULE}.so"
     paths = [str(out) for out in objects.values()]
     _run(
@@ -198,13 +202,13 @@ def _object_key(unit: Unit, toolchain: Toolchain) -> str:
     rooms = ["core"] if unit.room == "core" else list(OPTIMIZE)
     headers = sorted(path for room in rooms for path in (SOURCES / room).glob("*.hpp"))
     names = [str(source.relative_to(SOURCES)) for source in unit.sources]
-    texts = [path.read_text() for path in [*unit.sources, *headers]]
+    texts = [path.read_text(encoding="utf-8") for path in [*unit.sources, *headers]]
     return _digest([*_common_key(), toolchain.version, *names, *texts])[:32]
 
 
 def _run(toolchain: Toolchain, arguments: Sequence[str]) -> None:
     command = [toolchain.path, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _ask(command)
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:60])
         raise BuildError(
@@ -212,6 +216,13 @@ def _run(toolchain: Toolchain, arguments: Sequence[str]) -> None:
             f"(exit status {done.returncode}).\n"
             f"{' '.join(command)}\n{shown}"
         )
+
+
+def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command whose words may be in any language and encoding."""
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False
+    )
 
 
 def _compile_flags(room: str) -> list[str]:
@@ -232,7 +243,7 @@ def _compile_flags(room: str) -> list[str]:
 def _base_key() -> str:
     """Of all that the result depends on, except the compiler."""
     paths = sorted(path for room in OPTIMIZE for path in (SOURCES / room).glob("*.[ch]pp"))
-    texts = [f"{path.relative_to(SOURCES)}\n{path.read_text()}" for path in paths]
+    texts = [f"{path.relative_to(SOURCES)}\n{path.read_text(encoding='utf-8')}" for path in paths]
     return _digest([*_common_key(), *texts])[:24]
 
 
@@ -252,7 +263,7 @@ def _find_compiler(settings: Settings) -> Toolchain | None:
         path = shutil.which(name)
         if path is None:
             continue
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        told = _ask([path, "--version"])
         if told.returncode == 0:
             return Toolchain(path, told.stdout.strip())
     return None

@@ -46,12 +46,22 @@ class Settings:
         """
         env = os.environ if environment is None else environment
         return cls(
-            cache_dir=Path(env.get("OPENSMD_CACHE_DIR") or Path.home() / ".cache" / "opensmd").expanduser(),
+            cache_dir=_cache_dir(env),
             native=_flag(env, "OPENSMD_NATIVE", default=True),
             compiler=env.get("CXX") or None,
             host_id=env.get("OPENSMD_HOST_ID") or None,
             heap_bytes=_bytes(env, "OPENSMD_HEAP_BYTES"),
         )
+
+
+def _cache_dir(env: Mapping[str, str]) -> Path:
+    try:
+        return Path(env.get("OPENSMD_CACHE_DIR") or "~/.cache/opensmd").expanduser()
+    except RuntimeError as error:
+        raise ValueError(
+            "no home folder for the compiled core: HOME is not set, and there is none on record for user "
+            f"{os.getuid()}. Set OPENSMD_CACHE_DIR to a folder that can be written to"
+        ) from error
 
 
 def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:

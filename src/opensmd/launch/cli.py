@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from opensmd.collectives.settings import Settings
+from opensmd.launch import streams
 from opensmd.launch.run import Options, run
 
 __all__ = ["main"]
@@ -60,8 +62,10 @@ def main(**options: Any) -> None:
     Each process has RANK, LOCAL_RANK, WORLD_SIZE and what else a SageMaker container sets. When one fails,
     its traceback is shown first, the others are ended, and smdrun exits as the failed one did.
     """
+    streams.prepare()
     try:
         chosen = Options.from_command_line(**options)
+        Settings.from_environment()  # a wrong variable is told like a wrong option
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     raise SystemExit(run(chosen))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from opensmd.launch import reports
+from opensmd.launch import reports, streams
 from opensmd.launch.lines import LineAssembler, Segment
 
 __all__ = ["Console"]
@@ -50,7 +51,10 @@ class _Unfinished:
 
 
 class Console(threading.Thread):
-    """Reads the ranks' pipes and reports until :meth:`finish`."""
+    """Reads the ranks' pipes and reports until :meth:`finish`.
+
+    Once nobody reads what it writes into a pipe, ``reader_left`` is True and this process gets SIGTERM.
+    """
 
     def __init__(self, *, prefix: bool = True) -> None:
         super().__init__(name="smdrun-console", daemon=True)
@@ -64,6 +68,7 @@ class Console(threading.Thread):
         self._cause_shown = False
         self._unfinished: _Unfinished | None = None  # only a terminal shows unfinished lines
         self._ending = threading.Event()
+        self.reader_left = False
 
     def open(self, rank: int, out: TextIO) -> str:
         """A path that a rank's output can be written to, to appear on ``out``."""
@@ -109,9 +114,8 @@ class Console(threading.Thread):
             return
         self._texts.add(report.text)
         self._end_line()
-        for line in report.text.splitlines():
-            sys.stderr.write(f"{self._mark(sys.stderr, report.rank)}{line}\n")
-        sys.stderr.flush()
+        mark = self._mark(sys.stderr, report.rank)
+        self._write(sys.stderr, "".join(f"{mark}{line}\n" for line in report.text.splitlines()))
 
     def was_shown(self, report: reports.Report) -> bool:
         """True if :meth:`show_report` has nothing new to show for this report."""
@@ -120,7 +124,7 @@ class Console(threading.Thread):
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
         self._end_line()
-        print(f"smdrun: {text}", file=sys.stderr, flush=True)
+        self._write(sys.stderr, f"smdrun: {text}\n")
 
     def _drain(self) -> None:
         """Read all that is in the pipes now."""
@@ -177,15 +181,23 @@ class Console(threading.Thread):
             lead = self._mark(stream.out, stream.rank)
         else:
             lead = f"\r\x1b[K{self._mark(stream.out, stream.rank)}" if before.rewrite else ""
-        stream.out.write(f"{lead}{text}\n" if finished else f"{lead}{text}")
         self._unfinished = None if finished else _Unfinished(stream, rewrite=False)
-        stream.out.flush()
+        self._write(stream.out, f"{lead}{text}\n" if finished else f"{lead}{text}")
 
     def _end_line(self) -> None:
         if self._unfinished is not None:
-            self._unfinished.stream.out.write("\n")
-            self._unfinished.stream.out.flush()
+            out = self._unfinished.stream.out
             self._unfinished = None
+            self._write(out, "\n")
+
+    def _write(self, out: TextIO, text: str) -> None:
+        error = streams.put(out, text)
+        if isinstance(error, BrokenPipeError):
+            self.reader_left = True
+            if not self._ending.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+        elif error is not None:
+            self.say(f"the job goes on without its output, which cannot be written: {error.strerror}")
 
     def _mark(self, out: TextIO, rank: int) -> str:
         if not self._prefix:

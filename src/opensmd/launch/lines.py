@@ -24,10 +24,10 @@ class Segment:
 
 
 class LineAssembler:
-    """Collects one stream's bytes and gives whole segments out."""
+    """Collects one stream's bytes and gives whole segments out; what is not UTF-8 stays as it is."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._rest = ""
 
     def feed(self, data: bytes) -> list[Segment]:

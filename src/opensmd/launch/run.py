@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opensmd.launch import affinity, allocator, orphans, reports
+from opensmd.launch import affinity, allocator, orphans, reports, signals
 from opensmd.launch.console import Console
 from opensmd.launch.rank import LAUNCHER
 from opensmd.launch.sagemaker import JSON, Job, job_variables, parse_mp_parameters
@@ -105,10 +105,14 @@ def run(options: Options) -> int:
     def stop(number: int, _: object) -> None:
         raise SignalException(f"smdrun got signal {number}", signal.Signals(number))
 
-    signal.signal(signal.SIGTERM, stop)  # the agent installs the same once it has ranks
-    _prepare(options)
+    signals.listen(stop)
     orphans.adopt()
     console = Console(prefix=options.prefix)
+    try:
+        _prepare(options)
+    except SignalException as stopped:
+        console.say(f"ended by {stopped.sigval.name}")
+        return 128 + int(stopped.sigval)
     with tempfile.TemporaryDirectory(prefix="smdrun-") as folder, _OutputFolders():
         config = _launch_config(options, console, Path(folder))
         console.start()
@@ -122,13 +126,16 @@ def run(options: Options) -> int:
                 for rank, each in error.failures.items()
             ]
         except (SignalException, KeyboardInterrupt) as stopped:
-            status = 128 + int(getattr(stopped, "sigval", signal.SIGINT))
+            by = signal.SIGPIPE if console.reader_left else getattr(stopped, "sigval", signal.SIGINT)
+            status = 128 + int(by)
         finally:
+            signals.ignore()
             if failures or status:
                 orphans.end_all()
             console.finish()
     if status:
-        console.say(f"ended by {signal.Signals(status - 128).name}")
+        why = ": nobody reads its output any more" * console.reader_left
+        console.say(f"ended by {signal.Signals(status - 128).name}{why}")
     if not failures:
         return status
     if options.device != "cpu" and any(map(_asks_for_cuda, failures)) and not gpu_count(options.device):
@@ -235,6 +242,7 @@ def _launch_config(options: Options, console: Console, folder: Path) -> Any:
         max_restarts=options.max_restarts,
         logs_specs=RankLogs(console, folder),
         shutdown_timeout=SHUTDOWN,
+        signals_to_handle=",".join(each.name for each in signals.ending()),
     )
 
 
@@ -253,9 +261,13 @@ class _OutputFolders:
 
     def __enter__(self) -> None:
         for path in self._wanted:
-            missing = [each for each in (path, *path.parents) if not each.exists()]
-            path.mkdir(parents=True, exist_ok=True)
-            self._made += missing
+            self._made += [each for each in (path, *path.parents) if not each.exists()]
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                why = f"cannot make the folder {path}: {error.strerror}"
+                print(f"smdrun: {why}; --output names another for what scripts save", file=sys.stderr)
+                return
 
     def __exit__(self, *_: object) -> None:
         for path in sorted(self._made, reverse=True):

@@ -19,6 +19,7 @@ const at::Tensor& only(const Tensors& tensors, const char* operation) {
 void require_dense(const at::Tensor& tensor, const char* operation) {
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "smddp: ", operation, " takes dense tensors, but got ",
                     tensor.layout(), "; only all_reduce takes sparse ones");
+  require_memory(tensor, operation);
 }
 
 void require_same_dtype(const at::Tensor& tensor, const at::Tensor& other, const char* operation) {

@@ -10,6 +10,7 @@ WorkPtr SmddpBackend::message(c10d::OpType type, const char* title, Tensors& ten
   TORCH_CHECK_VALUE(tensors.size() == 1, "smddp: a message is one tensor, but got ", tensors.size());
   TORCH_CHECK_VALUE(tensors[0].layout() == at::kStrided, "smddp: a message must be a dense tensor, but got ",
                     tensors[0].layout());
+  require_memory(tensors[0], "a message");
   TORCH_CHECK_VALUE(tag >= 0, "smddp: the tag of a message must not be negative, but is ", tag);
   TORCH_CHECK_VALUE(peer < size_ && (peer >= 0 || type == c10d::OpType::RECVANYSOURCE), "smddp: rank ", peer,
                     " is not in this group of ", size_, " ranks");

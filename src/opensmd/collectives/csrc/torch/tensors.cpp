@@ -74,6 +74,11 @@ Reducing reducing(const c10d::ReduceOp& op) {
   }
 }
 
+void require_memory(const at::Tensor& tensor, const char* operation) {
+  TORCH_CHECK_VALUE(tensor.numel() == 0 || tensor.storage().data() != nullptr, "smddp: ", operation,
+                    " got a tensor of ", tensor.sizes(), " whose memory was freed (its storage has 0 bytes)");
+}
+
 Flat::Flat(at::Tensor tensor, Use use) : tensor_(std::move(tensor)), use_(use) {
   if (tensor_.is_contiguous() && !tensor_.is_conj() && !tensor_.is_neg()) {
     flat_ = tensor_;
