@@ -146,6 +146,7 @@ class _Tree:
                 calls=calls.get(name, 0),
                 operations=operations.get(name, 0),
                 opaque=_is_opaque(module),
+                container=_is_container(module),
             )
         return found
 
@@ -153,6 +154,13 @@ class _Tree:
 def _is_opaque(module: nn.Module) -> bool:
     """Modules that run as a whole: compiled and scripted ones."""
     return isinstance(module, torch.jit.ScriptModule | torch._dynamo.eval_frame.OptimizedModule)
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Modules that nobody can call: lists and dicts of modules, and others without a forward."""
+    if _is_opaque(module) or "forward" in module.__dict__:
+        return False
+    return type(module).forward is nn.Module.forward
 
 
 def _observe_fake(
