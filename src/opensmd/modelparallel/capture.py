@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opensmd.modelparallel._torch_internals import backward_left_out
 from opensmd.modelparallel.cost import accumulation_seconds
+from opensmd.modelparallel.function_caches import forget_fake_results
 from opensmd.modelparallel.observe import Clock, Observer, Position
 from opensmd.modelparallel.plan import ancestors
 from opensmd.modelparallel.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
@@ -182,6 +183,8 @@ def _observe_fake(
     except Exception as error:  # whatever it is, the real run decides whether it is the script's fault
         logger.debug("the dry run under fake tensors failed (%r); running the step once for real", error)
         return None
+    finally:
+        forget_fake_results()
     return observer
 
 
