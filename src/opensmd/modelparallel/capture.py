@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from opensmd.modelparallel._amp_torch_internals import scales_made_for_real
 from opensmd.modelparallel._torch_internals import backward_left_out
 from opensmd.modelparallel.cost import accumulation_seconds
+from opensmd.modelparallel.function_caches import forget_fake_results
 from opensmd.modelparallel.observe import Clock, Observer, Position
 from opensmd.modelparallel.plan import ancestors
 from opensmd.modelparallel.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
@@ -147,6 +148,7 @@ class _Tree:
                 calls=calls.get(name, 0),
                 operations=operations.get(name, 0),
                 opaque=_is_opaque(module),
+                container=_is_container(module),
             )
         return found
 
@@ -154,6 +156,13 @@ class _Tree:
 def _is_opaque(module: nn.Module) -> bool:
     """Modules that run as a whole: compiled and scripted ones."""
     return isinstance(module, torch.jit.ScriptModule | torch._dynamo.eval_frame.OptimizedModule)
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Modules that nobody can call: lists and dicts of modules, and others without a forward."""
+    if _is_opaque(module) or "forward" in module.__dict__:
+        return False
+    return type(module).forward is nn.Module.forward
 
 
 def _observe_fake(
@@ -176,6 +185,8 @@ def _observe_fake(
     except Exception as error:  # whatever it is, the real run decides whether it is the script's fault
         logger.debug("the dry run under fake tensors failed (%r); running the step once for real", error)
         return None
+    finally:
+        forget_fake_results()
     return observer
 
 

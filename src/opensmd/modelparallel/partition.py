@@ -73,7 +73,13 @@ def partition(
             best = rank, sequence.stages_of_units(split)
     assert best is not None  # there is always one candidate
     homes = _homes(trace, best[1], places)
-    plan = Plan(stages=stages, homes=homes, shared=_shared(trace, homes), hooked=tuple(sorted(trace.hooked)))
+    plan = Plan(
+        stages=stages,
+        homes=homes,
+        shared=_shared(trace, homes),
+        hooked=tuple(sorted(trace.hooked)),
+        containers=_containers(trace),
+    )
     return predict(
         with_opened(plan, trace),
         trace,
@@ -116,7 +122,13 @@ def manual_partition(
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
     active = most_active(stages, active_microbatches)
     return predict(
-        Plan(stages=stages, homes=homes, shared=_shared(trace, homes), notes=tuple(notes)),
+        Plan(
+            stages=stages,
+            homes=homes,
+            shared=_shared(trace, homes),
+            notes=tuple(notes),
+            containers=_containers(trace),
+        ),
         trace,
         microbatches=microbatches,
         active_microbatches=active,
@@ -181,6 +193,11 @@ def _homes(trace: ModelTrace, stage_of: Mapping[int, int], places: Mapping[str, 
     }
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
     return homes
+
+
+def _containers(trace: ModelTrace) -> tuple[str, ...]:
+    names = [*trace.modules, *trace.aliases]
+    return tuple(name for name in names if trace.modules[trace.aliases.get(name, name)].container)
 
 
 def _shared(trace: ModelTrace, homes: Mapping[str, int]) -> tuple[SharedParameter, ...]:

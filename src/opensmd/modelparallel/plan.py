@@ -100,6 +100,7 @@ class Plan:
     ``homes`` has every name that ``named_modules(remove_duplicate=False)`` gives, the root ("") included. The
     stage of a module that is split is that of its own parameters and buffers. ``opened`` modules are treated
     as split ones although they may live on one stage; those of ``hooked`` had forward hooks that were seen.
+    ``containers`` have no forward: what is in one is called by a module around it.
 
     Raises:
         ValueError: no stage, no root, or a home that is not a stage.
@@ -114,6 +115,7 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
     opened: tuple[str, ...] = ()
     hooked: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stages < 1:
@@ -131,12 +133,19 @@ class Plan:
         return self.homes[name.rpartition(".")[0]]
 
     def split(self) -> set[str]:
-        """Names of the modules that do not run as a whole: those with several stages, and opened ones."""
+        """Names of the modules that do not run as a whole.
+
+        Those with several stages, opened ones, and containers in these.
+        """
         below: dict[str, set[int]] = {}
         for name, home in self.homes.items():
             for ancestor in (name, *ancestors(name)):
                 below.setdefault(ancestor, set()).add(home)
-        return {name for name in self.homes if len(below[name]) > 1}.union(self.opened)
+        found = {name for name in self.homes if len(below[name]) > 1}.union(self.opened)
+        for name in sorted(self.containers):  # those around others first
+            if name == "" or name.rpartition(".")[0] in found:
+                found.add(name)
+        return found
 
     def atomic(self) -> dict[str, int]:
         """The largest subtrees that live on one stage, and that stage."""
@@ -172,6 +181,7 @@ class Plan:
                 notes=tuple(given["notes"]),
                 opened=tuple(given["opened"]),
                 hooked=tuple(given["hooked"]),
+                containers=tuple(given["containers"]),
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"this text is not a partition plan: {error!r}") from error

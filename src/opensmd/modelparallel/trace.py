@@ -21,7 +21,8 @@ __all__ = ["Edge", "Escape", "ModelTrace", "ModuleInfo", "Reuse", "Unit"]
 class ModuleInfo:
     """One module of the tree. Sizes are of its own parameters and buffers, not of its children's.
 
-    ``opaque`` modules are never split; ``operations`` counts those it ran itself, outside its children.
+    ``opaque`` modules are never split; a ``container`` has no forward, so that others call its children;
+    ``operations`` counts those it ran itself, outside its children.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModuleInfo:
     calls: int = 0
     operations: int = 0
     opaque: bool = False
+    container: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

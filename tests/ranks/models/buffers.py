@@ -116,8 +116,28 @@ class Spectral(Layers):
         return out
 
 
+class Listed(Layers):
+    """A list of layers with norms; what is before and after it may live elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.Tanh())
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        for layer in self.layers:
+            h = layer(h)
+        out: Tensor = self.head(h + self.second(h) + self.third(h))
+        return out
+
+
 NORMALISED = ("first", "norm1", "second", "norm2", "head")
 CHAIN = {2: {"chain": {"third": 1, "head": 1}}}
+
+LIST = {2: {"the list on one stage": {"first": 1, "layers": 0, "second": 1, "third": 1, "head": 1}}}
 
 CASES = (
     # Four rows in the smallest microbatch: from two, BatchNorm makes 1 and -1 whatever they are. Gradients
@@ -136,5 +156,6 @@ CASES = (
         replicas=False,
     ),
     Case("buffers replaced", Replaces, whole=False, replicas=False),
+    Case("norms in a list", Listed, fixed=LIST, whole=False, rows=32),
     Case("parametrisations", Spectral, whole=False, replicas=False),
 )

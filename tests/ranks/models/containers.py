@@ -231,7 +231,79 @@ def side_effects() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), SideEffects(), SideEffects(), nn.Linear(WIDTH, CLASSES))
 
 
+class Doubles(nn.Module):
+    """Returns one tensor twice, and keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.kept = torch.tanh(self.linear(x))
+        return self.kept, self.kept
+
+
+class SameTensors(Layers):
+    """One tensor has several names, and is used by all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Doubles()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, same = self.first(x)
+        assert one is same and same is self.first.kept
+        h = torch.tanh(self.second(one)) * self.third(same)
+        out: Tensor = self.head(h + self.third(self.first.kept))
+        return out
+
+
+class Fills(nn.Module):
+    """Writes into the dict and the list that it is given, and reads what is there."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.number = number
+
+    def forward(self, x: Tensor, seen: dict[str, Any], losses: list[Tensor]) -> Tensor:
+        y = torch.tanh(self.linear(x))
+        for tensor in seen.get("all", []):
+            y = y + tensor
+        seen["latest"] = y
+        seen.setdefault("all", []).append(x)
+        seen.pop("number", None)
+        if self.number != 1:
+            seen["number"] = self.number
+        losses.append(y.square().mean())
+        return y
+
+
+class FilledTogether(Layers):
+    """Layers on several stages fill one dict and one list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number, name in enumerate(("first", "second", "third")):
+            setattr(self, name, Fills(number))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: dict[str, Any] = {"all": []}
+        losses: list[Tensor] = []
+        everything = seen["all"]
+        h = self.first(x, seen, losses)
+        assert seen["number"] == 0
+        h = self.second(h, seen, losses)
+        assert "number" not in seen
+        h = self.third(h, seen, losses)
+        assert everything is seen["all"] and len(everything) == 3 and everything[0] is x
+        out: Tensor = self.head(h + seen["latest"] + everything[1])
+        return out * torch.stack(losses).sum()
+
+
 CASES = (
+    Case("one tensor by several names", SameTensors),
+    Case("a dict and a list filled by several stages", FilledTogether, whole=False),
     Case("dicts", Dicts, loss=dict_loss, whole=False, tolerance=2e-5),  # the terms of its gradients cancel
     Case("dataclasses", Dataclasses, loss=answer_loss),
     Case("tuples", Tuples, loss=tuple_loss),

@@ -4,6 +4,7 @@
 # some of torch's own functions have no annotations
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -194,6 +195,20 @@ class Operators(Layers):
         return out
 
 
+@functools.lru_cache(maxsize=8)
+def cached_positions(length: int) -> Tensor:
+    return torch.arange(length) / length
+
+
+class Remembered(Layers):
+    """A function remembers the tensor that it made, first in the dry run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.third(torch.tanh(self.second(torch.tanh(self.first(x + cached_positions(WIDTH))))))
+        out: Tensor = self.head(torch.tanh(h))
+        return out
+
+
 CASES = (
     Case("custom functions in the glue", Custom),
     Case("custom functions in modules", custom_inside, ("0", "1", "2", "3")),
@@ -203,4 +218,5 @@ CASES = (
     Case("vmap", Mapped, ("first", "second", "rowwise", "third")),
     Case("questions without data", Questions),
     Case("operators", Operators, whole=False),
+    Case("functions that remember", Remembered, ()),
 )

@@ -23,6 +23,7 @@ from opensmd.modelparallel.runtime.tags import Form
 
 __all__ = [
     "Description",
+    "Found",
     "Hidden",
     "Left",
     "TensorDescription",
@@ -76,12 +77,23 @@ class Left:
 
     Attributes:
         pickled: (states of objects by number, attributes by submodule and name), referring to tensors by
-            number: the call's arguments, then what the objects held before, then ``tensors``.
-        tensors: those that the call made.
+            number: the call's arguments, what the objects held before, the result's, then ``tensors``.
+        contents: those of lists and mappings (see ``containers.py``), with the same numbers.
+        tensors: further ones that the call made.
     """
 
     pickled: bytes
+    contents: bytes
     tensors: tuple[TensorDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a call left outside its result, at its home; see :class:`Left`."""
+
+    pickled: bytes
+    contents: bytes
+    tensors: Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +161,9 @@ class Hidden:
         if result is None:
             return cls("none", [])
         if type(result) in (tuple, list) and all(isinstance(each, Tensor) for each in result):
-            return cls(type(result).__name__, list(result))
+            alone = len(set(map(id, result))) == len(result)
+            if alone:  # otherwise the others must be told which are the same
+                return cls(type(result).__name__, list(result))
         tensors: list[Tensor] = []
         try:
             pickled = structure.dump(result, tensors)
@@ -184,7 +198,7 @@ def describe(
     depends_on_data: bool,
     destination: int | None = None,
     written: Collection[int] = (),
-    left: tuple[bytes, Sequence[Tensor]] | None = None,
+    left: Found | None = None,
 ) -> Description:
     """What the home tells of a result.
 
@@ -196,7 +210,7 @@ def describe(
         depends_on_data: the shapes or values may differ from call to call.
         destination: the argument that the operation is about.
         written: memory that was changed in place, for inference tensors, which have no versions.
-        left: pickled state left outside the result, and the tensors that are new in it.
+        left: what is left outside the result.
     """
     by_memory: dict[int, int] = {}
     for number, argument in enumerate(arguments):
@@ -216,7 +230,11 @@ def describe(
         pickled=parts.pickled,
         left=None
         if left is None
-        else Left(left[0], tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in left[1])),
+        else Left(
+            left.pickled,
+            left.contents,
+            tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in left.tensors),
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a call leaves outside its result: state of objects it was given, attributes set on its module.
+"""What a call leaves outside its result: in objects and containers it was given, in attributes of its module.
 
 A key-value cache that a decoder layer fills, an attribute that a module keeps for its parent: ranks on which
 the call does not run must see them too. The home compares before and after, and sends what has changed with
@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from opensmd.modelparallel.runtime import structure
-from opensmd.modelparallel.runtime.descriptions import Left, TensorDescription
+from opensmd.modelparallel.runtime.containers import Containers
+from opensmd.modelparallel.runtime.descriptions import Found, Left, TensorDescription
 
 __all__ = ["Effects", "apply"]
 
@@ -29,19 +30,28 @@ class Effects:
     Args:
         arguments: its args and kwargs, as this rank holds them.
         leaves: the tensors in them.
+        given: the args and kwargs that it really gets, with tensors of other ranks fetched.
+        real: the tensors in these, in the order of ``leaves``.
         owner: the module that runs, whose submodules' attributes are watched.
     """
 
-    def __init__(self, arguments: Any, leaves: Sequence[Tensor], owner: Any) -> None:
+    def __init__(
+        self, arguments: Any, leaves: Sequence[Tensor], given: Any, real: Sequence[Tensor], owner: Any
+    ) -> None:
+        self._arguments = arguments
+        self._copied = any(one is not other for one, other in zip(arguments, given, strict=True))
+        self._containers = Containers(given)
+        self._real = real
+        self._leaves = leaves
         self._objects = _objects(arguments)
         self._owner = owner if isinstance(owner, nn.Module) else None
         self._held: list[Tensor] = list(leaves)
         self._before = [_dump(each, self._held) for each in self._objects]
         self._attributes = _attributes(self._owner)
 
-    def found(self) -> tuple[bytes, list[Tensor]] | None:
-        """What has changed, as pickled state and the tensors that are new; None if nothing has."""
-        tensors = list(self._held)
+    def found(self, result: Sequence[Tensor]) -> Found | None:
+        """What has changed; None if nothing has. ``result`` are the tensors that the call returns."""
+        tensors = [*self._held, *result]
         states: dict[int, Any] = {}
         for number, (each, before) in enumerate(zip(self._objects, self._before, strict=True)):
             if before is not None and _dump(each, list(self._held)) != before:
@@ -52,9 +62,16 @@ class Effects:
             if place not in self._attributes or self._attributes[place] is not value
         }
         attributes = {place: value for place, value in attributes.items() if _dump(value, []) is not None}
-        if not states and not attributes:
+        pickled = structure.dump((states, attributes), tensors) if states or attributes else b""
+        count = len(self._leaves)
+        seen = [*self._real, *tensors[count:]]  # containers have the fetched tensors, objects may keep them
+        contents = self._containers.changed(seen)
+        if not pickled and not contents:
             return None
-        return structure.dump((states, attributes), tensors), tensors[len(self._held) :]
+        tensors = [*self._leaves, *seen[count:]]
+        if contents and self._copied:
+            Containers(self._arguments).fill(contents, tensors)
+        return Found(pickled, contents, tensors[len(self._held) + len(result) :])
 
 
 def apply(
@@ -62,6 +79,7 @@ def apply(
     arguments: Any,
     leaves: Sequence[Tensor],
     owner: Any,
+    result: Sequence[Tensor],
     make: Callable[[TensorDescription], Tensor],
 ) -> None:
     """Do here to the same objects and modules what the call did at its home.
@@ -69,13 +87,19 @@ def apply(
     Args:
         left: what the home told.
         arguments, leaves, owner: as for :class:`Effects`, on this rank.
+        result: the tensors of the call's result.
         make: makes the placeholder of a new tensor.
     """
     objects = _objects(arguments)
     held: list[Tensor] = list(leaves)
     for each in objects:
         _dump(each, held)
-    states, attributes = structure.load(left.pickled, [*held, *map(make, left.tensors)])
+    tensors = [*held, *result, *map(make, left.tensors)]
+    if left.contents:
+        Containers(arguments).fill(left.contents, tensors)
+    if not left.pickled:
+        return
+    states, attributes = structure.load(left.pickled, tensors)
     for number, values in states.items():
         objects[number].__dict__.clear()
         objects[number].__dict__.update(values)

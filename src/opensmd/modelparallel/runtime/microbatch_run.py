@@ -171,7 +171,8 @@ class MicrobatchRun(Transfers):
             return made
         for index, requires_grad in description.changed:
             self._changed(call, index, home, requires_grad, None)
-        result = description.build([self._placeholder(each, call, home) for each in description.tensors])
+        tensors = [self._placeholder(each, call, home) for each in description.tensors]
+        result = description.build(tensors)
         if description.left is not None:
             arguments = (call.args, call.kwargs)
             apply(
@@ -179,6 +180,7 @@ class MicrobatchRun(Transfers):
                 arguments,
                 call.leaves,
                 call.owner,
+                tensors,
                 lambda told: self._placeholder(told, call, home),
             )
         return result
@@ -243,8 +245,9 @@ class MicrobatchRun(Transfers):
             return self._run_known(home, call, tensors, known), known
         real = [each for each in tensors if each is not None]
         assert len(real) == len(tensors)
-        with Watch(call, real, first=known is None) as watch:
-            result = self._run(call, real)
+        given = self._given(call, real)
+        with Watch(call, given, real, first=known is None) as watch:
+            result = self._call(call, *given)
         if watch.changed_buffers():
             self.shared.stateful.add(key)
         parts = Hidden.of(result, call.name)
@@ -269,12 +272,19 @@ class MicrobatchRun(Transfers):
 
     def _run(self, call: Call, tensors: Sequence[Tensor | None]) -> Any:
         """Call the function on the tensors that are here."""
+        return self._call(call, *self._given(call, tensors))
+
+    def _given(self, call: Call, tensors: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the tensors that are here."""
         args, kwargs = call.args, call.kwargs
         if not all(map(operator.is_, tensors, call.leaves)):
             replacements: Iterator[Any] = iter(tensors)
             args = structure.substitute(args, replacements)
             if kwargs:
                 kwargs = structure.substitute(kwargs, replacements)
+        return args, kwargs
+
+    def _call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not call.whole:
             return call.function(*args, **kwargs)
         self.inside = True

@@ -95,14 +95,15 @@ def opaque_objects(structure: Any, found: list[Any]) -> None:
 
 
 class _Dumper(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor], known: Sequence[Any]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.tensors = tensors
         self.numbers: dict[int, int] = {id(tensor): number for number, tensor in enumerate(tensors)}
+        self.known: dict[int, int] = {id(each): -1 - number for number, each in enumerate(known)}
 
     def persistent_id(self, value: Any) -> int | None:
         if not isinstance(value, Tensor):
-            return None
+            return self.known.get(id(value)) if self.known else None
         if id(value) not in self.numbers:
             self.numbers[id(value)] = len(self.tensors)
             self.tensors.append(value)
@@ -110,25 +111,28 @@ class _Dumper(pickle.Pickler):
 
 
 class _Loader(pickle.Unpickler):
-    def __init__(self, data: bytes, tensors: Sequence[Any]) -> None:
+    def __init__(self, data: bytes, tensors: Sequence[Any], known: Sequence[Any]) -> None:
         super().__init__(io.BytesIO(data))
         self.tensors = tensors
+        self.known = known
 
     def persistent_load(self, number: Any) -> Any:
-        return self.tensors[number]
+        return self.tensors[number] if number >= 0 else self.known[-1 - number]
 
 
-def dump(structure: Any, tensors: list[Tensor]) -> bytes:
+def dump(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> bytes:
     """``structure`` as bytes, its tensors appended to ``tensors`` and referred to by their places there.
+
+    ``known`` are objects that the reader has, too; they are referred to by their places as well.
 
     Raises:
         Exception: whatever pickle says of an object that it cannot carry.
     """
     file = io.BytesIO()
-    _Dumper(file, tensors).dump(structure)
+    _Dumper(file, tensors, known).dump(structure)
     return file.getvalue()
 
 
-def load(data: bytes, tensors: Sequence[Any]) -> Any:
-    """What :func:`dump` was given, with ``tensors`` in place of its tensors."""
-    return _Loader(data, tensors).load()
+def load(data: bytes, tensors: Sequence[Any], known: Sequence[Any] = ()) -> Any:
+    """What :func:`dump` was given, with ``tensors`` and ``known`` in place of its own."""
+    return _Loader(data, tensors, known).load()

@@ -22,21 +22,22 @@ class Watch:
 
     Args:
         call: the call.
-        tensors: its tensors that are here, in the order of ``call.leaves``.
+        given: the arguments that its function gets.
+        tensors: the tensors in them, in the order of ``call.leaves``.
         first: nothing is known of calls like it.
 
     Attributes:
         made: tensors that it left outside its result; there after :meth:`description`.
     """
 
-    def __init__(self, call: Call, tensors: Sequence[Tensor], *, first: bool) -> None:
+    def __init__(self, call: Call, given: Any, tensors: Sequence[Tensor], *, first: bool) -> None:
         self.made: Sequence[Tensor] = ()
         self._call = call
         self._tensors = tensors
         self._first = first
         self._buffers = _buffers(call.owner) if first else []
         self._buffer_versions = list(map(version_of, self._buffers))
-        self._effects = Effects((call.args, call.kwargs), call.leaves, call.owner)
+        self._effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
         self._versions = list(map(version_of, tensors))
         self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
         self._around: Any = self._data or contextlib.nullcontext()
@@ -61,9 +62,9 @@ class Watch:
     def description(self, parts: Hidden) -> Description:
         """What to tell of the result ``parts``."""
         call, data = self._call, self._data
-        left = self._effects.found()
+        left = self._effects.found(parts.tensors)
         if left is not None:
-            self.made = left[1]
+            self.made = left.tensors
         return describe(
             parts,
             self._tensors,
