@@ -2,8 +2,8 @@
 
 glibc gives large blocks back to the kernel at once and takes them again, zeroed and page by page, in the next
 step: up to a tenth of a step with activations of megabytes (``benchmarks/allocator``). Ranks that train need
-the same memory in every step, so that keeping it changes their peak little, unless single blocks have more than
-100 MiB: these may not fit into what others have left behind.
+the same memory in every step, so that keeping it changes their peak little, unless single blocks have more
+than 100 MiB: these may not fit into what others have left behind.
 """
 
 from __future__ import annotations
