@@ -86,6 +86,22 @@ def ddp_with_powersgd() -> None:
     assert_equal_on_all_ranks(model)
 
 
+def ddp_whose_hook_pads_its_bucket() -> None:
+    model = net()
+    wrapped = DistributedDataParallel(model)
+
+    def padded(_: None, bucket: Any) -> Any:
+        buffer, numbers = bucket.buffer(), bucket.buffer().numel()
+        buffer.resize_(numbers + 100)[numbers:] = 0
+        work = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0].resize_(numbers))
+
+    padded.__annotations__.clear()  # torch compares them with its own types
+    wrapped.register_comm_hook(None, padded)
+    train(wrapped, sgd(model))
+    assert_like_plain(model.state_dict())
+
+
 def ddp_with_post_local_sgd() -> None:
     model = net()
     wrapped = DistributedDataParallel(model)
@@ -187,6 +203,7 @@ def batched_messages_in_a_ring_and_to_all() -> None:
 
 FEATURES = [
     ddp_with_powersgd,
+    ddp_whose_hook_pads_its_bucket,
     ddp_with_post_local_sgd,
     ddp_whose_hook_steps_a_sharded_optimizer,
     fully_sharded_data_parallel_of_old,

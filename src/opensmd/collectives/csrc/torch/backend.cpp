@@ -194,7 +194,13 @@ at::Tensor SmddpBackend::allocate(long size, at::TensorOptions options) {
   void* block = group && bytes > 0 ? group->heap_allocate(bytes) : nullptr;
   // A full heap costs speed, not correctness.
   if (block == nullptr) return at::empty({size}, options);
-  return at::from_blob(block, {size}, [group, block](void*) { group->heap_free(block); }, options);
+  // Hooks may pad a bucket with resize_, which goes on in memory of its own.
+  return at::for_blob(block, {size})
+      .deleter([group, block](void*) { group->heap_free(block); })
+      .options(options)
+      .resizeable_storage()
+      .allocator(c10::GetCPUAllocator())
+      .make_tensor();
 }
 
 }  // namespace opensmd
