@@ -199,7 +199,7 @@ at::Tensor SmddpBackend::allocate(long size, at::TensorOptions options) {
       .deleter([group, block](void*) { group->heap_free(block); })
       .options(options)
       .resizeable_storage()
-      .allocator(c10::GetCPUAllocator())
+      .allocator(c10::GetAllocator(c10::kCPU))
       .make_tensor();
 }
 
