@@ -63,7 +63,7 @@ def test_model_parallel_parameters_of_no_form_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"partitions": 2', "the model-parallel parameters are no JSON: "),
+        ('{"partitions": 2', "is not JSON: "),
         ("missing.json", "cannot read the model-parallel parameters: .*missing.json"),
     ],
 )

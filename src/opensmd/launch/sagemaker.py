@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Job", "hyperparameters", "job_variables", "parse_mp_parameters"]
+__all__ = ["Job", "hyperparameters", "job_variables", "json_object", "parse_mp_parameters"]
 
 JSON = str | int | float | bool | None | Mapping[str, "JSON"] | Sequence["JSON"]
 
@@ -99,10 +99,10 @@ def parse_mp_parameters(text: str) -> dict[str, JSON]:
         ValueError: it is none of the three, or no such file.
     """
     if text.lstrip().startswith("{"):
-        return _object(text, "the model-parallel parameters")
+        return json_object(text, "mp_parameters")
     if text.endswith(".json"):
         try:
-            return _object(Path(text).read_text(), f"the model-parallel parameters in {text}")
+            return json_object(Path(text).read_text(), text)
         except OSError as error:
             raise ValueError(f"cannot read the model-parallel parameters: {error}") from None
     pairs = [pair.partition("=") for pair in text.split(",")]
@@ -114,13 +114,18 @@ def parse_mp_parameters(text: str) -> dict[str, JSON]:
     return {name.strip(): _value(value.strip()) for name, _, value in pairs}
 
 
-def _object(text: str, what: str) -> dict[str, JSON]:
+def json_object(text: str, source: str) -> dict[str, JSON]:
+    """A JSON object, such as parameters are given in; ``source`` names for messages where it stood.
+
+    Raises:
+        ValueError: it is no JSON, or no object.
+    """
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{what} are no JSON: {error}") from None
+        raise ValueError(f"{source}={text!r} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{what} are {text.strip()!r:.80}; expected a JSON object")
+        raise ValueError(f"{source}={text!r}: expected a JSON object of parameters")
     return found
 
 

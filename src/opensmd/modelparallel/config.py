@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from opensmd.launch.sagemaker import json_object
 from opensmd.modelparallel.schedule import most_active
 
 __all__ = ["Config", "load_config", "parse_pairs"]
@@ -231,7 +232,7 @@ def parse_pairs(text: str) -> dict[str, Any]:
         ValueError: a piece that is not ``key=value``.
     """
     if text.lstrip().startswith("{"):
-        return _json_object(text, OPTION)
+        return json_object(text, OPTION)
     values: dict[str, Any] = {}
     for piece in filter(None, (each.strip() for each in text.split(","))):
         key, equals, value = piece.partition("=")
@@ -274,17 +275,7 @@ def _value(text: str) -> Any:
 
 def _from_variable(environ: Mapping[str, str]) -> dict[str, Any]:
     text = environ.get(VARIABLE, "").strip()
-    return _json_object(text, VARIABLE) if text else {}
-
-
-def _json_object(text: str, source: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{source}={text!r} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{source}={text!r}: expected a JSON object of parameters")
-    return values
+    return json_object(text, VARIABLE) if text else {}
 
 
 def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
