@@ -54,20 +54,17 @@ def replaced_functions(
     apply: Callable[[Function, type, tuple[Any, ...], dict[str, Any]], Any],
     script: Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any],
     checkpoint: Callable[[Function, tuple[Any, ...], dict[str, Any]], Any],
-    backward: Callable[[Function, tuple[Any, ...], dict[str, Any]], Any],
 ) -> Iterator[None]:
-    """Send four functions of torch through the given ones.
+    """Send three functions of torch through the given ones.
 
     Args:
         apply: for ``autograd.Function.apply``: (the original, the function class, args, kwargs).
         script: for calls of ``torch.jit.script`` functions: (the original, the function, args, kwargs).
         checkpoint: for the generator behind non-reentrant checkpoints: (the original, args, kwargs).
-        backward: for ``torch.autograd.backward``: (the original, args, kwargs).
     """
     plain_apply = torch.autograd.Function.__dict__["apply"]
     plain_script = torch.jit.ScriptFunction.__call__
     plain_checkpoint = torch_checkpoint._checkpoint_without_reentrant_generator
-    plain_backward = torch.autograd.backward
 
     def any_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         def original(*args: Any, **kwargs: Any) -> Any:
@@ -84,20 +81,15 @@ def replaced_functions(
     def any_checkpoint(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(plain_checkpoint, args, kwargs)
 
-    def any_backward(*args: Any, **kwargs: Any) -> Any:
-        return backward(plain_backward, args, kwargs)
-
     torch.autograd.Function.apply = classmethod(any_apply)  # type: ignore[assignment]
     torch.jit.ScriptFunction.__call__ = any_script  # type: ignore[method-assign]
     torch_checkpoint._checkpoint_without_reentrant_generator = any_checkpoint
-    torch.autograd.backward = any_backward
     try:
         yield
     finally:
         torch.autograd.Function.apply = plain_apply  # type: ignore[method-assign]
         torch.jit.ScriptFunction.__call__ = plain_script  # type: ignore[method-assign]
         torch_checkpoint._checkpoint_without_reentrant_generator = plain_checkpoint
-        torch.autograd.backward = plain_backward
 
 
 @contextlib.contextmanager

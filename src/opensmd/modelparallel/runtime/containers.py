@@ -57,7 +57,7 @@ class Containers:
         return [*self._containers, *self._others]
 
     def _collect(self, value: Any) -> None:
-        if isinstance(value, (list, MutableMapping)) or _is_dataclass(value):
+        if isinstance(value, (list, MutableMapping)) or structure.is_dataclass(value):
             self._containers.append(value)
             content = _content(value)
             for each in content.values() if isinstance(content, dict) else content:
@@ -77,10 +77,6 @@ class Containers:
         except Exception:  # whatever pickle says of an object that it cannot carry
             return False
         return True
-
-
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _content(container: Any) -> Content:

@@ -184,7 +184,7 @@ def _has_values(result: Any) -> bool:
         return any(map(_has_values, result))
     if isinstance(result, Mapping):
         return any(map(_has_values, result.values()))
-    if hasattr(type(result), "__dataclass_fields__"):
+    if structure.is_dataclass(result):
         return any(_has_values(getattr(result, field.name, None)) for field in dataclasses.fields(result))
     return True
 

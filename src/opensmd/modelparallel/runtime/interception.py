@@ -60,15 +60,14 @@ def intercepted(
         if makes_weight or "_compiled_call_impl" in module.__dict__ or internals.has_backward_hooks(module):
             calls[module] = redirected(name, module, home, internals.whole_call(module), alone)
 
-    def any_backward(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def any_backward(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run = current_run()
-        return original(*args, **kwargs) if run is None else backward(*args, **kwargs)
+        (original if run is None else backward)(*args, **kwargs)
 
     with (
         internals.replaced_calls(forwards, calls),
-        internals.replaced_functions(
-            apply=_apply, script=_script, checkpoint=_checkpoint, backward=any_backward
-        ),
+        internals.replaced_functions(apply=_apply, script=_script, checkpoint=_checkpoint),
+        internals.replaced_backward(any_backward),
     ):
         yield
 

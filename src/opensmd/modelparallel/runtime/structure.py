@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
 
-__all__ = ["collect", "dump", "is_plain", "load", "opaque_objects", "substitute"]
+__all__ = ["collect", "dump", "is_dataclass", "is_plain", "load", "opaque_objects", "substitute"]
 
 _VALUES = frozenset({str, int, float, bool, type(None)})  # which end every search at once
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type)
@@ -41,7 +41,7 @@ def collect(structure: Any, found: list[Tensor]) -> None:
             collect(each, found)
     elif isinstance(structure, slice):
         collect((structure.start, structure.stop, structure.step), found)
-    elif _is_dataclass(structure):
+    elif is_dataclass(structure):
         for field in dataclasses.fields(structure):
             collect(getattr(structure, field.name, None), found)
 
@@ -60,7 +60,7 @@ def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
         return slice(
             *(substitute(each, tensors) for each in (structure.start, structure.stop, structure.step))
         )
-    if _is_dataclass(structure):
+    if is_dataclass(structure):
         made = copy.copy(structure)
         for field in dataclasses.fields(structure):
             object.__setattr__(made, field.name, substitute(getattr(structure, field.name, None), tensors))
@@ -68,7 +68,8 @@ def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
     return structure
 
 
-def _is_dataclass(value: Any) -> bool:
+def is_dataclass(value: Any) -> bool:
+    """Whether the value is one, no class of them."""
     return hasattr(type(value), "__dataclass_fields__")
 
 
@@ -87,7 +88,7 @@ def opaque_objects(structure: Any, found: list[Any]) -> None:
     elif isinstance(structure, Mapping):
         for each in structure.values():
             opaque_objects(each, found)
-    elif _is_dataclass(structure):
+    elif is_dataclass(structure):
         for field in dataclasses.fields(structure):
             opaque_objects(getattr(structure, field.name, None), found)
     elif not is_plain(structure) and hasattr(structure, "__dict__"):
