@@ -19,7 +19,7 @@ from opensmd.modelparallel import communicate
 from opensmd.modelparallel.checkpoint import save_load
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
-from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
 from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.optimizer import DistributedOptimizer
 from opensmd.modelparallel.ranks import CommGroup
@@ -157,7 +157,10 @@ def check_damage(folder: str) -> None:
     communicate.barrier()
     if me == 1:
         damage(path)
-    both_raise("is damaged: the checksum of its record" if me == 1 else "mp_rank 1: SMPCheckpointError")
+    if me == 1:
+        both_raise("is damaged: the checksum of its record")
+    else:
+        both_raise("mp_rank 1: SMPCheckpointError", PeerCheckpointError)  # a consequence, as smdrun shows it
     fresh()
     if me == 1:
         path.write_bytes(path.read_bytes()[:500])

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.exceptions import PeerFailed
 from tests.support.ranks import RankPool
 
 Point = collections.namedtuple("Point", "x y")
@@ -150,9 +151,26 @@ def measured_plans() -> None:
         smp.shutdown()
 
 
+def plans_that_fail() -> None:
+    """The rank that plans raises the cause, the other one that it was told so."""
+    smp.init({"partitions": 2, "microbatches": 2})
+    model = smp.DistributedModel(net())
+    x, _, factor = batch()
+    mine = smp.rank() == 0
+    told = (ValueError, "^no such layer$") if mine else (PeerFailed, r"rank 0 could not .*such layer")
+
+    @smp.step
+    def step(x: Tensor) -> None:
+        model(x, factor)
+        raise ValueError("no such layer")
+
+    with pytest.raises(told[0], match=told[1]):
+        step(x)
+
+
 def everything() -> None:
     smp.shutdown()  # what an earlier test on these processes may have left
-    for check in (arguments_of_every_kind, answers_of_later_versions, measured_plans):
+    for check in (arguments_of_every_kind, answers_of_later_versions, measured_plans, plans_that_fail):
         check()
         smp.shutdown()
 

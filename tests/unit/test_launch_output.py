@@ -16,7 +16,7 @@ from opensmd.launch import reports
 from opensmd.launch.console import Console
 from opensmd.launch.lines import LineAssembler, Segment
 from opensmd.launch.reports import Failure, Report
-from opensmd.modelparallel.runtime.transport import PeerFailed
+from opensmd.modelparallel.exceptions import PeerFailed
 
 
 def segments(*chunks: bytes) -> list[tuple[str, str]]:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["SMPCheckpointError", "SMPError", "SMPNotInitializedError", "SMPUnsupportedError"]
+__all__ = [
+    "PeerCheckpointError",
+    "PeerFailed",
+    "SMPCheckpointError",
+    "SMPError",
+    "SMPNotInitializedError",
+    "SMPUnsupportedError",
+]
 
 
 class SMPError(RuntimeError):
@@ -19,3 +26,11 @@ class SMPUnsupportedError(SMPError):
 
 class SMPCheckpointError(SMPError):
     """A checkpoint that is damaged, not one of ours, or does not fit the model."""
+
+
+class PeerFailed(SMPError):
+    """Another rank of the pipeline told that it has failed; the cause is there."""
+
+
+class PeerCheckpointError(SMPCheckpointError, PeerFailed):
+    """Another rank could not write or read its part of a checkpoint."""

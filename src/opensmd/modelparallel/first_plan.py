@@ -13,7 +13,7 @@ from opensmd.collectives.mailbox import has_mailbox
 from opensmd.modelparallel.capture import capture, describe
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.cost import optimizer_state_ratio
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.partition import manual_partition, partition
 from opensmd.modelparallel.placement import fixed_places
 from opensmd.modelparallel.plan import Plan
@@ -46,7 +46,7 @@ def agree_on_plan(
         replicas: how many copies of the model reduce their gradients.
 
     Raises:
-        SMPError: planning failed on the first rank; it raises the cause itself.
+        PeerFailed: planning failed on the first rank; it raises the cause itself.
     """
     told: list[Any] = [None]
     failure: BaseException | None = None
@@ -61,7 +61,7 @@ def agree_on_plan(
     if failure is not None:
         raise failure
     if isinstance(told[0], tuple):
-        raise SMPError(f"rank 0 could not partition the model: {told[0][0]}")
+        raise PeerFailed(f"rank 0 could not partition the model: {told[0][0]}")
     return Plan.from_json(told[0])
 
 

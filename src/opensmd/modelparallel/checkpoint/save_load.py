@@ -22,7 +22,7 @@ import torch.distributed as dist
 from opensmd.modelparallel.checkpoint.files import Label, commit, pending_name, read, read_label, write_aside
 from opensmd.modelparallel.checkpoint.merge import merge_trees
 from opensmd.modelparallel.checkpoint.names import partial_name, parts_of
-from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
 from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.state import state
 
@@ -78,7 +78,7 @@ def save(
         if failure is not None:
             raise failure
         told = "; ".join(f"mp_rank {rank}: {text}" for rank, text in enumerate(failures) if text)
-        raise SMPCheckpointError(f"{f} was not saved, the previous checkpoint is untouched: {told}")
+        raise PeerCheckpointError(f"{f} was not saved, the previous checkpoint is untouched: {told}")
     assert aside is not None
     commit(aside, path)
     dist.barrier(group=group)
@@ -139,7 +139,7 @@ def load(
         raise failure
     if any(failures):
         told = "; ".join(f"mp_rank {rank}: {text}" for rank, text in enumerate(failures) if text)
-        raise SMPCheckpointError(f"{f} was not loaded, because another rank could not read it: {told}")
+        raise PeerCheckpointError(f"{f} was not loaded, because another rank could not read it: {told}")
     return loaded
 
 

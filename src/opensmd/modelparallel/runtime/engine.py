@@ -22,7 +22,7 @@ from opensmd.modelparallel._torch_internals import (
 )
 from opensmd.modelparallel.backwards import Backwards
 from opensmd.modelparallel.config import Config
-from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.exceptions import PeerFailed, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.plan import Plan
 from opensmd.modelparallel.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.attributes import OwnAttributes, Places
@@ -43,13 +43,7 @@ from opensmd.modelparallel.runtime.sequences import Sequences
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Tag, put_tag, tag_of
 from opensmd.modelparallel.runtime.threads import Threads
-from opensmd.modelparallel.runtime.transport import (
-    Message,
-    PeerFailed,
-    abort,
-    control_device,
-    open_transport,
-)
+from opensmd.modelparallel.runtime.transport import Message, abort, control_device, open_transport
 from opensmd.modelparallel.schedule import (
     FixedOrder,
     Policy,

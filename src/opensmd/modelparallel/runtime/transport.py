@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.collectives.mailbox import Mailbox, has_mailbox
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.runtime import edges
 from opensmd.modelparallel.runtime.layout import arranged
 
@@ -27,7 +27,6 @@ __all__ = [
     "GroupTransport",
     "Kind",
     "MailboxTransport",
-    "PeerFailed",
     "Transport",
     "make_tag",
     "open_transport",
@@ -53,10 +52,6 @@ def make_tag(kind: int, microbatch: int, number: int, check: int = 0) -> int:
 
 
 ABORT = make_tag(Kind.ABORT, 0, 0)
-
-
-class PeerFailed(SMPError):
-    """Another rank of the pipeline told that it has failed."""
 
 
 class Transport(Protocol):
