@@ -1,4 +1,6 @@
 // Death, stops, mismatches and departures: every rank raises, soon, and says who and what.
+#include <fcntl.h>
+
 #include <algorithm>
 
 #include "processes.hpp"
@@ -20,6 +22,12 @@ void sum(Group& group, size_t count) {
 
 void contains(const std::string& text, std::initializer_list<const char*> parts) {
   for (const char* part : parts) CHECK(text.find(part) != std::string::npos, "no '" << part << "' in: " << text);
+}
+
+int open_descriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 256; ++fd) count += fcntl(fd, F_GETFD) >= 0;
+  return count;
 }
 
 template <class Action>
@@ -301,6 +309,37 @@ TEST(wrong_file, "a file that is not the group's arena is refused") {
   CHECK(access(file.path.c_str(), F_OK) != 0, "");
   close(fd);
   close(file.fd);
+}
+
+TEST(failed_to_join, "a process that cannot join a group keeps nothing of it open") {
+  const ArenaFile file = create_arena_file(harness::small_shape(1));
+  struct stat size;
+  fstat(file.fd, &size);
+  void* const mapping = mmap(nullptr, static_cast<size_t>(size.st_size), PROT_READ | PROT_WRITE,
+                             MAP_SHARED | MAP_NORESERVE, file.fd, 0);
+  GroupConfig no_pages;  // a descriptor that reserves none
+  no_pages.fd = open(file.path.c_str(), O_RDONLY);
+  no_pages.shared_mapping = mapping;
+  GroupConfig not_writable;
+  not_writable.fd = no_pages.fd;
+  GroupConfig foreign;
+  foreign.fd = static_cast<int>(memfd_create("foreign", 0));
+  CHECK(ftruncate(foreign.fd, 4096) == 0, "");
+  const int before = open_descriptors();
+  for (const auto& [config, words] : {std::pair<GroupConfig, const char*>{no_pages, "cannot reserve"},
+                                      {not_writable, "cannot map"},
+                                      {foreign, "is not the shared memory"}}) {
+    std::string message;
+    try {
+      Group group(config);
+    } catch (const CollectiveError& error) {
+      message = error.what();
+    }
+    contains(message, {words});
+    CHECK(open_descriptors() == before, words);
+  }
+  munmap(mapping, static_cast<size_t>(size.st_size));
+  for (const int fd : {foreign.fd, no_pages.fd, file.fd}) close(fd);
 }
 
 TEST(bad_arguments, "arguments that make no sense raise and leave the group usable") {

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import torch
 import torch.distributed as dist
 
 from opensmd.collectives import _torch_internals
+from opensmd.collectives.build import load
 from opensmd.collectives.flight import chrome_trace, dump, events_of_group
 from opensmd.collectives.stall import members, stall_report
+from opensmd.collectives.topology import Exchange, share_arena
 from tests.support.ranks import RankPool, run_once
 
 Pool = Callable[[int], RankPool]
@@ -93,6 +96,9 @@ def run_records(folder: str) -> None:
     assert [member.rank for member in found] == list(range(size))
     assert {member.state for member in found} == {"running"}
     assert "No rank waits" in stall_report() or "inside" in stall_report()
+    fresh = dist.new_group()
+    assert [(member.entered, member.last) for member in members(fresh)] == [(0, "")] * size
+    assert f"rank {rank} (running): no collective yet" in stall_report(fresh)
     events = events_of_group()
     names = [event.name for event in events if event.rank == (rank + 1) % size]
     assert names[-3:] == ["all_reduce", "broadcast", "barrier"]
@@ -101,6 +107,24 @@ def run_records(folder: str) -> None:
     assert reduced.end_ns > reduced.start_ns
     dump(Path(folder) / f"{rank}.jsonl", events)
     chrome_trace(Path(folder) / f"{rank}.json", events)
+
+
+def test_a_group_that_is_never_complete_leaves_no_file_behind() -> None:
+    native, made = load(), []
+
+    def create(shape: Any, named: bool) -> Any:
+        made.append(native.create_arena_file(shape, named))
+        return made[-1]
+
+    watched: Any = SimpleNamespace(create_arena_file=create, unlink_arena_file=native.unlink_arena_file)
+    shape = native.ArenaShape()
+    shape.size = 2
+    exchange = Exchange(dist.HashStore(), 0, 2, timeout=timedelta(seconds=0.1), group="half")
+    for named in (False, True):
+        with pytest.raises(dist.DistStoreError, match="rank 1 did not join"):
+            share_arena(exchange, 0, watched, shape, named=named)
+    assert [Path(file.path).parts[1] for file in made] == ["proc", "dev"]
+    assert not any(os.path.lexists(file.path) or os.path.lexists(f"/proc/self/fd/{file.fd}") for file in made)
 
 
 def run_again_and_again() -> None:

@@ -190,6 +190,27 @@ def run_mailbox() -> None:
     dist.barrier()
 
 
+def run_dropped_handles() -> None:
+    """What is under way keeps its memory, also when the program forgets that it is."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    values = [float(each) for each in range(6)]
+    for value in values:
+        dist.isend(torch.full((1_000_000,), value), right)  # more than a ring takes at once
+    dist.barrier()
+    for value in values:
+        received = torch.empty(1_000_000)
+        dist.recv(received, left)
+        assert received.eq(value).all(), f"{received.unique()} in place of {value}"
+    dist.irecv(torch.empty(1_000_000, 2)[:, 0], left)  # into memory between
+    others = [torch.full((1_000_000,), 3.0) for _ in range(4)]
+    dist.barrier()
+    dist.isend(torch.ones(1_000_000), right)
+    dist.isend(torch.ones(1), right)
+    dist.recv(torch.empty(1), left)
+    assert all(each.eq(3).all() for each in others)
+
+
 CASES = [
     run_ring,
     run_everybody_sends_first,
@@ -199,6 +220,7 @@ CASES = [
     run_batches,
     run_beside_collectives,
     run_mailbox,
+    run_dropped_handles,
 ]
 
 

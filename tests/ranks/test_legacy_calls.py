@@ -165,6 +165,17 @@ def wrong_arguments(port: int) -> None:
     ):
         with pytest.raises(TypeError, match=r"expected a list of tensors, got a tensor of shape \(2, 2\)"):
             call()
+    pair = [torch.ones(2), torch.ones(2)]
+    for other in (torch.distributed.ReduceOp.SUM, "sum"):
+        for call in (
+            lambda op: dist.all_reduce(torch.ones(2), op),
+            lambda op: dist.all_reduce_multigpu(pair, op),
+            lambda op: dist.reduce_multigpu(pair, 0, op),
+        ):
+            with pytest.raises(ValueError, match=r"expected reduce_op\.SUM, PRODUCT, MAX or MIN"):
+                call(other)
+    with pytest.raises(TypeError, match=r"broadcast_multigpu: expected a torch\.Tensor, got 1"):
+        dist.broadcast_multigpu([1], 0)  # type: ignore[list-item]
     with pytest.raises(RuntimeError, match="all_reduce: expected dense tensors, got one of layout"):
         dist.all_reduce(torch.eye(2).to_sparse())
     with pytest.raises(ValueError, match=r"device_ids=\[0\] are GPUs, but the module is on the CPU"):

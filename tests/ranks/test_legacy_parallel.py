@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed.deprecated as dist
 import torch.nn.functional as F
@@ -100,6 +102,56 @@ def test_ddp_trains_as_one_process_with_the_whole_batch(pool: Callable[[int], Ra
 def test_ddp_cpu_trains_as_one_process_with_the_whole_batch(pool: Callable[[int], RankPool]) -> None:
     for world_size in (2, 3):
         pool(world_size).run(train_both_ways, "cpu", free_port(), world_size, backend=None)
+
+
+class Fails(torch.autograd.Function):
+    """Passes its input on; its backward fails where it is told to."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, fails: bool) -> torch.Tensor:
+        ctx.fails = fails
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        if ctx.fails:
+            raise RuntimeError("this batch is too large")
+        return gradient, None
+
+
+class FailsInTheMiddle(nn.Module):
+    """The second layer has its gradient when backward fails; a large one, in another bucket, is unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(1, 1)
+        self.second = nn.Linear(1, 1)
+        self.unused = nn.Linear(600, 600)
+
+    def forward(self, inputs: torch.Tensor, fails: bool) -> torch.Tensor:
+        hidden: torch.Tensor = Fails.apply(self.first(inputs), fails)
+        out: torch.Tensor = self.second(hidden)
+        return out.sum()
+
+
+def train_after_a_failed_backward(port: int) -> None:
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for wrapper in (DistributedDataParallel, DistributedDataParallelCPU):
+        model = wrapper(FailsInTheMiddle())
+        inputs = torch.full((1, 1), float(rank))
+        with pytest.raises(RuntimeError, match="too large"):
+            model(inputs, True).backward()
+        model.zero_grad()
+        model(inputs, False).backward()
+        first, second = model.module.first, model.module.second
+        # the mean over the inputs 0 and 1
+        torch.testing.assert_close(first.weight.grad, 0.5 * second.weight.detach())
+    dist.destroy_process_group()
+
+
+def test_gradients_are_averaged_after_a_backward_that_failed(pool: Callable[[int], RankPool]) -> None:
+    pool(2).run(train_after_a_failed_backward, free_port(), backend=None)
 
 
 def wrapped_under_device_cpu(port: int) -> None:

@@ -142,6 +142,8 @@ def refused() -> None:
         for register in (model.register_post_partition_hook, model.register_post_step_hook):
             with pytest.raises(TypeError, match=r"expected a function of \(model, optimizer\), got 3"):
                 register(3)
+        with pytest.raises(SMPError, match="DistributedModel was given to DistributedDataParallel"):
+            nn.parallel.DistributedDataParallel(model)
         with pytest.raises(SMPUnsupportedError, match="does not support create_graph"):
             model.backward(torch.ones(1), create_graph=True)
         with pytest.raises(TypeError, match=r"expected a torch\.nn.Module, got 3"):

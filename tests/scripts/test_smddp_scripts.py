@@ -116,6 +116,7 @@ def test_two_smdruns_make_one_job_of_a_module(tmp_path: Path) -> None:
         assert out.startswith(f"[{node}] place ")
         place = json.loads(out.partition("place ")[2])
         assert (place["rank"], place["size"], place["sum"], place["LOCAL_RANK"]) == (node, 2, 2.0, "0")
+        assert json.loads(place["SM_HOSTS"]).index(place["SM_CURRENT_HOST"]) == node
 
 
 def test_failed_ranks_are_started_again_as_often_as_asked(tmp_path: Path) -> None:

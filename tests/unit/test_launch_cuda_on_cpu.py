@@ -46,6 +46,9 @@ def test_every_way_to_name_a_device_creates_on_the_cpu() -> None:
         assert nn.Linear(2, 2, device=without_cuda(device)).weight.device.type == "cpu"
     assert torch.arange(3).cuda().cuda(1).cuda(non_blocking=True).sum() == 3
     assert torch.cuda.FloatTensor([1.0]).dtype == torch.float32
+    for kind in ("torch.cuda.DoubleTensor", torch.cuda.DoubleTensor, "torch.DoubleTensor", torch.float64):
+        assert torch.ones(2).type(kind).type() == "torch.DoubleTensor"
+        assert nn.Linear(2, 2).type(kind).weight.dtype == torch.float64
     assert torch.ones(2).pin_memory().device.type == "cpu"
 
 

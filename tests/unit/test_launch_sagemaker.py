@@ -14,6 +14,7 @@ JOB = Job(
     args=["--lr", "0.1", "--name=x", "--fast", "--batch-size", "8"],
     output=Path("/tmp/out"),
     host="here",
+    hosts=["there", "here"],
     cpus=4,
     gpus=2,
     ranks_per_host=2,
@@ -25,7 +26,7 @@ def test_the_variables_scripts_read_are_there() -> None:
     variables = job_variables(JOB)
     assert variables["SM_MODEL_DIR"] == "/tmp/out/model"
     assert variables["SM_CHANNEL_TRAINING"] == "/data/train"
-    assert json.loads(variables["SM_HOSTS"]) == [variables["SM_CURRENT_HOST"]] == ["here"]
+    assert (json.loads(variables["SM_HOSTS"]), variables["SM_CURRENT_HOST"]) == (["there", "here"], "here")
     assert (variables["SM_NUM_GPUS"], variables["SM_NUM_CPUS"]) == ("2", "4")
     assert json.loads(variables["SM_HPS"]) == {"lr": 0.1, "name": "x", "fast": True, "batch_size": 8}
     assert (variables["SM_HP_LR"], variables["SM_HP_NAME"]) == ("0.1", "x")

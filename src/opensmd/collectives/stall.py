@@ -20,10 +20,11 @@ class Member:
 
     Attributes:
         rank: in the group.
-        state: "running", "stopped", "dead", "left", "not joined" or "unknown".
+        state: "running", "its process is stopped", "its process has died", "has left the group", "has not
+            joined the group" or "in another pid namespace".
         entered: sequence number of the last collective that it entered, 0 for none.
         completed: and of the last that it completed.
-        last: that collective in words, for example "all_reduce(sum, float32, count=4096)".
+        last: the one entered in words, for example "all_reduce(sum, float32, count=4096)"; empty for none.
     """
 
     rank: int
@@ -53,11 +54,8 @@ def members(group: Any = None) -> list[Member]:
     found = []
     for rank in range(core.size()):
         status = core.status(rank)
-        found.append(
-            Member(
-                rank, status["state"], status["entered"], status["completed"], status["last"]["description"]
-            )
-        )
+        last = status["last"]["description"] if status["entered"] else ""
+        found.append(Member(rank, status["state"], status["entered"], status["completed"], last))
     return found
 
 

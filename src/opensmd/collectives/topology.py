@@ -7,6 +7,7 @@ are wrong in containers. A plan that cannot be carried out by one rank is carrie
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -163,23 +164,25 @@ def share_arena(exchange: Exchange, rank: int, native: ModuleType, shape: Any, *
             offer = f"{file.token} {file.path}"
         except (OSError, RuntimeError) as error:
             failure = f"rank 0 could not create the arena: {error}"
-    fd = file.fd if file else -1
-    offer = exchange.all_gather(f"arena-{named}", offer)[0]
-    if rank != 0 and offer:
-        token, path = offer.split(" ", 1)
-        try:
-            fd = native.open_arena_file(path, int(token))
-        except (OSError, RuntimeError) as error:
-            failure = f"rank {rank} could not open the arena: {error}"
-    failures = [text for text in exchange.all_gather(f"attached-{named}", failure) if text]
-    exchange.close(f"told-{named}")
-    if file:
-        native.unlink_arena_file(file)
-    if not failures:
-        return fd
-    if fd >= 0:
-        os.close(fd)
-    return failures[0]
+    with contextlib.ExitStack() as given_up, contextlib.ExitStack() as in_any_case:
+        if file:
+            given_up.callback(os.close, file.fd)
+            in_any_case.callback(native.unlink_arena_file, file)
+        fd = file.fd if file else -1
+        offer = exchange.all_gather(f"arena-{named}", offer)[0]
+        if rank != 0 and offer:
+            token, path = offer.split(" ", 1)
+            try:
+                fd = native.open_arena_file(path, int(token))
+                given_up.callback(os.close, fd)
+            except (OSError, RuntimeError) as error:
+                failure = f"rank {rank} could not open the arena: {error}"
+        failures = [text for text in exchange.all_gather(f"attached-{named}", failure) if text]
+        exchange.close(f"told-{named}")
+        if failures:
+            return failures[0]
+        given_up.pop_all()
+    return fd
 
 
 def _ranks(ranks: Sequence[int]) -> str:

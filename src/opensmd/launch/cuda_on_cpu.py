@@ -121,6 +121,7 @@ def _moves() -> Iterator[_Place]:
     """Tensors, modules and files that are sent to a device."""
     yield torch.Tensor, "to", translated(torch.Tensor.to, 1)
     yield torch.Tensor, "cuda", _tensor_cuda
+    yield torch.Tensor, "type", _with_cpu_types(torch.Tensor.type)
     yield torch.Tensor, "pin_memory", _same
     yield torch.Tensor, "record_stream", _same
     yield torch.nn.Module, "to", translated(torch.nn.Module.to, 1)
@@ -155,6 +156,18 @@ def _same(given: Any, *_: Any, **__: Any) -> Any:
 
 def _tensor_cuda(tensor: torch.Tensor, *_: Any, **kwargs: Any) -> torch.Tensor:
     return tensor.to("cpu", memory_format=kwargs.get("memory_format", torch.preserve_format))
+
+
+def _with_cpu_types(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``Tensor.type``, to which scripts of old say where a tensor is to go: ``"torch.cuda.FloatTensor"``."""
+
+    @wraps(function)
+    def call(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(dtype, str):
+            dtype = dtype.replace("torch.cuda.", "torch.")
+        return function(tensor, dtype, *args, **kwargs)
+
+    return call
 
 
 def _load_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:

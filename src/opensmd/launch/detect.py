@@ -88,7 +88,7 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
             local_size = _slurm_local_size(environ, size)
         if names.launcher == "torchrun" and local_rank is None:
             local_rank, local_size = _local_by_hand(environ, rank, size, local_size)
-        _check(names, environ, rank, size)
+        _check(names, rank, size)
         return Launch(names.launcher, rank, size, local_rank, local_size)
     return None
 
@@ -108,7 +108,7 @@ def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _check(names: _Names, environ: Mapping[str, str], rank: int, size: int) -> None:
+def _check(names: _Names, rank: int, size: int) -> None:
     if size < 1 or not 0 <= rank < size:
         raise ValueError(
             f"the variables of {names.launcher} say rank {rank} of {size} ranks "

@@ -184,11 +184,13 @@ def _prepare(options: Options) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(affinity.threads_per_rank(cores, options.ranks)))
     os.environ.update(allocator.keeping_memory(os.environ))
     _build_once()
+    hosts = _host_names(options.nnodes)
     job = Job(
         script=Path(options.script),
         args=options.args,
         output=options.output,
-        host=socket.gethostname(),
+        host=hosts[options.node_rank],
+        hosts=hosts,
         cpus=len(affinity.allowed_cpus()),
         gpus=options.ranks if options.device == "cpu" else gpu_count(options.device),
         ranks_per_host=options.ranks,
@@ -201,6 +203,11 @@ def _prepare(options: Options) -> None:
     os.environ[LAUNCHER] = str(os.getpid())
     for name in AGENT_LOGGERS:  # the console says better what they would say
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _host_names(count: int) -> list[str]:
+    """This host's own name; several hosts, which do not know each other's, have those of a container."""
+    return [socket.gethostname()] if count == 1 else [f"algo-{number}" for number in range(1, count + 1)]
 
 
 def _build_once() -> None:

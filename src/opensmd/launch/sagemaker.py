@@ -22,7 +22,8 @@ JSON = str | int | float | bool | None | Mapping[str, "JSON"] | Sequence["JSON"]
 class Job:
     """One training job on this host.
 
-    ``output`` is the folder under which the script is told to write. ``mp_parameters`` switches model
+    ``output`` is the folder under which the script is told to write. ``host`` is one of ``hosts``, the names
+    of all in order, of which scripts take the number of a host. ``mp_parameters`` switches model
     parallelism on, ``dataparallel`` data parallelism, as the launcher of a container would say it.
     """
 
@@ -30,6 +31,7 @@ class Job:
     args: Sequence[str]
     output: Path
     host: str
+    hosts: Sequence[str]
     cpus: int
     gpus: int
     ranks_per_host: int
@@ -57,7 +59,7 @@ def job_variables(job: Job) -> dict[str, str]:
         **{f"SM_HP_{name.upper()}": _text(value) for name, value in hyper.items()},
     }
     documents: dict[str, JSON] = {
-        "SM_HOSTS": [job.host],
+        "SM_HOSTS": list(job.hosts),
         "SM_CHANNELS": sorted(job.channels),
         "SM_HPS": hyper,
         "SM_USER_ARGS": list(job.args),

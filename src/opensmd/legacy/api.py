@@ -15,7 +15,7 @@ import torch
 
 from opensmd.legacy.capability import check_tensors
 from opensmd.legacy.groups import Group, group
-from opensmd.legacy.names import reduce_op
+from opensmd.legacy.names import checked_operation, reduce_op
 from opensmd.legacy.requests import Request
 from opensmd.legacy.session import Session, open_session
 
@@ -198,7 +198,7 @@ def all_reduce(tensor: torch.Tensor, op: reduce_op = reduce_op.SUM, group: Group
     session, within = _within(group)
     if within.channel is not None:
         check_tensors(session.backend, "all_reduce", (tensor,))
-        within.channel.all_reduce(tensor, _operation(op))
+        within.channel.all_reduce(tensor, checked_operation(op))
 
 
 def reduce(tensor: torch.Tensor, dst: int, op: reduce_op = reduce_op.SUM, group: Group = group.WORLD) -> None:
@@ -206,7 +206,7 @@ def reduce(tensor: torch.Tensor, dst: int, op: reduce_op = reduce_op.SUM, group:
     session, within = _within(group)
     if within.channel is not None:
         check_tensors(session.backend, "reduce", (tensor,))
-        within.channel.reduce(tensor, session.position(within, dst, "dst"), _operation(op))
+        within.channel.reduce(tensor, session.position(within, dst, "dst"), checked_operation(op))
 
 
 def all_gather(tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group: Group = group.WORLD) -> None:
@@ -289,12 +289,6 @@ def _register_stream(stream: object) -> None:
 def _within(given: object) -> tuple[Session, Group]:
     session = current_session()
     return session, session.resolve(given)
-
-
-def _operation(op: object) -> reduce_op:
-    if not isinstance(op, reduce_op):
-        raise ValueError(f"op={op!r}: expected reduce_op.SUM, PRODUCT, MAX or MIN")
-    return op
 
 
 def _point_to_point(function: str, tensor: torch.Tensor, peer: int | None, role: str) -> Session:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from opensmd.legacy import api
+from opensmd.legacy.capability import check_tensors
 from opensmd.legacy.groups import Group, group
-from opensmd.legacy.names import reduce_op
+from opensmd.legacy.names import checked_operation, reduce_op
 
 __all__ = ["all_gather_multigpu", "all_reduce_multigpu", "broadcast_multigpu", "reduce_multigpu"]
 
@@ -109,9 +110,10 @@ def _is_member(given: Group) -> bool:
 
 def _reduced(tensors: Sequence[torch.Tensor], op: reduce_op) -> torch.Tensor:
     """A new tensor on the first one's device: all reduced."""
+    combine = _IN_PLACE[checked_operation(op)]
     total = tensors[0].detach().clone()
     for other in tensors[1:]:
-        _IN_PLACE[op](total, other.detach().to(total.device))
+        combine(total, other.detach().to(total.device))
     return total
 
 
@@ -121,10 +123,7 @@ def _copy_to_others(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> No
 
 
 def _check_list(function: str, tensors: Sequence[torch.Tensor]) -> None:
-    if isinstance(tensors, torch.Tensor):
-        raise TypeError(
-            f"{function}: expected a list of tensors, got a tensor of shape {tuple(tensors.shape)}"
-        )
+    check_tensors(api.current_session().backend, function, (), tensors)
     if not tensors:
         raise RuntimeError(f"{function}: the list of tensors is empty; give one for each device")
     first = tensors[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["dist_backend", "reduce_op"]
+__all__ = ["checked_operation", "dist_backend", "reduce_op"]
 
 
 class reduce_op(enum.Enum):
@@ -14,6 +14,17 @@ class reduce_op(enum.Enum):
     PRODUCT = "product"
     MAX = "max"
     MIN = "min"
+
+
+def checked_operation(op: object) -> reduce_op:
+    """``op`` itself.
+
+    Raises:
+        ValueError: it is no :class:`reduce_op`, but perhaps the one of another package.
+    """
+    if not isinstance(op, reduce_op):
+        raise ValueError(f"op={op!r}: expected reduce_op.SUM, PRODUCT, MAX or MIN")
+    return op
 
 
 class dist_backend(enum.IntEnum):

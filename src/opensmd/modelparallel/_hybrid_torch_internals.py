@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
+from opensmd.modelparallel.exceptions import SMPError
+
 __all__ = [
+    "NotForDDP",
     "arm",
     "begin",
     "begin_again",
@@ -24,6 +27,18 @@ __all__ = [
     "is_joining",
     "unflatten",
 ]
+
+
+class NotForDDP:
+    """Mixed into a module that torch's DistributedDataParallel must not wrap: its constructor then fails."""
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> NoReturn:
+        # the first thing that the constructor asks of every module
+        raise SMPError(
+            f"a {type(self).__name__} was given to DistributedDataParallel, which would take the partitions "
+            "for replicas; leave that out: with the setting ddp=True gradients are averaged without it"
+        )
 
 
 def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:

@@ -46,7 +46,7 @@ _UNDOCUMENTED = {
 }
 # Documented for TensorFlow alone; the launcher takes them for PyTorch too.
 _OF_TENSORFLOW = {"horovod", "contiguous"}
-# Keys of later versions whose features do not exist here; their defaults ask for nothing.
+# Keys whose features do not exist here; their defaults ask for nothing.
 _ABSENT = (
     "tensor_parallel_degree",
     "offload_activations",
@@ -172,8 +172,8 @@ class Config(BaseModel):
             nothing = type(self).model_fields[name].default
             if getattr(self, name) != nothing:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} belongs to a later version of the library and is not "
-                    f"available here; leave it out, or set it to {nothing!r}"
+                    f"{name}={getattr(self, name)!r} asks for a feature of the original library that "
+                    f"does not exist here; leave it out, or set it to {nothing!r}"
                 )
         return self
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from opensmd.modelparallel._hybrid_torch_internals import NotForDDP
 from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
 from opensmd.modelparallel.backwards import Backwards
 from opensmd.modelparallel.capture import is_tracing
@@ -37,7 +38,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Split = Callable[[tuple[Any, ...], dict[str, Any]], list[Arguments]]
 
 
-class DistributedModel(ModelState):
+class DistributedModel(NotForDDP, ModelState):
     """A module whose forward and backward run inside ``smp.step`` functions (seed 002).
 
     Args:

@@ -22,6 +22,8 @@ told = {
         "OMP_NUM_THREADS",
         "SM_MODEL_DIR",
         "SM_NUM_GPUS",
+        "SM_HOSTS",
+        "SM_CURRENT_HOST",
         "MASTER_ADDR",
         "MASTER_PORT",
     )

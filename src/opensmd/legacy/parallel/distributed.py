@@ -115,6 +115,7 @@ class Reducer:
     def prepare(self) -> None:
         """A forward pass has begun whose backward pass is to average."""
         self._active = True
+        self._queued = False  # torch drops the callbacks of a backward pass that fails
         self._next = 0
         for bucket in self._buckets:
             bucket.missing = set(range(len(bucket.parameters)))

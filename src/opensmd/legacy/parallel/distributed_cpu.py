@@ -39,6 +39,7 @@ class DistributedDataParallelCPU(torch.nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's own forward; the next backward pass will average."""
         self._averages = True
+        self._queued = False  # torch drops the callbacks of a backward pass that fails
         return self.module(*inputs, **kwargs)
 
     def _queue(self, gradient: torch.Tensor) -> None:

@@ -65,15 +65,16 @@ int duplicate(int fd) {
 
 }  // namespace
 
-Arena::Arena(int fd, int rank, void* shared_mapping)
-    : fd_(duplicate(fd)), rank_(rank), layout_(read_shape(fd)), owns_mapping_(shared_mapping == nullptr) {
+Arena::Arena(const ArenaShape& shape, int fd, int rank, bool owns_mapping)
+    : rank_(rank), layout_(shape), owns_mapping_(owns_mapping), fd_(duplicate(fd)) {}
+
+Arena::Arena(int fd, int rank, void* shared_mapping) : Arena(read_shape(fd), fd, rank, shared_mapping == nullptr) {
   if (shared_mapping != nullptr) {
     base_ = static_cast<std::byte*>(shared_mapping);
   } else {
     void* base = mmap(nullptr, layout_.total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
     if (base == MAP_FAILED) {
       const int error = errno;
-      close(fd_);
       fail("cannot map " + std::to_string(layout_.total >> 20) +
                " MiB of address space for the group's shared memory (a limit such as ulimit -v? a smaller heap needs less)",
            error);
@@ -89,7 +90,7 @@ Arena::Arena(int fd, int rank, void* shared_mapping)
 }
 
 Arena::~Arena() {
-  if (owns_mapping_) munmap(base_, layout_.total);
+  if (owns_mapping_ && base_ != nullptr) munmap(base_, layout_.total);
   close(fd_);
 }
 

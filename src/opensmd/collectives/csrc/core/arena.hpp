@@ -165,13 +165,16 @@ class Arena {
   void reserve_ring(int to, RingKind kind);
 
  private:
+  // Without a mapping. The other constructor builds on it, so that the destructor tidies up after one that fails.
+  Arena(const ArenaShape& shape, int fd, int rank, bool owns_mapping);
+
   size_t pair(int from, int to) const { return static_cast<size_t>(from * shape().size + to); }
 
-  int fd_;
   int rank_;
   ArenaLayout layout_;
   std::byte* base_ = nullptr;
   bool owns_mapping_;
+  int fd_;
   uint64_t rings_reserved_[2] = {0, 0};  // by kind
 };
 

@@ -19,6 +19,19 @@ inline void futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, uint64_
   syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), FUTEX_WAIT, seen, &bound, nullptr, 0);
 }
 
+// Counts a sleeper for as long as it lives. Sequentially consistent, as the look at the count of who wakes must be:
+// otherwise each could miss the other.
+class Sleeper {
+ public:
+  explicit Sleeper(std::atomic<uint32_t>& count) : count_(count) { count_.fetch_add(1, std::memory_order_seq_cst); }
+  ~Sleeper() { count_.fetch_sub(1, std::memory_order_seq_cst); }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+
+ private:
+  std::atomic<uint32_t>& count_;
+};
+
 inline void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

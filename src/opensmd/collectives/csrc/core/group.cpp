@@ -140,8 +140,6 @@ void Group::abort(const std::string& reason) {
 
 bool Group::aborted() const { return parts_->context.aborted(); }
 
-std::string Group::abort_cause() const { return parts_->context.abort_text(); }
-
 void Group::leave() {
   Context& context = parts_->context;
   if (context.left.exchange(true)) return;

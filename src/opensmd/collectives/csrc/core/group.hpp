@@ -189,7 +189,6 @@ class Group {
   // Every later call, and every call under way, fails on every member with the first cause.
   void abort(const std::string& reason);
   bool aborted() const;
-  std::string abort_cause() const;  // empty while the group is fine
   // Says goodbye: others that still need this member get an error that says so. No call may follow but heap_free.
   void leave();
 

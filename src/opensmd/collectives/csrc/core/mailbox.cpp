@@ -342,18 +342,24 @@ bool Mailbox::ready(int source, int64_t tag, size_t* bytes, int* from) {
   return find_ready(source, tag, bytes, from);
 }
 
+// What stands in front of a ring, if it has not begun to come out.
+std::optional<MessageHeader> Mailbox::in_front(int source) {
+  Incoming& from = incoming_[static_cast<size_t>(source)];
+  MessageHeader header;
+  if (from.active || from.ring->available() < sizeof(header)) return std::nullopt;
+  from.ring->peek(&header, sizeof(header));
+  return header;
+}
+
 bool Mailbox::find_ready(int source, int64_t tag, size_t* bytes, int* from) {
+  const auto asked = [source](int member) { return source == kAnySource || source == member; };
   for (int s = 0; s < context_.size; ++s) {
-    Incoming& ring = incoming_[static_cast<size_t>(s)];
-    if ((source != kAnySource && source != s) || ring.active) continue;
-    MessageHeader header;
-    if (ring.ring->available() < sizeof(header)) continue;
-    ring.ring->peek(&header, sizeof(header));
     // What stands in front may hide what is asked for.
-    if (header.tag != tag) pull(s, true);
+    const auto header = asked(s) ? in_front(s) : std::nullopt;
+    if (header && header->tag != tag) pull(s, true);
   }
   const auto kept = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& candidate) {
-    return candidate.tag == tag && (source == kAnySource || source == candidate.source);
+    return candidate.tag == tag && asked(candidate.source);
   });
   if (kept != unexpected_.end()) {
     if (bytes != nullptr) *bytes = kept->bytes;
@@ -361,13 +367,9 @@ bool Mailbox::find_ready(int source, int64_t tag, size_t* bytes, int* from) {
     return true;
   }
   for (int s = 0; s < context_.size; ++s) {
-    Incoming& ring = incoming_[static_cast<size_t>(s)];
-    if ((source != kAnySource && source != s) || ring.active) continue;
-    MessageHeader header;
-    if (ring.ring->available() < sizeof(header)) continue;
-    ring.ring->peek(&header, sizeof(header));
-    if (header.tag != tag) continue;
-    if (bytes != nullptr) *bytes = header.bytes;
+    const auto header = asked(s) ? in_front(s) : std::nullopt;
+    if (!header || header->tag != tag) continue;
+    if (bytes != nullptr) *bytes = header->bytes;
     if (from != nullptr) *from = s;
     return true;
   }
@@ -455,11 +457,7 @@ size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseco
 // Sleeps until something moves in this member's rings, or until it is time to look after the peers.
 size_t Mailbox::sleep_until(const Find& find, uint64_t until) {
   Doorbell& doorbell = context_.arena.member(context_.rank).doorbell;
-  struct Sleeper {
-    explicit Sleeper(std::atomic<uint32_t>& count) : count(count) { count.fetch_add(1, std::memory_order_seq_cst); }
-    ~Sleeper() { count.fetch_sub(1, std::memory_order_seq_cst); }
-    std::atomic<uint32_t>& count;
-  } sleeper(doorbell.sleepers);
+  const Sleeper sleeper(doorbell.sleepers);
   for (;;) {
     const uint32_t heard = doorbell.rings.load(std::memory_order_seq_cst);
     // Others may be waiting for room in a ring whose messages nobody has asked for: drain it.

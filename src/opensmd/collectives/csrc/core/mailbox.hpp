@@ -99,6 +99,7 @@ class Mailbox {
   bool take_unexpected(const MessagePointer& message);
   MessagePointer find_receive(int source, int64_t tag);
   bool wants(int source) const;
+  std::optional<MessageHeader> in_front(int source);
   bool find_ready(int source, int64_t tag, size_t* bytes, int* from);
 
   size_t look(const Find& find, bool drain, bool* moved);

@@ -109,11 +109,7 @@ void Round::wait_slowly(const std::atomic<uint32_t>& word, uint32_t target, int 
 }
 
 void Round::sleep(const std::atomic<uint32_t>& word, uint32_t target, int owner) {
-  struct Sleeper {
-    explicit Sleeper(std::atomic<uint32_t>& count) : count(count) { count.fetch_add(1, std::memory_order_seq_cst); }
-    ~Sleeper() { count.fetch_sub(1, std::memory_order_seq_cst); }
-    std::atomic<uint32_t>& count;
-  } sleeper(context_.arena.member(owner).sleepers.value);
+  const Sleeper sleeper(context_.arena.member(owner).sleepers.value);
   uint64_t next_look = now_ns() + kCheckInterval;
   for (;;) {
     const uint32_t seen = word.load(std::memory_order_seq_cst);

@@ -41,6 +41,7 @@ SmddpBackend::SmddpBackend(std::unique_ptr<Transport> transport, int rank, int s
                            c10::intrusive_ptr<SmddpOptions> options, Makers makers)
     : Backend(rank, size),
       transport_(std::move(transport)),
+      unclaimed_(transport_->shared() ? std::make_shared<Unclaimed>(transport_->shared()) : nullptr),
       options_(std::move(options)),
       makers_(std::move(makers)),
       timeout_(options_->timeout),

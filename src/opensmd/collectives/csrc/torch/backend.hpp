@@ -129,6 +129,7 @@ class SmddpBackend : public c10d::Backend {
   void run_all_to_all(const Tensors& outputs, const Tensors& inputs, std::chrono::milliseconds timeout);
 
   std::unique_ptr<Transport> transport_;
+  std::shared_ptr<Unclaimed> unclaimed_;  // in shared memory alone: a message through Gloo ends with its handle
   c10::intrusive_ptr<SmddpOptions> options_;
   Makers makers_;
   std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();

@@ -96,12 +96,7 @@ void bind_arena(py::module_& module) {
   py::class_<ArenaShape>(module, "ArenaShape")
       .def(py::init<>())
       .def_readwrite("size", &ArenaShape::size)
-      .def_readwrite("heap_bytes", &ArenaShape::heap_bytes)
-      .def_readwrite("staging_bytes", &ArenaShape::staging_bytes)
-      .def_readwrite("chunk_bytes", &ArenaShape::chunk_bytes)
-      .def_readwrite("zero_copy_bytes", &ArenaShape::zero_copy_bytes)
-      .def_readwrite("ring_bytes", &ArenaShape::ring_bytes)
-      .def_readwrite("long_ring_bytes", &ArenaShape::long_ring_bytes);
+      .def_readwrite("heap_bytes", &ArenaShape::heap_bytes);
   py::class_<ArenaFile>(module, "ArenaFile")
       .def_readonly("fd", &ArenaFile::fd)
       .def_readonly("path", &ArenaFile::path)
@@ -116,12 +111,8 @@ void bind_arena(py::module_& module) {
 
 void bind_group(py::module_& module) {
   py::class_<Group, std::shared_ptr<Group>>(module, "Group")
-      .def("rank", &Group::rank)
       .def("size", &Group::size)
       .def("status", &status)
-      .def("sequence", &Group::sequence)
-      .def("aborted", &Group::aborted)
-      .def("abort_cause", &Group::abort_cause)
       .def("record", [](const Group& self, int member) { return records(self.record(member)); })
       .def("message_record", [](const Group& self, int member) { return records(self.message_record(member)); })
       .def("heap_contains", [](const Group& self, const at::Tensor& tensor) {

@@ -26,8 +26,9 @@ WorkPtr SmddpBackend::message(c10d::OpType type, const char* title, Tensors& ten
   with_torch_errors([&] {
     request = sends ? transport_->post_send(flat, peer, tag) : transport_->post_receive(flat, peer, tag);
   });
+  if (unclaimed_) unclaimed_->forget_done();
   return note(c10::make_intrusive<MessageWork>(rank_, type, title, tensor, flat, ++messages_, std::move(request),
-                                               timeout_.load()));
+                                               unclaimed_, timeout_.load()));
 }
 
 WorkPtr SmddpBackend::send(Tensors& tensors, int destination, int tag) {

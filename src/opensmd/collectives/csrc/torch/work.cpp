@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -54,14 +56,37 @@ bool QueuedWork::wait(std::chrono::milliseconds timeout) {
 
 // ---------------------------------------------------------------- messages
 
+void Unclaimed::keep(std::shared_ptr<Request> request, at::Tensor memory) {
+  if (getpid() != owner_) return;  // nothing moves in a forked child
+  {
+    std::lock_guard lock(mutex_);
+    kept_.push_back({std::move(request), std::move(memory)});
+  }
+  forget_done();
+}
+
+void Unclaimed::forget_done() {
+  std::vector<Kept> done;  // let go of without the lock: Python may own the memory
+  std::lock_guard lock(mutex_);
+  const auto first = std::stable_partition(kept_.begin(), kept_.end(), [](Kept& each) { return !each.request->done(); });
+  std::move(first, kept_.end(), std::back_inserter(done));
+  kept_.erase(first, kept_.end());
+}
+
 MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, at::Tensor tensor, at::Tensor flat,
-                         uint64_t sequence, std::shared_ptr<Request> request, std::chrono::milliseconds timeout)
+                         uint64_t sequence, std::shared_ptr<Request> request, std::shared_ptr<Unclaimed> unclaimed,
+                         std::chrono::milliseconds timeout)
     : Work(rank, type, title, std::vector<at::Tensor>{tensor}),
       tensor_(std::move(tensor)),
       flat_(std::move(flat)),
       sequence_(sequence),
+      unclaimed_(std::move(unclaimed)),
       request_(std::move(request)),
       timeout_(timeout) {}
+
+MessageWork::~MessageWork() {
+  if (!settled_ && unclaimed_) unclaimed_->keep(std::move(request_), std::move(flat_));
+}
 
 bool MessageWork::isCompleted() {
   if (settled_) return true;

@@ -3,8 +3,12 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "core/group.hpp"
@@ -36,11 +40,34 @@ class QueuedWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+// Sends and receives whose handles a program has dropped before they were done: the core still moves their memory.
+class Unclaimed {
+ public:
+  explicit Unclaimed(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+
+  void keep(std::shared_ptr<Request> request, at::Tensor memory);
+  void forget_done();
+
+ private:
+  struct Kept {
+    std::shared_ptr<Request> request;
+    at::Tensor memory;
+  };
+
+  const std::shared_ptr<Group> group_;  // which requests refer to
+  const pid_t owner_ = getpid();
+  std::mutex mutex_;
+  std::vector<Kept> kept_;
+};
+
 // A send or receive. Its memory is the tensor's, or a copy's where the tensor's elements do not lie in a row.
 class MessageWork : public c10d::Work {
  public:
+  // `unclaimed` may be null: where a request ends with its handle.
   MessageWork(int rank, c10d::OpType type, const char* title, at::Tensor tensor, at::Tensor flat, uint64_t sequence,
-              std::shared_ptr<Request> request, std::chrono::milliseconds timeout);
+              std::shared_ptr<Request> request, std::shared_ptr<Unclaimed> unclaimed,
+              std::chrono::milliseconds timeout);
+  ~MessageWork() override;
 
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
@@ -55,6 +82,7 @@ class MessageWork : public c10d::Work {
   at::Tensor tensor_;
   at::Tensor flat_;
   const uint64_t sequence_;
+  std::shared_ptr<Unclaimed> unclaimed_;  // before what refers to its group
   std::shared_ptr<Request> request_;
   const std::chrono::milliseconds timeout_;
   std::mutex settling_;
