@@ -191,7 +191,7 @@ class RankPool:
         function: Callable[..., Any],
         *args: Any,
         backend: str | None = "smddp",
-        timeout: float = 60.0,
+        timeout: float = 100.0,
         group_timeout: float = 30.0,
     ) -> list[Any]:
         """Run ``function(*args)`` on every rank; return the values by rank.
