@@ -31,6 +31,9 @@ from tests.support.forks import ForkedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = {"OMP_NUM_THREADS": "1"}
+# Pools of up to this size have interpreters of their own, each with its own order of sets.
+# Those of more ranks would take longer to start than to use: they are forks.
+INTERPRETERS = 4
 
 
 class RankFailed(AssertionError):
@@ -205,7 +208,7 @@ class RankPool:
             RankFailed: a rank raised, died or did not answer within ``timeout`` seconds.
         """
         if self._ranks is None:
-            self._ranks = Ranks(self.world_size)
+            self._ranks = Ranks(self.world_size, forked=self.world_size > INTERPRETERS)
         per_rank = [args] * self.world_size
         self._ranks.call(function, per_rank, backend=backend, timeout=timeout, group_timeout=group_timeout)
         outcomes = self._ranks.answers()
