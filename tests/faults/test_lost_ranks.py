@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -83,10 +84,12 @@ def told(operation: str, group: Any) -> str:
 def run_with_victim(inside: str, blow: int, timeout: float, operations: list[str]) -> dict[str, str]:
     """What survivors are told; the victim strikes itself, while it waits ``inside`` an operation if named."""
     groups = new_groups(len(operations) + 1, timeout)
+    pids: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
     if dist.get_rank() == VICTIM:
         me = os.getpid()
         if inside:
-            # A child strikes while this rank waits for the others, who come late.
+            # A child strikes while this rank waits for the others, who come when it has.
             if os.fork() == 0:
                 time.sleep(0.5)
                 os.kill(me, blow)
@@ -95,7 +98,8 @@ def run_with_victim(inside: str, blow: int, timeout: float, operations: list[str
         os.kill(me, blow)
         time.sleep(60)
     if inside:
-        time.sleep(1.0)
+        while runs(pids[VICTIM]):
+            time.sleep(0.05)
         if inside == "all_reduce":
             # The victim had given all that the others need of it: this one they may complete, the next never.
             with contextlib.suppress(dist.DistBackendError):
@@ -104,6 +108,14 @@ def run_with_victim(inside: str, blow: int, timeout: float, operations: list[str
     return {
         operation: told(operation, group) for operation, group in zip(operations, groups[:-1], strict=True)
     }
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is neither dead nor stopped."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def survivors(outcomes: list[Outcome]) -> list[Outcome]:
