@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 
@@ -9,6 +10,9 @@ import pytest
 
 from tests.support.ranks import RankPool
 
+# torch asks for the name of every address that it connects to. A resolver that loses the question asks again
+# after five seconds, unless told otherwise.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
 _ENVIRONMENT = dict(os.environ)
 
 
@@ -16,8 +20,10 @@ def pytest_collection_finish() -> None:
     """Undo what test modules did to the environment when they were imported.
 
     Importing the libraries tells this process that it is a group of one; the jobs that tests start would
-    otherwise inherit that.
+    otherwise inherit that. What the modules are made of lives to the end of the session, so that collecting
+    garbage need not go through it.
     """
+    gc.freeze()
     os.environ.clear()
     os.environ.update(_ENVIRONMENT)
 

@@ -19,7 +19,7 @@ import torch.distributed.deprecated as dist
 from opensmd.legacy.rendezvous.host import Process
 from opensmd.legacy.rendezvous.meeting import Meeting
 from opensmd.legacy.rendezvous.server import Server
-from tests.support.ranks import RankPool, free_port, run_once
+from tests.support.ranks import RankPool, free_port, started
 
 Attempt = dict[str, object]
 
@@ -241,17 +241,20 @@ def die_when_seated(roles: list[Attempt]) -> str:
 
 
 def test_a_process_that_dies_while_the_others_gather_is_an_error_on_every_rank() -> None:
-    port = free_port()
-    for text in die([tcp(port, rank, 3) for rank in range(3)]):
+    ports = free_port(), free_port()
+    together = [tcp(ports[0], rank, 3) for rank in range(3)]
+    late = [*(tcp(ports[1], rank, 3) for rank in range(2)), tcp(ports[1], 2, 3, wait=2.0, timeout=1.0)]
+    # who serves a meeting waits some seconds for the dead to read its error: both jobs at once
+    with (
+        started(3, die_when_seated, together, backend=None) as one,
+        started(3, die_when_seated, late, backend=None) as other,
+    ):
+        outcomes = one.answers(), other.answers()
+    assert [each[1].kind for each in outcomes] == ["died", "died"]
+    for rank in (0, 2):
+        text = outcomes[0][rank].value
         assert "rank 1 (process" in text and "ended before all processes had joined" in text
+    assert "ended before all processes had joined" in outcomes[1][0].value
     # who comes after that finds nobody, or is still told
-    late = die([tcp(port, 0, 3), tcp(port, 1, 3), tcp(port, 2, 3, wait=2.0, timeout=1.0)])
-    assert "ended before all processes had joined" in late[0]
-    assert "rank 0 did not answer" in late[1] or "ended before all processes had joined" in late[1]
-
-
-def die(roles: list[Attempt]) -> list[str]:
-    """What ranks 0 and 2 say when rank 1 dies."""
-    outcomes = run_once(3, die_when_seated, roles, backend=None)
-    assert outcomes[1].kind == "died"
-    return [outcomes[0].value, outcomes[2].value]
+    text = outcomes[1][2].value
+    assert "rank 0 did not answer" in text or "ended before all processes had joined" in text

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from tests.support.ranks import Outcome, run_once
+from tests.support.ranks import Outcome, Ranks, started
 
 STEPS = 5
 TIMEOUT = 10.0  # of the process groups
@@ -64,10 +65,24 @@ def loop(kind: str, rank: int) -> None:
         time.sleep(TIMEOUT * 1.5)  # alive, but never in a step again
 
 
-def run(kind: str, *, silent: Collection[int] = ()) -> list[Outcome]:
+WAITING = ["stopped", "control flow", "short loader"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waiting() -> Iterator[dict[str, Ranks]]:
+    """The jobs that wait for a timeout: they begin with the first test and are asked by the last ones."""
+    with ExitStack() as stack:
+        yield {kind: stack.enter_context(start(kind)) for kind in WAITING}
+
+
+def start(kind: str) -> AbstractContextManager[Ranks]:
     arguments = [(kind, 0), (kind, 1)]
-    times = {"timeout": PATIENCE, "group_timeout": TIMEOUT}
-    return run_once(2, loop, per_rank_args=arguments, silent=silent, **times)
+    return started(2, loop, per_rank_args=arguments, timeout=PATIENCE, group_timeout=TIMEOUT)
+
+
+def run(kind: str) -> list[Outcome]:
+    with start(kind) as ranks:
+        return ranks.answers()
 
 
 def told(outcome: Outcome) -> str:
@@ -82,21 +97,11 @@ def test_a_killed_stage_is_reported_by_the_other(kind: str) -> None:
     assert "rank 1" in told(survivor) and "died" in told(survivor)
 
 
-def test_a_stopped_stage_is_reported_by_the_other_within_the_timeout() -> None:
-    survivor, _ = run("stopped", silent=[1])
-    assert "rank 1" in told(survivor) and "timed out" in told(survivor)
-
-
 def test_an_exception_in_one_rank_reaches_all_with_microbatch_and_place() -> None:
     other, faulty = run("exception")
     assert isinstance(faulty.value, ZeroDivisionError)
     for part in ("rank 1", "microbatch 0", "the script's own mistake"):
         assert part in told(other)
-
-
-def test_ranks_that_leave_the_common_program_say_where_they_were() -> None:
-    for outcome in run("control flow"):
-        assert "microbatch 0" in told(outcome) and "pipeline rank" in told(outcome)
 
 
 def test_a_rank_whose_group_has_been_aborted_says_where_it_was() -> None:
@@ -117,11 +122,23 @@ def test_different_models_are_refused_in_the_first_step() -> None:
         assert "Build the same model on all ranks" in told(outcome)
 
 
-def test_a_loader_that_ends_early_is_reported_by_the_rank_that_waits() -> None:
-    waiting, ended = run("short loader")
-    assert ended.kind == "value"
-    assert "not arrived: rank 1" in told(waiting)
-
-
 def test_the_ranks_of_a_sound_loop_end_well() -> None:
     assert [outcome.kind for outcome in run("none")] == ["value", "value"]
+
+
+def test_a_stopped_stage_is_reported_by_the_other_within_the_timeout(
+    waiting: dict[str, Ranks],
+) -> None:
+    survivor, _ = waiting["stopped"].answers(silent=[1])
+    assert "rank 1" in told(survivor) and "timed out" in told(survivor)
+
+
+def test_ranks_that_leave_the_common_program_say_where_they_were(waiting: dict[str, Ranks]) -> None:
+    for outcome in waiting["control flow"].answers():
+        assert "microbatch 0" in told(outcome) and "pipeline rank" in told(outcome)
+
+
+def test_a_loader_that_ends_early_is_reported_by_the_rank_that_waits(waiting: dict[str, Ranks]) -> None:
+    waiting, ended = waiting["short loader"].answers()
+    assert ended.kind == "value"
+    assert "not arrived: rank 1" in told(waiting)

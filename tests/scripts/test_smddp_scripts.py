@@ -154,6 +154,12 @@ def test_smdrun_pins_ranks_apart_and_divides_the_threads(
     assert int(found[0]["OMP_NUM_THREADS"]) >= 1
 
 
+def test_ranks_of_smdrun_exempt_what_torch_made_from_collections(
+    found_under: Callable[[str], list[dict[str, Any]]],
+) -> None:
+    assert all(each["exempt_from_collections"] > 10_000 for each in found_under("smdrun"))
+
+
 def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
     command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "place.py")]
     allowed = sorted(os.sched_getaffinity(0))

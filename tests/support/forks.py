@@ -18,7 +18,16 @@ from typing import Any
 __all__ = ["ForkedProcess"]
 
 # smdistributed is not among them: its import sets variables that depend on the rank.
-PRELOADED = ["torch", "torch.distributed", "torch.nn.parallel.distributed", "pytest", "psutil"]
+# torch imports torch._dynamo when the first optimizer is made, which takes as long as torch itself.
+PRELOADED = [
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel.distributed",
+    "torch._dynamo",
+    "opensmd.modelparallel.config",
+    "pytest",
+    "psutil",
+]
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(PRELOADED)
 

@@ -19,16 +19,21 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
+from opensmd.launch.torch_import import without_collector
 from tests.support.forks import ForkedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = {"OMP_NUM_THREADS": "1"}
+# Pools of up to this size have interpreters of their own, each with its own order of sets.
+# Those of more ranks would take longer to start than to use: they are forks.
+INTERPRETERS = 4
 
 
 class RankFailed(AssertionError):
@@ -189,7 +194,7 @@ class RankPool:
         function: Callable[..., Any],
         *args: Any,
         backend: str | None = "smddp",
-        timeout: float = 60.0,
+        timeout: float = 100.0,
         group_timeout: float = 30.0,
     ) -> list[Any]:
         """Run ``function(*args)`` on every rank; return the values by rank.
@@ -203,7 +208,7 @@ class RankPool:
             RankFailed: a rank raised, died or did not answer within ``timeout`` seconds.
         """
         if self._ranks is None:
-            self._ranks = Ranks(self.world_size)
+            self._ranks = Ranks(self.world_size, forked=self.world_size > INTERPRETERS)
         per_rank = [args] * self.world_size
         self._ranks.call(function, per_rank, backend=backend, timeout=timeout, group_timeout=group_timeout)
         outcomes = self._ranks.answers()
@@ -219,7 +224,8 @@ class RankPool:
             self._ranks = None
 
 
-def run_once(
+@contextmanager
+def started(
     world_size: int,
     function: Callable[..., Any],
     *args: Any,
@@ -228,24 +234,38 @@ def run_once(
     timeout: float = 60.0,
     group_timeout: float = 30.0,
     env: Mapping[str, str] | None = None,
-    meanwhile: Callable[[Ranks], None] | None = None,
-    silent: Collection[int] = (),
-) -> list[Outcome]:
-    """Run a function on fresh processes that may die; return every rank's :class:`Outcome`, raise nothing.
+) -> Iterator[Ranks]:
+    """A function that fresh processes run which may die; ask :meth:`Ranks.answers` for what they did.
 
     The processes are forks of one that has imported torch; with an ``env`` they are interpreters of their
-    own, which read it from their beginning. ``meanwhile`` runs in the test's own process while the ranks
-    work, for example to kill one of them. ``silent`` ranks will not answer: nobody waits for them.
+    own, which read it from their beginning.
     """
     ranks = Ranks(world_size, env=env, forked=env is None)
     try:
         arguments = per_rank_args if per_rank_args is not None else [args] * world_size
         ranks.call(function, arguments, backend=backend, timeout=timeout, group_timeout=group_timeout)
+        yield ranks
+    finally:
+        ranks.close(kill=True)
+
+
+def run_once(
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    meanwhile: Callable[[Ranks], None] | None = None,
+    silent: Collection[int] = (),
+    **options: Any,
+) -> list[Outcome]:
+    """Run a function on fresh processes that may die; return every rank's :class:`Outcome`, raise nothing.
+
+    ``options`` are those of :func:`started`. ``meanwhile`` runs in the test's own process while the ranks
+    work, for example to kill one of them. ``silent`` ranks will not answer: nobody waits for them.
+    """
+    with started(world_size, function, *args, **options) as ranks:
         if meanwhile is not None:
             meanwhile(ranks)
         return ranks.answers(silent=silent)
-    finally:
-        ranks.close(kill=True)
 
 
 def describe(function: Callable[..., Any], outcomes: Sequence[Outcome]) -> str:
@@ -326,4 +346,5 @@ def _serve(rank: int, world_size: int, address: str, key: bytes) -> None:
 
 
 if __name__ == "__main__":
+    without_collector()
     _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], bytes.fromhex(sys.argv[4]))

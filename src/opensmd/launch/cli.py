@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from opensmd.collectives.settings import Settings
-from opensmd.launch import streams
+from opensmd.launch import streams, torch_import
 from opensmd.launch.run import Options, run
 
 __all__ = ["main"]
@@ -63,6 +63,7 @@ def main(**options: Any) -> None:
     its traceback is shown first, the others are ended, and smdrun exits as the failed one did.
     """
     streams.prepare()
+    torch_import.without_collector()
     try:
         chosen = Options.from_command_line(**options)
         Settings.from_environment()  # a wrong variable is told like a wrong option

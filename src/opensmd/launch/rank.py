@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from opensmd.launch import affinity, environment, reports
+from opensmd.launch import affinity, environment, reports, torch_import
 
 __all__ = ["main"]
 
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _speak_as_mpirun()
     if options.bind:
         _bind()
+    torch_import.without_collector()
     try:
         if options.device == "cpu":
             from opensmd.launch import cuda_on_cpu

@@ -1,5 +1,6 @@
 """Says where it is, as a script started by any launcher would find out."""
 
+import gc
 import json
 import os
 
@@ -29,7 +30,11 @@ told = {
     )
 }
 told.update(
-    rank=dist.get_rank(), size=dist.get_world_size(), sum=total.item(), cpus=sorted(os.sched_getaffinity(0))
+    rank=dist.get_rank(),
+    size=dist.get_world_size(),
+    sum=total.item(),
+    cpus=sorted(os.sched_getaffinity(0)),
+    exempt_from_collections=gc.get_freeze_count(),
 )
 print("place " + json.dumps(told), flush=True)
 dist.barrier()
