@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -135,7 +136,7 @@ def refused() -> None:
                 ValueError, match="backward_passes_per_step must be an int of at least 1, got"
             ):
                 smp.DistributedModel(net(), **wrong)
-        for cap in (-1, "25", None):
+        for cap in (-1, "25", None, math.inf, math.nan, True):
             with pytest.raises(ValueError, match="bucket_cap_mb must be a positive number of MiB, got"):
                 smp.DistributedModel(net(), bucket_cap_mb=cap)
         model = smp.DistributedModel(net())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from opensmd.collectives.buckets import require_bucket_size
 from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
 from opensmd.modelparallel.backwards import Backwards
 from opensmd.modelparallel.capture import is_tracing
@@ -76,7 +77,8 @@ class DistributedModel(ModelState):
     ) -> None:
         smp_state.require("smp.DistributedModel")
         _check(module, trace_device, trace_execution_times)
-        _check_reduction(backward_passes_per_step, bucket_cap_mb)
+        _check_passes(backward_passes_per_step)
+        require_bucket_size(bucket_cap_mb, "smp.DistributedModel")
         super().__init__(module)
         self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._trace_device = trace_device
@@ -391,9 +393,6 @@ def _check(module: nn.Module, trace_device: str, trace_execution_times: bool) ->
         )
 
 
-def _check_reduction(backward_passes_per_step: object, bucket_cap_mb: object) -> None:
-    passes = backward_passes_per_step
+def _check_passes(passes: object) -> None:
     if not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step must be an int of at least 1, got {passes!r}")
-    if not isinstance(bucket_cap_mb, int | float) or bucket_cap_mb <= 0:
-        raise ValueError(f"bucket_cap_mb must be a positive number of MiB, got {bucket_cap_mb!r}")
