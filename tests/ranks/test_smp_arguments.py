@@ -166,6 +166,17 @@ def test_wrong_arguments_are_refused_with_one_clear_error(pool: Pools) -> None:
     pool(2).run(refused)
 
 
+def untraced() -> None:
+    with started(partitions=2, auto_partition=False, default_partition=0):
+        model = smp.DistributedModel(net(), trace_memory_usage=True)
+        with pytest.warns(UserWarning, match="trace_memory_usage are ignored: auto_partition is False"):
+            smp.step(lambda x: model(x).sum())(rows(0))
+
+
+def test_tracing_without_a_partitioner_is_said_to_be_ignored(pool: Pools) -> None:
+    pool(2).run(untraced)
+
+
 def step_options() -> None:
     for names in ("mask", 3):
         with pytest.raises(TypeError, match="non_split_inputs is a list of arguments' names, got"):

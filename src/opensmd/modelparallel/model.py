@@ -335,12 +335,7 @@ class DistributedModel(ModelState):
             self._engine.before_plain_backward = self._warn_of_sum
             self._inner_hooks = InnerHooks(self.module, plan)
             smp_state.engine = self._engine
-        elif any(self._trace.values()):
-            warnings.warn(
-                "trace_execution_times and trace_memory_usage are ignored: there is one partition, so there "
-                "is nothing to trace",
-                stacklevel=5,
-            )
+        self._warn_of_untraced()
         self.finish_partition(plan)
         if smp_state.rank == 0:
             print_plan(plan)
@@ -357,6 +352,15 @@ class DistributedModel(ModelState):
                 self._engine.before_last_backward = self._replicas.before_last_backward
         if self._joins_from_first_step is not None:
             self._joins_from_first_step()
+
+    def _warn_of_untraced(self) -> None:
+        if any(self._trace.values()) and (self._engine is None or not smp_state.cfg.auto_partition):
+            why = "auto_partition is False" if self._engine is not None else "there is one partition"
+            warnings.warn(
+                f"trace_execution_times and trace_memory_usage are ignored: {why}, so there is nothing to "
+                "trace",
+                stacklevel=6,
+            )
 
     def _refuse(self, what: str) -> NoReturn:
         raise SMPError(
