@@ -343,7 +343,7 @@ class DistributedModel(ModelState):
         if smp_state.cfg.ddp and group.size() > 1:
             self._replicas = Replicas(
                 self.module,
-                is_local=self.is_local,
+                is_local=self.is_here,
                 group=group,
                 comm_hooks=self._comm_hooks,
                 **self._replica_options,
