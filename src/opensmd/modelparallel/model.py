@@ -307,8 +307,8 @@ class DistributedModel(ModelState):
     ) -> list[Any]:
         if self._engine is not None:
             assert self._inner_hooks is not None
-            with self._inner_hooks.watched(function) as watched:
-                results = self._engine.run(watched, calls, detach=detach)
+            with self._inner_hooks.watched():
+                results = self._engine.run(function, calls, detach=detach)
             step.backwards = self._engine.backwards
             return results
         results = []
@@ -333,7 +333,7 @@ class DistributedModel(ModelState):
         if self._engine is not None:
             self._engine.place(self.module, plan)
             self._engine.before_plain_backward = self._warn_of_sum
-            self._inner_hooks = InnerHooks(self.module, plan)
+            self._inner_hooks = InnerHooks(self.module, plan, self._engine.carried)
             smp_state.engine = self._engine
         self._warn_of_untraced()
         self.finish_partition(plan)

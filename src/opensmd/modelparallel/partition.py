@@ -120,14 +120,16 @@ def manual_partition(
             homes[owner] = homes[owners[0]]
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
     active = most_active(stages, active_microbatches)
+    plan = Plan(
+        stages=stages,
+        homes=homes,
+        shared=_shared(trace, homes),
+        notes=tuple(notes),
+        hooked=tuple(sorted(trace.hooked)),
+        containers=_containers(trace),
+    )
     return predict(
-        Plan(
-            stages=stages,
-            homes=homes,
-            shared=_shared(trace, homes),
-            notes=tuple(notes),
-            containers=_containers(trace),
-        ),
+        with_opened(plan, trace),
         trace,
         microbatches=microbatches,
         active_microbatches=active,
