@@ -23,22 +23,22 @@ class Settings:
     Attributes:
         cache_dir: where compiled cores are kept (``OPENSMD_CACHE_DIR``, default ``~/.cache/opensmd``).
         native: use the compiled core; off means Gloo serves the group (``OPENSMD_NATIVE``, default on).
-        build_error: why ``smdrun`` could not build the core for its ranks, which then do not try
-            (``SMDRUN_BUILD_ERROR``, set by it alone).
         compiler: the C++ compiler (``CXX``, default the first of c++, g++, clang++ on PATH).
         host_id: stands for this machine's own identity (``OPENSMD_HOST_ID``); processes with different
             values never share memory. For tests and for unusual containers.
         heap_bytes: address space for each rank's zero-copy memory in a group, in bytes
             (``OPENSMD_HEAP_BYTES``, default: half of the machine's memory shared by the group's ranks; only
             pages in use cost memory). Rank 0's value counts.
+        build_error: why ``smdrun`` could not build the core for its ranks, which then do not try
+            (``SMDRUN_BUILD_ERROR``, set by it alone).
     """
 
     cache_dir: Path
     native: bool = True
-    build_error: str | None = None
     compiler: str | None = None
     host_id: str | None = None
     heap_bytes: int | None = None
+    build_error: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -51,10 +51,10 @@ class Settings:
         return cls(
             cache_dir=_cache_dir(env),
             native=_flag(env, "OPENSMD_NATIVE", default=True),
-            build_error=env.get("SMDRUN_BUILD_ERROR") or None,
             compiler=env.get("CXX") or None,
             host_id=env.get("OPENSMD_HOST_ID") or None,
             heap_bytes=_bytes(env, "OPENSMD_HEAP_BYTES"),
+            build_error=env.get("SMDRUN_BUILD_ERROR") or None,
         )
 
 
