@@ -60,16 +60,16 @@ class Carried:
         for leaf, tag in zip(leaves, tags, strict=True):
             if tag is not None:
                 continue
+            if self._seen and leaf.layout is torch.strided:
+                seen = self._seen.get(leaf.untyped_storage()._cdata)
+                if seen is not None and not seen[0].expired():
+                    raise SMPUnsupportedError(f"{seen[1]}. {_WAY}")
             if leaf.requires_grad and leaf.grad_fn is not None and self._is_of_a_stage(leaf):
                 raise SMPUnsupportedError(
                     f"after {place}: a tensor of shape {tuple(leaf.shape)} was computed inside a module that "
                     "runs on one partition as a whole, and has left it by another way than its result (a "
                     f"hook, a list or dict of the script's): the other ranks do not have it. {_WAY}"
                 )
-            if self._seen and leaf.layout is torch.strided:
-                seen = self._seen.get(leaf.untyped_storage()._cdata)
-                if seen is not None and not seen[0].expired():
-                    raise SMPUnsupportedError(f"{seen[1]}. {_WAY}")
 
     def _is_of_a_stage(self, tensor: Tensor) -> bool:
         """Whether its graph is one that a single rank has: with parameters, or with what was sent there."""
