@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from opensmd.launch.allocator import keeping_memory
 
 __all__ = ["cores", "run"]
 
+FOLDERS = Path("/dev/shm")
+PREFIX = "bench-"  # then the process that made the folder
+
 
 def cores() -> int:
     """Cores that this process may use."""
@@ -32,7 +36,8 @@ def run(
     Raises:
         RuntimeError: a rank failed, or the ranks did not end within ``timeout`` seconds.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as folder:
+    _remove_leavings()
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", dir=FOLDERS) as folder:
         Meeting.create(Path(folder) / "meeting", ranks)
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {**os.environ, "OMP_NUM_THREADS": "1", "BENCH_FOLDER": folder, "PYTHONPATH": path}
@@ -49,6 +54,14 @@ def run(
         results = Results.load(Path(folder) / "results.json")
     results.notes = {**machine(), **results.notes}
     return results
+
+
+def _remove_leavings() -> None:
+    """Folders of benchmarks that were killed."""
+    for left in FOLDERS.glob(f"{PREFIX}*"):
+        owner = left.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _start(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes]:

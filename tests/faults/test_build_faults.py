@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,6 +170,65 @@ def test_the_core_can_be_switched_off(tmp_path: Path) -> None:
     out, err = run_two_ranks(tmp_path, {**os.environ, "OPENSMD_NATIVE": "0"}, count=10)
     assert out.count("ProcessGroupGloo") == 2
     assert "OPENSMD_NATIVE=0" in err
+
+
+SMDRUN = [sys.executable, "-m", "opensmd.launch.cli"]
+HELLO = """
+import torch.distributed as dist
+import smdistributed.dataparallel.torch.torch_smddp
+dist.init_process_group("smddp")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def running_in_session(session: int) -> list[str]:
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(each.pid) == session and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each.name())
+    return found
+
+
+def test_what_kept_smdrun_from_building_is_what_its_ranks_say(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    env = {**os.environ, "PATH": str(tmp_path), "OPENSMD_CACHE_DIR": str(tmp_path / "cache")}
+    env.pop("CXX", None)
+    command = [*SMDRUN, "-n", "2", str(tmp_path / "hello.py")]
+    done = subprocess.run(command, env=env, cwd=ROOT, text=True, capture_output=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "smdrun could not build it: no C++ compiler was found" in done.stderr
+    assert "OPENSMD_NATIVE" not in done.stderr
+
+
+def test_a_signal_to_smdrun_ends_the_compilers(tmp_path: Path) -> None:
+    env = compiler(tmp_path, seconds=60)
+    job = subprocess.Popen(
+        [*SMDRUN, "-n", "2", "hello.py"],
+        env=env,
+        cwd=ROOT,
+        text=True,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "calls").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.terminate()
+    _, err = job.communicate(timeout=30)
+    assert job.returncode == 128 + signal.SIGTERM
+    assert "ended by SIGTERM" in err
+    assert running_in_session(job.pid) == []
+    assert leftovers(tmp_path / "cache") == []
+
+
+def test_more_ranks_than_open_files_allow_are_refused_in_a_line(tmp_path: Path) -> None:
+    limited = ["sh", "-c", 'ulimit -n 40 && exec "$@"', "sh", *SMDRUN, "-n", "8", "hello.py"]
+    done = subprocess.run(limited, cwd=ROOT, text=True, capture_output=True, timeout=90, check=False)
+    assert done.returncode == 1
+    assert "8 ranks need more open files than the 40 that this process may have" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_limit_on_address_space_makes_the_arena_smaller(tmp_path: Path) -> None:

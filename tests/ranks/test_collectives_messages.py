@@ -211,7 +211,37 @@ def run_dropped_handles() -> None:
     assert all(each.eq(3).all() for each in others)
 
 
+def run_wrong_dtypes() -> None:
+    """A message becomes what it was, or bytes; of the same size something else would be silent nonsense."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for count in (4, 100_000):
+        sent = numbered(count, rank, torch.int32)
+        told = f"sent {4 * count} bytes of int32 .* buffer takes {4 * count} bytes of float32"
+        for early in (True, False):
+            received = torch.zeros(count)
+            if early:
+                receiving = dist.irecv(received, left)
+                dist.barrier()
+            sending = dist.isend(sent, right)
+            if not early:
+                behind = dist.isend(sent, right, tag=1)
+                dist.recv(torch.empty_like(sent), left, tag=1)  # the first one has come meanwhile
+                behind.wait()
+                receiving = dist.irecv(received, left)
+            with pytest.raises(dist.DistBackendError, match=told):
+                receiving.wait()
+            sending.wait()
+            assert not received.any()
+        sending = dist.isend(sent.view(torch.uint8), right)
+        received = torch.empty(count, dtype=torch.int32)
+        dist.recv(received, left)
+        sending.wait()
+        assert torch.equal(received, numbered(count, left, torch.int32))
+
+
 CASES = [
+    run_wrong_dtypes,
     run_ring,
     run_everybody_sends_first,
     run_much_larger_than_the_caches,

@@ -113,6 +113,25 @@ def test_processes_that_disagree_about_a_group_are_told(pool: Callable[[int], Ra
     assert "rank 1 has not called it within 1.5 s" in first[1]
 
 
+def name_ranks_by_text(port: int) -> list[str]:
+    dist.init_process_group("tcp", f"tcp://127.0.0.1:{port}", rank=int(os.environ["RANK"]), world_size=2)
+    texts = []
+    for ranks in ("01", [0.0, 1.0], 1):
+        try:
+            dist.new_group(ranks)
+        except TypeError as error:
+            texts.append(str(error))
+    dist.destroy_process_group()
+    return texts
+
+
+def test_groups_are_made_of_integers_alone(pool: Callable[[int], RankPool]) -> None:
+    for texts in pool(2).run(name_ranks_by_text, free_port(), backend=None):
+        assert texts == [
+            f"new_group(ranks={given}): expected a list of integers" for given in ("'01'", "[0.0, 1.0]", "1")
+        ]
+
+
 def dtypes_of_today(port: int) -> None:
     """Not of the era, but nothing stands in their way."""
     os.environ.update(OPENSMD_LEGACY_ENGINE="smddp", OPENSMD_LEGACY_TIMEOUT="30")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smdistributed.modelparallel.torch as smp
-from tests.ranks.models.case import WIDTH, Layers, classify
+from tests.ranks.models.case import CLASSES, WIDTH, Layers, classify
 from tests.support.equality import Pools
 from tests.support.ranks import ROOT
 
@@ -178,13 +178,18 @@ def nested(model: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Listened(Chain):
-    """A hook inside a module that runs as a whole keeps what the step returns."""
+    """A hook inside a module that runs as a whole keeps what the step returns, from the second step on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.opaque = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
         self.kept: list[Tensor] = []
-        self.opaque[0].register_forward_hook(lambda module, args, out: self.kept.append(out))
+        self.listens = False
+        self.opaque[0].register_forward_hook(self.keep)
+
+    def keep(self, module: nn.Module, args: Any, out: Tensor) -> None:
+        if self.listens:
+            self.kept.append(out.detach())
 
     def between(self, h: Tensor) -> Tensor:
         out: Tensor = self.opaque(h)
@@ -192,9 +197,45 @@ class Listened(Chain):
 
 
 def returning_what_was_kept(model: Any, x: Tensor, y: Tensor) -> Any:
-    kept = model.get_module().kept
-    kept.clear()
-    return trained(model, x, y), list(kept)
+    module = model.get_module()
+    module.kept.clear()
+    loss = trained(model, x, y)
+    module.listens = True
+    return loss, list(module.kept)
+
+
+class Appending(nn.Module):
+    """Appends to a list of the script's what it could return."""
+
+    def __init__(self, losses: list[Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.append = losses.append
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        self.append(out.square().mean())
+        return out
+
+
+class Collected(Chain):
+    """The loss has a term that a module inside another has put into a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        losses: list[Tensor] = []
+        self.losses = losses.copy
+        self.clear = losses.clear
+        self.opaque = nn.Sequential(Appending(losses), nn.ReLU())
+
+    def between(self, h: Tensor) -> Tensor:
+        self.clear()
+        out: Tensor = self.opaque(h)
+        return out + sum(self.losses())
+
+
+def replace_head(module: Any) -> None:
+    module.head = nn.Linear(WIDTH, CLASSES)
 
 
 @dataclass(frozen=True)
@@ -204,11 +245,13 @@ class Restriction:
     Attributes:
         says: parts of the message of at least one rank.
         model, step: what the script does.
+        after_step: what it does to the model after each step.
     """
 
     says: tuple[str, ...]
     model: Callable[[], nn.Module] = Chain
     step: Callable[[Any, Tensor, Tensor], Any] = trained
+    after_step: Callable[[nn.Module], None] = lambda module: None
 
 
 IN_MODULE = "Put that code into an nn.Module of its own"
@@ -239,10 +282,17 @@ RESTRICTIONS = {
     ),
     "a graph used twice": Restriction(("retain_graph=True",), step=twice_backward),
     "a step inside a step": Restriction(("inside another one",), step=nested),
+    "what a module leaves in a list of the script's": Restriction(
+        ("has left it by another way than its result", "Return it from the module"), Collected
+    ),
     "what a hook inside a module carries out": Restriction(
-        ("carried a tensor out of module 'opaque'", "from the first step on", "let these return the tensor"),
+        ("carried a tensor out of module 'opaque'", "Return it from the module", "before the first step"),
         Listened,
         returning_what_was_kept,
+    ),
+    "a module that comes after the first step": Restriction(
+        ("'head' (Linear) has come into the model after the first step", "Build the model before"),
+        after_step=replace_head,
     ),
     "a value asked for on one rank only": Restriction(
         ("the pipeline stopped", "for the value of torch.Tensor.item from pipeline rank 1"),
@@ -266,6 +316,7 @@ def told(name: str) -> str:
     try:
         for number in range(3):
             step(model, *classify(number, 8))
+            restriction.after_step(module)
         smp.barrier()
     except (RuntimeError, ValueError) as error:
         return str(error)

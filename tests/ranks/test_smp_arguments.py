@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -135,7 +136,7 @@ def refused() -> None:
                 ValueError, match="backward_passes_per_step must be an int of at least 1, got"
             ):
                 smp.DistributedModel(net(), **wrong)
-        for cap in (-1, "25", None):
+        for cap in (-1, "25", None, math.inf, math.nan, True):
             with pytest.raises(ValueError, match="bucket_cap_mb must be a positive number of MiB, got"):
                 smp.DistributedModel(net(), bucket_cap_mb=cap)
         model = smp.DistributedModel(net())
@@ -165,6 +166,17 @@ def refused() -> None:
 
 def test_wrong_arguments_are_refused_with_one_clear_error(pool: Pools) -> None:
     pool(2).run(refused)
+
+
+def untraced() -> None:
+    with started(partitions=2, auto_partition=False, default_partition=0):
+        model = smp.DistributedModel(net(), trace_memory_usage=True)
+        with pytest.warns(UserWarning, match="trace_memory_usage are ignored: auto_partition is False"):
+            smp.step(lambda x: model(x).sum())(rows(0))
+
+
+def test_tracing_without_a_partitioner_is_said_to_be_ignored(pool: Pools) -> None:
+    pool(2).run(untraced)
 
 
 def step_options() -> None:

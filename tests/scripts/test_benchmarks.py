@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.harness import launch
 from benchmarks.harness.contestants import after_a_call
 from benchmarks.harness.results import Results, human_bytes, human_time, row
 from benchmarks.harness.table import Ratio, markdown
@@ -22,6 +24,18 @@ def run_benchmark(name: str, folder: Path, *args: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", *args, *quick]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_removes_what_killed_runs_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for owner in (gone.pid, os.getpid()):
+        (tmp_path / f"bench-{owner}-abc").mkdir()
+        (tmp_path / f"bench-{owner}-abc" / "results.json").touch()
+    monkeypatch.setattr(launch, "FOLDERS", tmp_path)
+    with pytest.raises(RuntimeError, match="the ranks ended with"):
+        launch.run("no.such.module", ranks=1, mpi=None)
+    assert [each.name for each in tmp_path.iterdir()] == [f"bench-{os.getpid()}-abc"]
 
 
 def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path) -> None:

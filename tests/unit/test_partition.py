@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from opensmd.modelparallel.partition import manual_partition, partition, window
+from opensmd.modelparallel.partition import manual_partition, partition
 from opensmd.modelparallel.plan import Plan
+from opensmd.modelparallel.schedule import in_flight
 from opensmd.modelparallel.trace import Edge, Escape, ModelTrace, ModuleInfo, Unit
 
 
@@ -191,8 +192,8 @@ def test_the_cheaper_crossing_wins_where_balance_allows_both() -> None:
 
 
 def test_activations_of_several_microbatches_weigh_more_on_early_stages() -> None:
-    assert window(4, 8, None) == [5, 4, 3, 1]
-    assert window(4, 2, None) == [2, 2, 2, 1]
+    assert in_flight(partitions=4, microbatches=8, active_microbatches=6, chain=True) == [5, 4, 3, 1]
+    assert in_flight(partitions=4, microbatches=2, active_microbatches=6, chain=True) == [2, 2, 2, 1]
     trace = chain([1.0] * 12, kept=1000)
     plan = partition(trace, 2, memory_weight=1.0, microbatches=8)
     sizes = [list(plan.homes.values())[1:].count(stage) for stage in (0, 1)]

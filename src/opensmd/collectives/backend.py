@@ -133,6 +133,8 @@ def _native(settings: Settings) -> tuple[ModuleType | None, str]:
     """The compiled core, or why there is none."""
     if not settings.native:
         return None, "OPENSMD_NATIVE=0 is set"
+    if settings.build_error is not None:
+        return None, f"smdrun could not build it: {settings.build_error}"
     try:
         return build.load(settings), ""
     except build.BuildError as error:

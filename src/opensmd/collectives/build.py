@@ -16,7 +16,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -31,6 +30,7 @@ from types import ModuleType
 
 import torch
 
+from opensmd.collectives.compilers import Compilers
 from opensmd.collectives.settings import Settings
 
 __all__ = ["BuildError", "build", "load"]
@@ -145,21 +145,24 @@ def _compile(toolchain: Toolchain, folder: Path, kept: Path) -> None:
     """
     kept.mkdir(exist_ok=True)
     objects = {unit: kept / f"{_object_key(unit, toolchain)}.o" for unit in _units()}
+    compilers = Compilers()
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         compiling = [
-            pool.submit(_compile_one, toolchain, folder, unit, target)
+            pool.submit(_compile_one, compilers, toolchain, folder, unit, target)
             for unit, target in objects.items()
             if not target.exists()
         ]
         try:
             for job in compiling:
                 job.result()
-        except BaseException:  # also Ctrl-C: what is not yet begun is of no use
+        except BaseException:  # also Ctrl-C and SIGTERM: what is under way is of no use either
             pool.shutdown(wait=False, cancel_futures=True)
+            compilers.end()
             raise
     library = folder / f"{MODULE}.so"
     paths = [str(out) for out in objects.values()]
     _run(
+        compilers,
         toolchain,
         ["-shared", "-pthread", *paths, "-o", str(library), f"-L{_torch_dir() / 'lib'}", *LIBRARIES],
     )
@@ -183,11 +186,11 @@ def _prune(kept: Path, used: set[Path]) -> None:
                 each.unlink()
 
 
-def _compile_one(toolchain: Toolchain, folder: Path, unit: Unit, target: Path) -> None:
+def _compile_one(compilers: Compilers, toolchain: Toolchain, folder: Path, unit: Unit, target: Path) -> None:
     together = folder / f"{target.stem}.cpp"
     together.write_text("".join(f'#include "{source.relative_to(SOURCES)}"\n' for source in unit.sources))
     unfinished = folder / target.name
-    _run(toolchain, [*_compile_flags(unit.room), "-c", str(together), "-o", str(unfinished)])
+    _run(compilers, toolchain, [*_compile_flags(unit.room), "-c", str(together), "-o", str(unfinished)])
     unfinished.rename(target)
 
 
@@ -206,9 +209,9 @@ def _object_key(unit: Unit, toolchain: Toolchain) -> str:
     return _digest([*_common_key(), toolchain.version, *names, *texts])[:32]
 
 
-def _run(toolchain: Toolchain, arguments: Sequence[str]) -> None:
+def _run(compilers: Compilers, toolchain: Toolchain, arguments: Sequence[str]) -> None:
     command = [toolchain.path, *arguments]
-    done = _ask(command)
+    done = compilers.run(command)
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:60])
         raise BuildError(
@@ -216,13 +219,6 @@ def _run(toolchain: Toolchain, arguments: Sequence[str]) -> None:
             f"(exit status {done.returncode}).\n"
             f"{' '.join(command)}\n{shown}"
         )
-
-
-def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command whose words may be in any language and encoding."""
-    return subprocess.run(
-        command, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False
-    )
 
 
 def _compile_flags(room: str) -> list[str]:
@@ -263,7 +259,7 @@ def _find_compiler(settings: Settings) -> Toolchain | None:
         path = shutil.which(name)
         if path is None:
             continue
-        told = _ask([path, "--version"])
+        told = Compilers().run([path, "--version"])
         if told.returncode == 0:
             return Toolchain(path, told.stdout.strip())
     return None

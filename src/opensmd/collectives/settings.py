@@ -29,6 +29,8 @@ class Settings:
         heap_bytes: address space for each rank's zero-copy memory in a group, in bytes
             (``OPENSMD_HEAP_BYTES``, default: half of the machine's memory shared by the group's ranks; only
             pages in use cost memory). Rank 0's value counts.
+        build_error: why ``smdrun`` could not build the core for its ranks, which then do not try
+            (``SMDRUN_BUILD_ERROR``, set by it alone).
     """
 
     cache_dir: Path
@@ -36,6 +38,7 @@ class Settings:
     compiler: str | None = None
     host_id: str | None = None
     heap_bytes: int | None = None
+    build_error: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -51,6 +54,7 @@ class Settings:
             compiler=env.get("CXX") or None,
             host_id=env.get("OPENSMD_HOST_ID") or None,
             heap_bytes=_bytes(env, "OPENSMD_HEAP_BYTES"),
+            build_error=env.get("SMDRUN_BUILD_ERROR") or None,
         )
 
 

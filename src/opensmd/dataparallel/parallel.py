@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from opensmd.collectives.buckets import require_bucket_size
 from opensmd.dataparallel import _torch_internals
 from opensmd.dataparallel.deprecation import warn_deprecated
 from opensmd.dataparallel.world import check_group, require_initialized
@@ -130,8 +131,4 @@ def _check(module: object, output_device: object, bucket_cap_mb: object) -> None
             f"DistributedDataParallel: output_device={output_device!r} must be None for a module on the CPU, "
             "whose output is where it computes it"
         )
-    if bucket_cap_mb is not None and not (isinstance(bucket_cap_mb, int | float) and bucket_cap_mb > 0):
-        raise ValueError(
-            f"DistributedDataParallel: bucket_cap_mb must be a positive number of MiB or None, "
-            f"got {bucket_cap_mb!r}"
-        )
+    require_bucket_size(bucket_cap_mb, "DistributedDataParallel", or_none=True)

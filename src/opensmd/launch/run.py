@@ -8,8 +8,10 @@ fails or a signal comes, every process that the job has left is ended, also thos
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -125,6 +127,11 @@ def run(options: Options) -> int:
                 reports.Failure(rank, each.exitcode, reports.read(Path(each.error_file), rank))
                 for rank, each in error.failures.items()
             ]
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            status = 1
+            console.say(_too_many_files(options.ranks))
         except (SignalException, KeyboardInterrupt) as stopped:
             by = signal.SIGPIPE if console.reader_left else getattr(stopped, "sigval", signal.SIGINT)
             status = 128 + int(by)
@@ -133,7 +140,7 @@ def run(options: Options) -> int:
             if failures or status:
                 orphans.end_all()
             console.finish()
-    if status:
+    if status > 128:
         why = ": nobody reads its output any more" * console.reader_left
         console.say(f"ended by {signal.Signals(status - 128).name}{why}")
     if not failures:
@@ -141,6 +148,14 @@ def run(options: Options) -> int:
     if options.device != "cpu" and any(map(_asks_for_cuda, failures)) and not gpu_count(options.device):
         console.say("there is no CUDA device here; --device cpu runs scripts that hard-code CUDA on the CPU")
     return _explain(failures, console)
+
+
+def _too_many_files(ranks: int) -> str:
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"{ranks} ranks need more open files than the {allowed} that this process may have: raise the limit "
+        "(ulimit -n 1024) or start fewer ranks with -n"
+    )
 
 
 def _asks_for_cuda(failure: reports.Failure) -> bool:
@@ -215,6 +230,7 @@ def _build_once() -> None:
     from opensmd.collectives.build import BuildError, build
     from opensmd.collectives.settings import Settings
 
+    os.environ.pop("SMDRUN_BUILD_ERROR", None)  # of an smdrun around this one
     if not Settings.from_environment().native:
         return
     notice = threading.Timer(
@@ -226,7 +242,7 @@ def _build_once() -> None:
         build()
     except BuildError as error:
         print(f"smdrun: {error}\nsmdrun: groups of the smddp backend will run over Gloo.", file=sys.stderr)
-        os.environ["OPENSMD_NATIVE"] = "0"
+        os.environ["SMDRUN_BUILD_ERROR"] = str(error).splitlines()[0]
     finally:
         notice.cancel()
 

@@ -140,6 +140,7 @@ def new_group(ranks: Sequence[int] | None = None) -> Group:
         An opaque handle for the ``group`` argument of the collectives.
 
     Raises:
+        TypeError: something else than integers.
         ValueError: a rank that is not one of the job, or one named twice.
         RuntimeError: the processes named different ranks, or one did not call.
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 import torch
 
@@ -38,10 +40,11 @@ class Session:
         """Make a group; all processes of the job call, in the same order.
 
         Raises:
+            TypeError: something else than integers, such as text.
             ValueError: a rank that is not one of the job, or one named twice.
             RuntimeError: the processes named different ranks.
         """
-        members = list(range(self.world_size)) if ranks is None else [int(rank) for rank in ranks]
+        members = list(range(self.world_size)) if ranks is None else _integers(ranks)
         outside = [rank for rank in members if not 0 <= rank < self.world_size]
         if outside or len(set(members)) != len(members) or not members:
             raise ValueError(
@@ -81,6 +84,13 @@ class Session:
             raise ValueError(
                 f"{role}={rank!r} is not in the group; expected one of the ranks {list(within.ranks)}"
             ) from None
+
+
+def _integers(ranks: Iterable[SupportsIndex]) -> list[int]:
+    try:
+        return [operator.index(rank) for rank in ranks]
+    except TypeError:
+        raise TypeError(f"new_group(ranks={ranks!r}): expected a list of integers") from None
 
 
 def open_session(backend: str, init_method: str, *, rank: int, world_size: int, group_name: str) -> Session:

@@ -12,7 +12,7 @@ tests/unit/test_modelparallel_torch_internals.py fails when torch changes one of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ __all__ = [
     "replaced_calls",
     "replaced_functions",
     "run_backward",
+    "watchers",
     "without_interception",
 ]
 
@@ -141,8 +142,10 @@ def backward_left_out(where: Callable[[], bool]) -> contextlib.AbstractContextMa
     return replaced_backward(unless_there)
 
 
-def reaches(roots: Sequence[Tensor], parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether a backward of ``roots`` may bring gradients to one of ``parameters``.
+def reaches(
+    roots: Sequence[Tensor], parameters: Iterable[nn.Parameter], *, nodes_named: Collection[str] = ()
+) -> bool:
+    """Whether a backward of ``roots`` may bring gradients to a parameter of these, or a node so named.
 
     What lies behind a reentrant checkpoint cannot be seen, and is taken to.
     """
@@ -154,6 +157,8 @@ def reaches(roots: Sequence[Tensor], parameters: Iterable[nn.Parameter]) -> bool
     while nodes:
         node = nodes.pop()
         if id(getattr(node, "variable", None)) in wanted or isinstance(node, _REENTRANT_NODE):
+            return True
+        if nodes_named and node.name() in nodes_named:
             return True
         following = {each for each, _ in node.next_functions if each is not None} - seen
         seen |= following
@@ -211,6 +216,12 @@ def any_modes() -> bool:
         or torch._C._len_torch_function_stack() > 0
         or torch._C._len_torch_dispatch_stack() > 0
     )
+
+
+def watchers(module: nn.Module) -> int:
+    """How many hooks see what the module is given and returns in forward, besides torch's own for weights."""
+    before = [each for each in module._forward_pre_hooks.values() if not isinstance(each, _WEIGHT_HOOKS)]
+    return len(module._forward_hooks) + len(before)
 
 
 class WithoutMode:

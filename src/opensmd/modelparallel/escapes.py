@@ -33,6 +33,7 @@ class Made:
     Attributes:
         level: the calls around it, from the outermost; the code of the last one has it.
         hooks: the calls in which hooked modules took or returned it.
+        given: the calls of modules to which it was given past a hook.
         derived: those of such calls in which it was computed from what a hook had seen, perhaps by the hook.
     """
 
@@ -41,6 +42,7 @@ class Made:
     number: int
     level: Path
     hooks: set[Path] = field(default_factory=set)
+    given: set[Path] = field(default_factory=set)
     derived: set[Path] = field(default_factory=set)
 
 
@@ -56,6 +58,13 @@ class Escapes:
         self.found: set[Escape] = set()
         self._stack = stack
         self._made_by = made_by
+
+    def entered(self, module: nn.Module, args: Any) -> None:
+        """``module``, the innermost of the stack from now on, is called with ``args``."""
+        if len(module._forward_pre_hooks) > 1:  # one is that of the dry run
+            for made in self._known(args):
+                made.hooks.add(tuple(self._stack[:-1]))
+                made.given.add(tuple(self._stack))
 
     def returned(self, module: nn.Module, args: Any, out: Any) -> None:
         """``module``, the innermost of the stack, returns ``out``."""
@@ -75,7 +84,7 @@ class Escapes:
         derives = False
         for made in self._known(inputs):
             self._use(made)
-            derives = derives or here in made.hooks or here in made.derived
+            derives = derives or here in made.hooks or here in made.given or here in made.derived
         if derives:
             for made in self._known(out):
                 made.derived.add(here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,11 @@ from opensmd.modelparallel.capture import capture, describe
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.cost import optimizer_state_ratio
 from opensmd.modelparallel.exceptions import PeerFailed
+from opensmd.modelparallel.inner_hooks import may_carry
 from opensmd.modelparallel.partition import manual_partition, partition
 from opensmd.modelparallel.placement import fixed_places
 from opensmd.modelparallel.plan import Plan
+from opensmd.modelparallel.trace import ModelTrace
 
 __all__ = ["agree_on_plan"]
 
@@ -84,16 +87,24 @@ def _plan(
     fixed = fixed_places(module)
     ratio = optimizer_state_ratio(optimizer)
     if not cfg.auto_partition or stages == 1:
-        return manual_partition(
-            describe(module),
-            stages,
-            fixed=fixed,
-            default=cfg.default_partition,
-            microbatches=cfg.microbatches,
-            active_microbatches=cfg.active_microbatches,
-            late_microbatches=late,
-            optimizer_bytes=ratio,
-        )
+
+        def by_hand(trace: ModelTrace) -> Plan:
+            return manual_partition(
+                trace,
+                stages,
+                fixed=fixed,
+                default=cfg.default_partition,
+                microbatches=cfg.microbatches,
+                active_microbatches=cfg.active_microbatches,
+                late_microbatches=late,
+                optimizer_bytes=ratio,
+            )
+
+        plan = by_hand(describe(module))
+        if stages == 1 or not may_carry(module, plan):
+            return plan
+        trace = _what_hooks_carry(module, call, device)
+        return plan if trace is None else by_hand(trace)
     return partition(
         capture(module, call, device=device, times=times, memory=memory),
         stages,
@@ -104,6 +115,27 @@ def _plan(
         late_microbatches=late,
         optimizer_bytes=ratio,
     )
+
+
+def _what_hooks_carry(
+    module: nn.Module, call: Callable[[], Any], device: torch.device | None
+) -> ModelTrace | None:
+    """The dry run for places given by hand, which only hooks make necessary; None if it fails.
+
+    Warns:
+        UserWarning: it failed. What hooks carry out is then refused where it is used.
+    """
+    try:
+        return capture(module, call, device=device)
+    except Exception as error:
+        warnings.warn(
+            "the dry run of the step function, which shows what forward hooks carry out of modules, "
+            f"failed: {type(error).__name__}: {error}. The step runs without it, and tensors that such hooks "
+            "carry into the loss or a result are refused: let the modules return them, or keep them in "
+            "attributes of the modules",
+            stacklevel=2,
+        )
+        return None
 
 
 def _late_microbatches(module: nn.Module, cfg: Config, group: dist.ProcessGroup, replicas: int) -> int | None:

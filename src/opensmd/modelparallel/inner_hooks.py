@@ -1,36 +1,38 @@
 """Forward hooks inside modules that run as a whole on one rank: the other ranks do not run them.
 
 What hooks carried out in the dry run is known (:mod:`.escapes`), and the modules around them were opened.
-What they begin to carry out later is noticed here where it shows: in what the step function returns.
+What they begin to carry out later is noted here, and refused where it is used (:mod:`.runtime.carried`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel._torch_internals import without_interception
-from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel._torch_internals import watchers
 from opensmd.modelparallel.plan import Plan, ancestors
 from opensmd.modelparallel.runtime import structure
+from opensmd.modelparallel.runtime.carried import Carried
 from opensmd.modelparallel.runtime.tags import tag_of
-from opensmd.modelparallel.storages import StorageReference
 
-__all__ = ["InnerHooks"]
+__all__ = ["InnerHooks", "may_carry"]
 
-Function = Callable[..., Any]
-Seen = dict[int, tuple[StorageReference, nn.Module]]
 
-WAY_OUT = (
-    "Let it do so from the first step on (with Hugging Face's models: output_attentions=True in the first "
-    "step), with auto_partition, which then looks into the modules around it, or let these return the tensor"
-)
+def may_carry(module: nn.Module, plan: Plan) -> bool:
+    """Whether hooks may carry something out of modules that ``plan`` runs as a whole.
+
+    transformers' models register such hooks in the forward that is first asked for what they record, and
+    tell beforehand what that can be.
+    """
+    if any(watchers(each) for each in _inside(module, plan)):
+        return True
+    modules = dict(module.named_modules(remove_duplicate=False))
+    return any(getattr(modules[name], "can_record_outputs", None) for name in plan.split())
 
 
 class InnerHooks:
@@ -39,26 +41,19 @@ class InnerHooks:
     Args:
         module: the model.
         plan: where everything lives.
+        carried: is told what hooks have seen.
     """
 
-    def __init__(self, module: nn.Module, plan: Plan) -> None:
-        whole = plan.atomic()
-        self._inside = {
-            each: (name, next(around for around in ancestors(name) if around in whole))
-            for name, each in module.named_modules()
-            if not whole.keys().isdisjoint(ancestors(name))
-        }
+    def __init__(self, module: nn.Module, plan: Plan, carried: Carried) -> None:
+        self._inside = _inside(module, plan)
         self._hooks = [each._forward_hooks for each in self._inside]
         self._known = set(plan.hooked)
+        self._carried = carried
         self._warned = False
-        self._thread = threading.local()
 
     @contextlib.contextmanager
-    def watched(self, function: Function) -> Iterator[Function]:
-        """``function`` for one step, checked if there are hooks.
-
-        Raises:
-            SMPUnsupportedError: from ``function``, if it returns a tensor that a hook carried out.
+    def watched(self) -> Iterator[None]:
+        """Around one step.
 
         Warns:
             UserWarning: once, of a hook that has been registered since the plan was made.
@@ -68,39 +63,21 @@ class InnerHooks:
                 for module in self._inside:
                     if module._forward_hooks:
                         stack.callback(module.register_forward_hook(self._see).remove)
-                function = self._checked(function)
-            yield function
+            yield
         if any(self._hooks) and not self._warned:
             self._warn()
 
-    def _see(self, module: nn.Module, _: Any, out: Any) -> None:
-        seen: Seen = getattr(self._thread, "seen", {})  # another thread's may be a checkpoint's recomputation
-        for tensor in _strided(out):
-            storage = tensor.untyped_storage()
-            seen[storage._cdata] = (StorageReference(storage), module)
-
-    def _checked(self, function: Function) -> Function:
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            seen: Seen = {}
-            self._thread.seen = seen
-            value = function(*args, **kwargs)
-            with without_interception():
-                given = {each.untyped_storage()._cdata for each in _strided((args, kwargs))}
-                for tensor in _strided(value):
-                    number = tensor.untyped_storage()._cdata
-                    if number in seen and number not in given and not seen[number][0].expired():
-                        self._refuse(seen[number][1])
-            return value
-
-        return checked
-
-    def _refuse(self, module: nn.Module) -> None:
+    def _see(self, module: nn.Module, args: Any, out: Any) -> None:
+        given = {each.untyped_storage()._cdata for each in _strided(args)}
         name, around = self._inside[module]
-        raise SMPUnsupportedError(
-            f"a forward hook of module {name!r} carried a tensor out of module {around!r}, which runs on one "
-            "partition as a whole, and the step function returned it: the other ranks do not have it. "
-            f"{WAY_OUT}"
-        )
+        for tensor in _strided(out):
+            if tensor.untyped_storage()._cdata not in given:
+                self._carried.note(
+                    tensor,
+                    f"a forward hook of module {name!r} carried a tensor out of module {around!r}, which "
+                    "runs on one partition as a whole, and the step function used or returned it: the other "
+                    "ranks do not have it",
+                )
 
     def _warn(self) -> None:
         for module, (name, around) in self._inside.items():
@@ -108,11 +85,21 @@ class InnerHooks:
                 self._warned = True
                 warnings.warn(
                     f"module {name!r} has got a forward hook, which runs only where module {around!r} lives: "
-                    "tensors that it carries out are missing on the other ranks. Hooks that do so must be at "
-                    "work in the first step, with auto_partition",
+                    "tensors that it carries out are missing on the other ranks. Hooks that do so must be "
+                    "registered before the first step, and at work in it",
                     stacklevel=5,
                 )
                 return
+
+
+def _inside(module: nn.Module, plan: Plan) -> dict[nn.Module, tuple[str, str]]:
+    """The modules inside those that run as a whole, with their names and the names of these."""
+    whole = plan.atomic()
+    return {
+        each: (name, next(around for around in ancestors(name) if around in whole))
+        for name, each in module.named_modules()
+        if not whole.keys().isdisjoint(ancestors(name))
+    }
 
 
 def _strided(value: Any) -> list[Tensor]:

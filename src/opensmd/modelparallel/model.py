@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from opensmd.collectives.buckets import require_bucket_size
 from opensmd.modelparallel._hybrid_torch_internals import NotForDDP
 from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
 from opensmd.modelparallel.backwards import Backwards
@@ -77,7 +78,8 @@ class DistributedModel(NotForDDP, ModelState):
     ) -> None:
         smp_state.require("smp.DistributedModel")
         _check(module, trace_device, trace_execution_times)
-        _check_reduction(backward_passes_per_step, bucket_cap_mb)
+        _check_passes(backward_passes_per_step)
+        require_bucket_size(bucket_cap_mb, "smp.DistributedModel")
         super().__init__(module)
         self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._trace_device = trace_device
@@ -306,8 +308,8 @@ class DistributedModel(NotForDDP, ModelState):
     ) -> list[Any]:
         if self._engine is not None:
             assert self._inner_hooks is not None
-            with self._inner_hooks.watched(function) as watched:
-                results = self._engine.run(watched, calls, detach=detach)
+            with self._inner_hooks.watched():
+                results = self._engine.run(function, calls, detach=detach)
             step.backwards = self._engine.backwards
             return results
         results = []
@@ -332,14 +334,9 @@ class DistributedModel(NotForDDP, ModelState):
         if self._engine is not None:
             self._engine.place(self.module, plan)
             self._engine.before_plain_backward = self._warn_of_sum
-            self._inner_hooks = InnerHooks(self.module, plan)
+            self._inner_hooks = InnerHooks(self.module, plan, self._engine.carried)
             smp_state.engine = self._engine
-        elif any(self._trace.values()):
-            warnings.warn(
-                "trace_execution_times and trace_memory_usage are ignored: there is one partition, so there "
-                "is nothing to trace",
-                stacklevel=5,
-            )
+        self._warn_of_untraced()
         self.finish_partition(plan)
         if smp_state.rank == 0:
             print_plan(plan)
@@ -347,7 +344,7 @@ class DistributedModel(NotForDDP, ModelState):
         if smp_state.cfg.ddp and group.size() > 1:
             self._replicas = Replicas(
                 self.module,
-                is_local=self.is_local,
+                is_local=self.is_here,
                 group=group,
                 comm_hooks=self._comm_hooks,
                 **self._replica_options,
@@ -356,6 +353,15 @@ class DistributedModel(NotForDDP, ModelState):
                 self._engine.before_last_backward = self._replicas.before_last_backward
         if self._joins_from_first_step is not None:
             self._joins_from_first_step()
+
+    def _warn_of_untraced(self) -> None:
+        if any(self._trace.values()) and (self._engine is None or not smp_state.cfg.auto_partition):
+            why = "auto_partition is False" if self._engine is not None else "there is one partition"
+            warnings.warn(
+                f"trace_execution_times and trace_memory_usage are ignored: {why}, so there is nothing to "
+                "trace",
+                stacklevel=6,
+            )
 
     def _refuse(self, what: str) -> NoReturn:
         raise SMPError(
@@ -392,9 +398,6 @@ def _check(module: nn.Module, trace_device: str, trace_execution_times: bool) ->
         )
 
 
-def _check_reduction(backward_passes_per_step: object, bucket_cap_mb: object) -> None:
-    passes = backward_passes_per_step
+def _check_passes(passes: object) -> None:
     if not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step must be an int of at least 1, got {passes!r}")
-    if not isinstance(bucket_cap_mb, int | float) or bucket_cap_mb <= 0:
-        raise ValueError(f"bucket_cap_mb must be a positive number of MiB, got {bucket_cap_mb!r}")

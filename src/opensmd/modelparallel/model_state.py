@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -48,6 +49,7 @@ class ModelState(nn.Module):
         self.module = module
         self.plan: Plan | None = None
         self.gathered = False
+        self._everywhere: frozenset[str] = frozenset()
         self._pending_local: dict[str, Any] | None = None
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
@@ -70,6 +72,10 @@ class ModelState(nn.Module):
         homes = self.plan.homes
         found = next(each for each in (name, *ancestors(name)) if each in homes)
         return homes[found] == state.groups.rank_in(CommGroup.PP_GROUP)
+
+    def is_here(self, name: str) -> bool:
+        """As :meth:`is_local`; also for buffers of split modules, of which every rank has its own copy."""
+        return name in self._everywhere or self.is_local(name)
 
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this rank with their full names; may be empty."""
@@ -199,6 +205,7 @@ class ModelState(nn.Module):
                 "same_partition_load=True"
             )
         self._load_local(marked(given), strict=False)
+        self._share_what_is_everywhere()
         return torch.nn.modules.module._IncompatibleKeys([], [])
 
     def _load_local(self, given: dict[str, Any], *, strict: bool) -> Any:
@@ -211,7 +218,7 @@ class ModelState(nn.Module):
                 f"Error(s) in loading state_dict for {type(self.module).__name__}: missing keys {missing}, "
                 f"unexpected keys {unexpected}"
             )
-        local = {name: each for name, each in given.items() if name in own and self.is_local(name)}
+        local = {name: each for name, each in given.items() if name in own and self.is_here(name)}
         result = self.module.load_state_dict(local, strict=False)
         return type(result)(missing, unexpected)
 
@@ -308,6 +315,11 @@ class ModelState(nn.Module):
         homes = {self._home_of(name) for name, _ in self.module.named_parameters(remove_duplicate=False)}
         if homes:
             state.groups.split_off_owners(sorted(homes))
+        split = plan.split()
+        self._everywhere = frozenset(
+            name for name, _ in self.module.named_buffers() if name.rpartition(".")[0] in split
+        )
+        self._share_what_is_everywhere()
         if self._pending_local is not None:
             pending, self._pending_local = self._pending_local, None
             self._load_same_partition(pending)
@@ -317,6 +329,18 @@ class ModelState(nn.Module):
         self._post_partition_hooks.clear()
         for hook in hooks:
             hook(self, state.optimizer)
+
+    def _share_what_is_everywhere(self) -> None:
+        """Make all copies of a buffer what the rank has that it is said to live on.
+
+        They may have been drawn at random, or a checkpoint have told that rank alone. Called on all ranks.
+        """
+        group = state.groups[CommGroup.PP_GROUP]
+        for name, buffer in self.module.named_buffers():
+            if name in self._everywhere:
+                data = buffer.detach().contiguous()
+                dist.broadcast(data, group=group, group_src=self._home_of(name))
+                buffer.detach().copy_(data)
 
     def finish_step(self) -> None:
         """Told by the engine at the end of each step: run the hooks that wait for it."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from opensmd.modelparallel._torch_internals import watchers
 from opensmd.modelparallel.cost import cost_of
 from opensmd.modelparallel.escapes import Escapes, Made
 from opensmd.modelparallel.late_gradients import LateGradients
@@ -55,15 +56,21 @@ class Position:
 
     @contextlib.contextmanager
     def follow(
-        self, names: dict[nn.Module, str], returned: Callable[[nn.Module, Any, Any], None] | None = None
+        self,
+        names: dict[nn.Module, str],
+        entered: Callable[[nn.Module, Any], None] | None = None,
+        returned: Callable[[nn.Module, Any, Any], None] | None = None,
     ) -> Iterator[None]:
         """Keep this position up to date while modules of ``names`` are called.
 
-        ``returned`` is told of each call that ends: the module, its arguments and its result.
+        ``entered`` is told of each call that begins, the module and its arguments, and ``returned`` of each
+        that ends, its result also.
         """
 
-        def before(module: nn.Module, _: Any) -> None:
+        def before(module: nn.Module, args: Any) -> None:
             self.enter(names[module])
+            if entered is not None:
+                entered(module, args)
 
         def after(module: nn.Module, args: Any, out: Any) -> None:
             if returned is not None:
@@ -168,9 +175,9 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     @contextlib.contextmanager
     def watching(self, names: dict[nn.Module, str]) -> Iterator[None]:
         """Watch the calls of modules."""
-        with self.position.follow(names, self.escapes.returned):
+        with self.position.follow(names, self.escapes.entered, self.escapes.returned):
             yield
-            self.hooked = {name for module, name in names.items() if len(module._forward_hooks) > 1}
+            self.hooked = {name for module, name in names.items() if _has_further_hooks(module)}
 
     def result(self, value: Any) -> None:
         """The run returned ``value``."""
@@ -187,6 +194,11 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             if self._kept.add(tensor):
                 self.activation_bytes[unit] += tensor.untyped_storage().nbytes()
         return tensor
+
+
+def _has_further_hooks(module: nn.Module) -> bool:
+    """Whether there are forward hooks besides the two of :meth:`Position.follow`."""
+    return watchers(module) > 2
 
 
 class Clock(Position):

@@ -19,12 +19,11 @@ from collections.abc import Mapping
 from opensmd.modelparallel.opening import with_opened
 from opensmd.modelparallel.plan import Plan, SharedParameter, ancestors
 from opensmd.modelparallel.predict import predict
-from opensmd.modelparallel.schedule import most_active
-from opensmd.modelparallel.schedule import window as schedule_window
+from opensmd.modelparallel.schedule import in_flight, most_active
 from opensmd.modelparallel.sequence import Groups, UnitSequence, Weights
 from opensmd.modelparallel.trace import ModelTrace
 
-__all__ = ["manual_partition", "partition", "window"]
+__all__ = ["manual_partition", "partition"]
 
 
 def partition(
@@ -59,11 +58,11 @@ def partition(
     if not 0.0 <= memory_weight <= 1.0:
         raise ValueError(f"memory_weight must be between 0 and 1, got {memory_weight}")
     places = _inherit(trace, fixed or {}, stages)
-    in_flight = window(stages, microbatches, active_microbatches)
+    active = most_active(stages, active_microbatches)
+    held = in_flight(partitions=stages, microbatches=microbatches, active_microbatches=active, chain=True)
     wanted = {unit: places[name] for unit, name in enumerate(trace.deciders) if name in places}
     groups = Groups.of(trace, wanted)
-    weight = Weights(memory_weight, optimizer_bytes, in_flight)
-    active = most_active(stages, active_microbatches)
+    weight = Weights(memory_weight, optimizer_bytes, held)
     best: tuple[tuple[float, float], dict[int, int]] | None = None
     for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):
         sequence = UnitSequence.of(trace, groups, leads, wanted=wanted, keep_fixed=keep)
@@ -121,32 +120,22 @@ def manual_partition(
             homes[owner] = homes[owners[0]]
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
     active = most_active(stages, active_microbatches)
+    plan = Plan(
+        stages=stages,
+        homes=homes,
+        shared=_shared(trace, homes),
+        notes=tuple(notes),
+        hooked=tuple(sorted(trace.hooked)),
+        containers=_containers(trace),
+    )
     return predict(
-        Plan(
-            stages=stages,
-            homes=homes,
-            shared=_shared(trace, homes),
-            notes=tuple(notes),
-            containers=_containers(trace),
-        ),
+        with_opened(plan, trace),
         trace,
         microbatches=microbatches,
         active_microbatches=active,
         late_microbatches=active if late_microbatches is None else late_microbatches,
         optimizer_bytes=optimizer_bytes,
     )
-
-
-def window(stages: int, microbatches: int, active_microbatches: int | None) -> list[int]:
-    """How many microbatches' activations each stage holds at most under the interleaved schedule."""
-    active = most_active(stages, active_microbatches)
-    return [
-        min(
-            microbatches,
-            schedule_window(partitions=stages, stage=stage, chain=True, active_microbatches=active),
-        )
-        for stage in range(stages)
-    ]
 
 
 def _slightly_worse(rank: tuple[float, float]) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from opensmd.modelparallel.plan import Crossing, Plan, PlanRow, StageLoad
-from opensmd.modelparallel.schedule import postponing, window
+from opensmd.modelparallel.schedule import in_flight, postponing
 from opensmd.modelparallel.simulate import seconds_of_step
 from opensmd.modelparallel.trace import ModelTrace
 
@@ -28,15 +28,16 @@ def predict(
     crossings = _crossings(plan, trace)
     chain = bool(crossings) and all(each.source < each.target for each in crossings)
     most_late = min(late_microbatches, active_microbatches)
+    held = in_flight(
+        partitions=plan.stages,
+        microbatches=microbatches,
+        active_microbatches=active_microbatches,
+        chain=chain,
+    )
     loads = [
         replace(
             _load(plan, trace, stage, optimizer_bytes),
-            in_flight=min(
-                microbatches,
-                window(
-                    partitions=plan.stages, stage=stage, chain=chain, active_microbatches=active_microbatches
-                ),
-            ),
+            in_flight=held[stage],
             late=postponing(stage=stage, chain=chain, most=most_late, microbatches=microbatches),
         )
         for stage in range(plan.stages)

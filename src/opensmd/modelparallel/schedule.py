@@ -26,6 +26,7 @@ __all__ = [
     "Policy",
     "Progress",
     "ReadyFirst",
+    "in_flight",
     "most_active",
     "postponing",
     "window",
@@ -77,6 +78,17 @@ def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int
     last = stage == partitions - 1
     needed = partitions if not chain else 1 if last else partitions - stage + 1
     return max(1, min(needed, active_microbatches))
+
+
+def in_flight(*, partitions: int, microbatches: int, active_microbatches: int, chain: bool) -> list[int]:
+    """How many microbatches' activations each stage holds at most under the interleaved schedule."""
+    return [
+        min(
+            microbatches,
+            window(partitions=partitions, stage=stage, chain=chain, active_microbatches=active_microbatches),
+        )
+        for stage in range(partitions)
+    ]
 
 
 def postponing(*, stage: int, chain: bool, most: int, microbatches: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -151,7 +152,20 @@ def made_by_hooks() -> nn.Module:
     return model
 
 
+class Pointing(nn.Linear):
+    """Keeps an object that pickle refuses in a way of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.pointer = ctypes.pointer(ctypes.c_int(len(x)))
+        return super().forward(x)
+
+
+def kept_for_itself() -> nn.Module:
+    return nn.Sequential(Pointing(WIDTH, WIDTH), nn.Tanh(), Pointing(WIDTH, CLASSES))
+
+
 CASES = (
+    Case("kept for itself", kept_for_itself, parts=("0", "1", "2")),
     Case("kept by the model", Kept),
     Case("kept again and again", KeptTwice),
     Case("kept on every rank", KeptMask),

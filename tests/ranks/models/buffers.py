@@ -134,6 +134,19 @@ class Listed(Layers):
         return out
 
 
+class Borrowed(Layers):
+    """Calls a norm that is inside a module which runs as a whole, and then the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh())  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first[1](x)  # type: ignore[index]
+        out: Tensor = self.head(torch.tanh(self.third(torch.tanh(self.second(self.first(h))))))
+        return out
+
+
 NORMALISED = ("first", "norm1", "second", "norm2", "head")
 CHAIN = {2: {"chain": {"third": 1, "head": 1}}}
 
@@ -157,5 +170,6 @@ CASES = (
     ),
     Case("buffers replaced", Replaces, whole=False, replicas=False),
     Case("norms in a list", Listed, fixed=LIST, whole=False, rows=32),
+    Case("a norm called from outside", Borrowed, (), fixed=CHAIN, whole=False, replicas=False, rows=32),
     Case("parametrisations", Spectral, whole=False, replicas=False),
 )

@@ -149,7 +149,7 @@ def _put(place: Place, value: Any) -> None:
 
 
 def _keeps_tensors(value: Any) -> bool:
-    """Whether there are tensors in it, or may soon be."""
+    """Whether there are tensors in it, or may soon be; ranks are told of other values, too (``effects``)."""
     return bool(_tensors(value)) or (isinstance(value, (list, dict)) and not value)
 
 

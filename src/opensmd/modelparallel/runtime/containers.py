@@ -43,7 +43,7 @@ class Containers:
         found = {}
         for number, (each, before) in enumerate(zip(self._containers, self._before, strict=True)):
             now = _content(each)
-            if not _same(before, now) and self._can_carry(now):
+            if not _same(before, now) and structure.carried(now, [], self._known) is not None:
                 found[number] = now
         return structure.dump(found, tensors, self._known) if found else b""
 
@@ -70,13 +70,6 @@ class Containers:
                 self._collect(each)
         elif not isinstance(value, Tensor) and not structure.is_plain(value):
             self._others.append(value)
-
-    def _can_carry(self, content: Content) -> bool:
-        try:
-            structure.dump(content, [], self._known)
-        except Exception:  # whatever pickle says of an object that it cannot carry
-            return False
-        return True
 
 
 def _content(container: Any) -> Content:

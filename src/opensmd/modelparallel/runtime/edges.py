@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["receive_edge", "send_edge"]
+__all__ = ["RECEIVED", "receive_edge", "send_edge"]
 
 ReceiveGradient = Callable[[], Tensor | None]
 SendGradient = Callable[[Tensor | None], None]
@@ -56,6 +56,7 @@ class _Receive(torch.autograd.Function):
 # Past the Python of Function.apply, which costs as much again and which a step redirects for the user.
 _apply_send: Callable[..., Any] = super(torch.autograd.Function, _Send).apply
 _apply_receive: Callable[..., Any] = super(torch.autograd.Function, _Receive).apply
+RECEIVED = frozenset({_Receive._backward_cls.__name__, "OpenSMDReceived"})  # nodes, here and in the mailbox
 _ANCHOR = torch.empty(0, requires_grad=True)
 
 

@@ -7,7 +7,6 @@ its tensors taken out; the others put placeholders in.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +45,7 @@ class Effects:
         self._objects = _objects(arguments)
         self._owner = owner if isinstance(owner, nn.Module) else None
         self._held: list[Tensor] = list(leaves)
-        self._before = [_dump(each, self._held) for each in self._objects]
+        self._before = [structure.carried(each, self._held) for each in self._objects]
         self._attributes = _attributes(self._owner)
 
     def found(self, result: Sequence[Tensor]) -> Found | None:
@@ -54,14 +53,16 @@ class Effects:
         tensors = [*self._held, *result]
         states: dict[int, Any] = {}
         for number, (each, before) in enumerate(zip(self._objects, self._before, strict=True)):
-            if before is not None and _dump(each, list(self._held)) != before:
+            if before is not None and structure.carried(each, list(self._held)) != before:
                 states[number] = each.__dict__
         attributes = {
             place: value
             for place, value in _attributes(self._owner).items()
             if place not in self._attributes or self._attributes[place] is not value
         }
-        attributes = {place: value for place, value in attributes.items() if _dump(value, []) is not None}
+        attributes = {
+            place: value for place, value in attributes.items() if structure.carried(value, []) is not None
+        }
         pickled = structure.dump((states, attributes), tensors) if states or attributes else b""
         count = len(self._leaves)
         seen = [*self._real, *tensors[count:]]  # containers have the fetched tensors, objects may keep them
@@ -93,7 +94,7 @@ def apply(
     objects = _objects(arguments)
     held: list[Tensor] = list(leaves)
     for each in objects:
-        _dump(each, held)
+        structure.carried(each, held)
     tensors = [*held, *result, *map(make, left.tensors)]
     if left.contents:
         Containers(arguments).fill(left.contents, tensors)
@@ -115,18 +116,12 @@ def _objects(arguments: Any) -> list[Any]:
     return found
 
 
-def _dump(value: Any, tensors: list[Tensor]) -> bytes | None:
-    """None for what cannot be carried, and so cannot be followed."""
-    count = len(tensors)
-    try:
-        return structure.dump(value, tensors)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        del tensors[count:]
-        return None
-
-
 def _attributes(owner: nn.Module | None) -> Attributes:
-    """Attributes and buffers of a module and the modules below."""
+    """Attributes and buffers of a module and the modules below.
+
+    With any value: a counter must be the same on all ranks, too. What microbatches have each for themselves
+    (``attributes.py``) is less, values with tensors alone: a counter goes on from one microbatch to the next.
+    """
     found: Attributes = {}
     if owner is None:
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from opensmd.modelparallel.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.attributes import OwnAttributes, Places
 from opensmd.modelparallel.runtime.backward import Backward
 from opensmd.modelparallel.runtime.baton import Baton
+from opensmd.modelparallel.runtime.carried import Carried
 from opensmd.modelparallel.runtime.glue import Glue
 from opensmd.modelparallel.runtime.inputs import agreed_inputs
 from opensmd.modelparallel.runtime.interception import current_run, intercepted, set_run
@@ -41,7 +43,7 @@ from opensmd.modelparallel.runtime.record import Record, Stretch
 from opensmd.modelparallel.runtime.results import Results
 from opensmd.modelparallel.runtime.sequences import Sequences
 from opensmd.modelparallel.runtime.shared import Shared
-from opensmd.modelparallel.runtime.tags import Tag, put_tag, tag_of
+from opensmd.modelparallel.runtime.tags import Tag, put_tag, tag_of, tags_of
 from opensmd.modelparallel.runtime.threads import Threads
 from opensmd.modelparallel.runtime.transport import Message, abort, control_device, open_transport
 from opensmd.modelparallel.schedule import (
@@ -95,6 +97,7 @@ class Engine:
         self._parameters: list[tuple[nn.Parameter, Tag]] = []
         self._whole: dict[str, tuple[nn.Module, int]] = {}
         self._split: dict[str, nn.Module] = {}
+        self._parts: dict[str, tuple[Any, ...]] = {}
         self._sequences = Sequences({}, {})
         self._places = Places()
         self._shared: Shared | None = None
@@ -112,6 +115,12 @@ class Engine:
     def has_postponed(self) -> bool:
         """Whether gradients of backwards that have returned are still to be computed."""
         return bool(self._postponed)
+
+    @property
+    def carried(self) -> Carried:
+        """What tells tensors that only this rank has from replicated ones; there once placed."""
+        assert self._shared is not None
+        return self._shared.carried
 
     @property
     def record(self) -> list[Stretch]:
@@ -143,10 +152,11 @@ class Engine:
                 seen.add(modules[name])
                 self._whole[name] = (modules[name], home)
         self._split = {name: modules[name] for name in plan.split()}
+        self._parts = {name: _parts_of(each) for name, each in self._split.items()}
         self._places = Places(module)
         self._sequences = Sequences(self._split, dict(self._whole.values()))
         self._tag_parameters(module, plan)
-        replicated = self._tag_buffers(modules, plan)
+        placed, replicated = self._tag_buffers(modules, plan)
         seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)], device=self._control_device)
         dist.broadcast(seed, group=self.group, group_src=0)
         self._shared = Shared(
@@ -154,9 +164,11 @@ class Engine:
             size=self.size,
             transport=open_transport(self.group, device),
             random=ReplicatedRandom(int(seed)),
+            carried=Carried([parameter for parameter, _ in self._parameters], replicated),
             wait=self._wait,
             wait_for_earlier=self._wait_for_earlier,
             settle=self._settle,
+            buffer_memory=placed,
             replicated_memory=replicated,
         )
 
@@ -185,10 +197,16 @@ class Engine:
             if home != self.rank:
                 make_remote(parameter)
 
-    def _tag_buffers(self, modules: dict[str, nn.Module], plan: Plan) -> frozenset[int]:
-        """Buffers of modules that run as a whole live with them; those of split modules are everywhere."""
+    def _tag_buffers(
+        self, modules: dict[str, nn.Module], plan: Plan
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Buffers of modules that run as a whole live with them; those of split modules are everywhere.
+
+        Returns:
+            The memory of the ones and of the others.
+        """
         split = plan.split()
-        replicated = set()
+        placed, replicated = set(), set()
         for name, module in modules.items():
             for buffer in module._buffers.values():
                 if buffer is None:
@@ -196,8 +214,9 @@ class Engine:
                 if name in split:
                     replicated.add(buffer.untyped_storage()._cdata)
                 else:
+                    placed.add(buffer.untyped_storage()._cdata)
                     put_tag(buffer, Tag(plan.homes[name]))
-        return frozenset(replicated)
+        return frozenset(placed), frozenset(replicated)
 
     # --- steps -----------------------------------------------------------------------------------------
 
@@ -270,6 +289,7 @@ class Engine:
             self._baton = None
             shared.begun += len(calls)
             self._postponed.drop()
+            shared.carried.forget()
             own.end_step()
 
     def _begin_step(self) -> Shared:
@@ -281,6 +301,7 @@ class Engine:
                 tag.requires_grad = wanted
                 trainable.append(wanted)
         self._require_no_backward_hooks()
+        self._require_same_parts()
         self._shared.epoch = hash(tuple(trainable))
         self._shared.random.begin_step()
         self._shared.lent.clear()
@@ -295,6 +316,21 @@ class Engine:
                     "Register them on its children, use tensor.register_hook, or place it whole with "
                     "smp.set_partition"
                 )
+
+    def _require_same_parts(self) -> None:
+        """Nobody has told where what is new in a split module lives, and which rank's optimizer trains it."""
+        for name, module in self._split.items():
+            now, before = _parts_of(module), self._parts[name]
+            if len(now) == len(before) and all(map(operator.is_, now, before)):
+                continue
+            known = set(map(id, before))
+            for own, part in (*module._modules.items(), *module._parameters.items()):
+                if id(part) not in known and _has_parameters(part):
+                    raise SMPUnsupportedError(
+                        f"{f'{name}.{own}'.lstrip('.')!r} ({type(part).__name__}) has come into the model "
+                        "after the first step, in which everything got its place. Build the model before, or "
+                        "put what changes into a module that lives on one partition as a whole"
+                    )
 
     def _policy(self, microbatches: int) -> Policy:
         assert self._shared is not None and self.plan is not None
@@ -390,6 +426,7 @@ class Engine:
         share: float,
     ) -> None:
         run.settle()
+        run.shared.carried.require_replicated(roots, tags_of(roots), run.point)
         self.backwards.add(run.index)
         edges = run.edges_of(roots)
         tokens = run.tokens(edges, keep=retain_graph)
@@ -472,6 +509,17 @@ class Engine:
         if self.before_last_backward is None or index != len(progress) - 1:
             return False
         return any(each is not Progress.DONE for each in progress[:-1])
+
+
+def _parts_of(module: nn.Module) -> tuple[Any, ...]:
+    """Modules and parameters in a module."""
+    return (*module._modules.values(), *module._parameters.values())
+
+
+def _has_parameters(part: Any) -> bool:
+    return isinstance(part, nn.Parameter) or (
+        isinstance(part, nn.Module) and next(part.parameters(), None) is not None
+    )
 
 
 def _named(entry: tuple[str, tuple[int, ...], str] | None) -> str:

@@ -129,13 +129,13 @@ def _follow(
     kwargs: dict[str, Any],
 ) -> Any:
     """Run a function as a whole where its arguments are."""
-    leaves, tags = run.leaves_of(args, kwargs)
-    home = highest_home(tags)
-    if home is None:
-        run.settle()
-        return original(*args, **kwargs)
     with internals.WithoutMode(run.mode):
-        return run.run_at(home, Call(name, key, original, args, kwargs, leaves, tags, whole=True))
+        leaves, tags = run.leaves_of(args, kwargs)
+        home = highest_home(tags)
+        if home is not None:
+            return run.run_at(home, Call(name, key, original, args, kwargs, leaves, tags, whole=True))
+    run.settle()
+    return original(*args, **kwargs)
 
 
 def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

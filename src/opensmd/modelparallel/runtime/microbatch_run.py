@@ -71,11 +71,18 @@ class MicrobatchRun(Transfers):
                     if found is not None:
                         tags[place] = tag = Tag(found[0], family=found[1])
                         put_tag(leaf, tag)
+        if None in tags:
+            self.shared.carried.require_replicated(leaves, tags, self.point)
         return leaves, tags
 
     def is_replicated_memory(self, tensor: Tensor) -> bool:
         """Whether this is a buffer that all ranks keep alike, or a view of one."""
         found = self.shared.replicated_memory
+        return bool(found) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in found
+
+    def _is_buffer(self, tensor: Tensor) -> bool:
+        """Whether this is a buffer of a module that lives on one rank, or a view of one."""
+        found = self.shared.buffer_memory
         return bool(found) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in found
 
     def release(self) -> None:
@@ -238,20 +245,22 @@ class MicrobatchRun(Transfers):
         if self.shared.sent_since_flush and (known is None or known.changed or call.destination is not None):
             self.transport.flush()
             self.shared.sent_since_flush = False
-        if key in self.shared.stateful or (known is None and _has_buffers(call.owner)):
+        real = [each for each in tensors if each is not None]
+        assert len(real) == len(tensors)
+        buffers = _has_buffers(call.owner) or any(map(self._is_buffer, real))
+        if key in self.shared.stateful or (known is None and buffers):
             self.shared.wait_for_earlier(self.index)
             known = self.shared.descriptions.get(key)  # an earlier one may have told it meanwhile
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known
-        real = [each for each in tensors if each is not None]
-        assert len(real) == len(tensors)
         given = self._given(call, real)
         with Watch(call, given, real, first=known is None) as watch:
             result = self._call(call, *given)
-        if watch.changed_buffers():
-            self.shared.stateful.add(key)
         parts = Hidden.of(result, call.name)
         description = watch.description(parts)
+        changed = (real[index] for index, _ in description.changed)
+        if watch.changed_buffers() or any(map(self._is_buffer, changed)):
+            self.shared.stateful.add(key)
         self._tell(description, key, known, number)
         for tensor in watch.made:
             if tag_of(tensor) is None:

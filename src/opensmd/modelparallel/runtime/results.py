@@ -16,7 +16,7 @@ from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.layout import arranged, in_memory_order, strides_kept
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.shared import Shared
-from opensmd.modelparallel.runtime.tags import Form, form_of, tag_of
+from opensmd.modelparallel.runtime.tags import Form, form_of, tags_of
 from opensmd.modelparallel.runtime.transport import Kind, make_tag
 
 __all__ = ["Results"]
@@ -78,8 +78,9 @@ class Results:
         self._values[run.index] = value
         tensors = self._tensors[run.index]
         structure.collect(value, tensors)
-        for place, leaf in enumerate(tensors):
-            tag = tag_of(leaf)
+        tags = tags_of(tensors)
+        shared.carried.require_replicated(tensors, tags, "the step function has returned")
+        for place, (leaf, tag) in enumerate(zip(tensors, tags, strict=True)):
             if tag is None:
                 tensors[place] = leaf.detach() if self._detach else leaf
                 continue

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from opensmd.modelparallel.runtime.carried import Carried
 from opensmd.modelparallel.runtime.random import ReplicatedRandom
 from opensmd.modelparallel.runtime.tags import Tag
 
@@ -35,8 +36,10 @@ class Shared:
         others: the other ranks.
         transport: to the other ranks.
         random: for replicated tensors.
+        carried: tells tensors that only this rank has from replicated ones.
         descriptions: what is known of results, by key.
         epoch: changes when a parameter's ``requires_grad`` does; part of every key.
+        buffer_memory: memory of buffers that live on one rank.
         replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
         sent_since_flush: something may still have to leave before it may be changed.
         wait: gives the rank to another microbatch meanwhile.
@@ -52,6 +55,7 @@ class Shared:
     size: int
     transport: Transport
     random: ReplicatedRandom
+    carried: Carried
     wait: Wait
     wait_for_earlier: Callable[[int], None]
     settle: Callable[[MicrobatchRun], None]
@@ -61,6 +65,7 @@ class Shared:
     begun: int = 0
     new_calls: int = 0
     lent: set[Tag] = field(default_factory=set)
+    buffer_memory: frozenset[int] = frozenset()
     replicated_memory: frozenset[int] = frozenset()
     sent_since_flush: bool = False
     others: list[int] = field(init=False)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
 
-__all__ = ["collect", "dump", "is_dataclass", "is_plain", "load", "opaque_objects", "substitute"]
+__all__ = ["carried", "collect", "dump", "is_dataclass", "is_plain", "load", "opaque_objects", "substitute"]
 
 _VALUES = frozenset({str, int, float, bool, type(None)})  # which end every search at once
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type)
@@ -132,6 +132,19 @@ def dump(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> by
     file = io.BytesIO()
     _Dumper(file, tensors, known).dump(structure)
     return file.getvalue()
+
+
+def carried(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> bytes | None:
+    """As :func:`dump`; None, and no tensor added, for what pickle cannot carry, whatever it says of it.
+
+    Objects may say it with any exception: a ``ctypes`` pointer raises ValueError.
+    """
+    count = len(tensors)
+    try:
+        return dump(structure, tensors, known)
+    except Exception:
+        del tensors[count:]
+        return None
 
 
 def load(data: bytes, tensors: Sequence[Any], known: Sequence[Any] = ()) -> Any:

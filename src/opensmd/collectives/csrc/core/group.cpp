@@ -109,12 +109,12 @@ void* Group::heap_address(int member, uint64_t offset, size_t bytes) const {
   return arena.heap(member) + offset;
 }
 
-std::shared_ptr<Request> Group::post_send(const void* data, size_t bytes, int destination, int64_t tag) {
-  return parts_->mailbox.post_send(data, bytes, destination, tag);
+std::shared_ptr<Request> Group::post_send(const void* data, size_t bytes, int destination, int64_t tag, DType dtype) {
+  return parts_->mailbox.post_send(data, bytes, destination, tag, dtype);
 }
 
-std::shared_ptr<Request> Group::post_receive(void* data, size_t bytes, int source, int64_t tag) {
-  return parts_->mailbox.post_receive(data, bytes, source, tag);
+std::shared_ptr<Request> Group::post_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype) {
+  return parts_->mailbox.post_receive(data, bytes, source, tag, dtype);
 }
 
 bool Group::ready(int source, int64_t tag, size_t* bytes, int* from) {

@@ -175,10 +175,11 @@ class Group {
   void* heap_address(int member, uint64_t offset, size_t bytes) const;
 
   // Messages between one pair with one tag keep their order. Both calls return at once; sends of any size may be
-  // posted before any receive. A receive whose buffer has another size than the message fails with Mismatch and
-  // consumes the message. timeout applies to wait().
-  std::shared_ptr<Request> post_send(const void* data, size_t bytes, int destination, int64_t tag);
-  std::shared_ptr<Request> post_receive(void* data, size_t bytes, int source, int64_t tag);
+  // posted before any receive. A receive whose buffer has another size than the message, or another dtype (see
+  // may_become), fails with Mismatch and consumes the message. timeout applies to wait().
+  std::shared_ptr<Request> post_send(const void* data, size_t bytes, int destination, int64_t tag,
+                                     DType dtype = DType::Byte);
+  std::shared_ptr<Request> post_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype = DType::Byte);
   // Whether a message has begun to arrive; its size goes to *bytes, its sender to *from, when given.
   bool ready(int source, int64_t tag, size_t* bytes = nullptr, int* from = nullptr);
   // Sleeps until ready() would say yes to one of the (source, tag) pairs; its index.

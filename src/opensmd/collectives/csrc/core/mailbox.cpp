@@ -56,7 +56,7 @@ void Mailbox::stop() { courier_.stop(); }
 
 // ---------------------------------------------------------------- posting
 
-MessagePointer Mailbox::make(Message::Kind kind, void* data, size_t bytes, int peer, int64_t tag) {
+MessagePointer Mailbox::make(Message::Kind kind, void* data, size_t bytes, int peer, int64_t tag, DType dtype) {
   const bool send = kind == Message::Kind::Send;
   context_.check_usable(send ? "send" : "recv");
   if (peer >= context_.size || peer < (send ? 0 : kAnySource)) {
@@ -64,11 +64,11 @@ MessagePointer Mailbox::make(Message::Kind kind, void* data, size_t bytes, int p
                                 std::to_string(peer) + ", which is not one of the group's ranks 0 to " +
                                 std::to_string(context_.size - 1));
   }
-  return std::make_shared<Message>(*this, kind, static_cast<std::byte*>(data), bytes, peer, tag);
+  return std::make_shared<Message>(*this, kind, static_cast<std::byte*>(data), bytes, peer, tag, dtype);
 }
 
-MessagePointer Mailbox::post_send(const void* data, size_t bytes, int destination, int64_t tag) {
-  MessagePointer message = make(Message::Kind::Send, const_cast<void*>(data), bytes, destination, tag);
+MessagePointer Mailbox::post_send(const void* data, size_t bytes, int destination, int64_t tag, DType dtype) {
+  MessagePointer message = make(Message::Kind::Send, const_cast<void*>(data), bytes, destination, tag, dtype);
   std::lock_guard<std::mutex> lock(mutex_);
   context_.arena.reserve_ring(destination, RingKind::Short);
   if (takes_long_ring(bytes)) context_.arena.reserve_ring(destination, RingKind::Long);
@@ -79,8 +79,8 @@ MessagePointer Mailbox::post_send(const void* data, size_t bytes, int destinatio
   return message;
 }
 
-MessagePointer Mailbox::post_receive(void* data, size_t bytes, int source, int64_t tag) {
-  MessagePointer message = make(Message::Kind::Receive, data, bytes, source, tag);
+MessagePointer Mailbox::post_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype) {
+  MessagePointer message = make(Message::Kind::Receive, data, bytes, source, tag, dtype);
   std::lock_guard<std::mutex> lock(mutex_);
   register_message(*message);
   if (!take_unexpected(message)) {
@@ -166,7 +166,7 @@ bool Mailbox::push(int destination) {
 }
 
 void Mailbox::push_header(Outgoing& to, Message& message) {
-  const MessageHeader header{message.bytes, message.tag, ++to.count, 0};
+  const MessageHeader header{message.bytes, message.tag, ++to.count, static_cast<uint64_t>(message.dtype)};
   to.ring->put(&header, sizeof(header));
   message.started = true;
   if (!takes_long_ring(message.bytes)) return;  // it is published together with what follows it
@@ -250,22 +250,30 @@ MessagePointer Mailbox::find_receive(int source, int64_t tag) {
   return receive;
 }
 
+// Whether what was sent fits what is to receive it; if not, the receive fails.
+bool Mailbox::accept(Message& message, const MessageHeader& header, int source) const {
+  const auto sent = static_cast<DType>(header.dtype);
+  if (message.bytes == header.bytes && may_become(sent, message.dtype)) return true;
+  const auto told = [](size_t bytes, DType dtype) {
+    const std::string size = std::to_string(bytes) + " bytes";
+    return dtype == DType::Byte ? size : size + " of " + name_of(dtype);
+  };
+  message.failure_kind = ErrorKind::Mismatch;
+  message.failure = title(message) + ": " + context_.name(source) + " sent " + told(header.bytes, sent) +
+                    " with tag " + std::to_string(header.tag) + ", but the receiving buffer takes " +
+                    told(message.bytes, message.dtype);
+  return false;
+}
+
 void Mailbox::deliver(Incoming& from, MessagePointer message, int source) {
   message->from = source;
-  from.to = message->data;
+  from.to = accept(*message, from.header, source) ? message->data : nullptr;
   from.is_unexpected = false;
-  if (message->bytes != from.header.bytes) {
-    message->failure_kind = ErrorKind::Mismatch;
-    message->failure = title(*message) + ": " + context_.name(source) + " sent " + std::to_string(from.header.bytes) +
-                       " bytes with tag " + std::to_string(from.header.tag) + ", but the receiving buffer takes " +
-                       std::to_string(message->bytes) + " bytes";
-    from.to = nullptr;
-  }
   from.message = std::move(message);
 }
 
 void Mailbox::keep_unexpected(Incoming& from, int source) {
-  Unexpected kept{source, from.header.tag, from.header.bytes, 0, nullptr};
+  Unexpected kept{source, from.header.tag, from.header.bytes, static_cast<DType>(from.header.dtype), 0, nullptr};
   kept.data.reset(new std::byte[std::max<size_t>(kept.bytes, 1)]);
   from.unexpected = unexpected_.insert(unexpected_.end(), std::move(kept));
   from.is_unexpected = true;
@@ -320,13 +328,10 @@ bool Mailbox::take_unexpected(const MessagePointer& message) {
     return true;
   }
   message->from = kept->source;
-  if (message->bytes == kept->bytes) {
+  const MessageHeader header{kept->bytes, kept->tag, 0, static_cast<uint64_t>(kept->dtype)};
+  if (accept(*message, header, kept->source)) {
     if (kept->bytes > 0) copy_bytes(message->data, kept->data.get(), kept->bytes);
     message->moved = kept->bytes;
-  } else {
-    Incoming finished;
-    finished.header = MessageHeader{kept->bytes, kept->tag, 0, 0};
-    deliver(finished, message, kept->source);
   }
   unexpected_.erase(kept);
   finish(*message);

@@ -28,8 +28,8 @@ class Mailbox {
   explicit Mailbox(Context& context);
   ~Mailbox() { stop(); }
 
-  MessagePointer post_send(const void* data, size_t bytes, int destination, int64_t tag);
-  MessagePointer post_receive(void* data, size_t bytes, int source, int64_t tag);
+  MessagePointer post_send(const void* data, size_t bytes, int destination, int64_t tag, DType dtype);
+  MessagePointer post_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype);
   bool ready(int source, int64_t tag, size_t* bytes, int* from);
 
   bool progress();  // true if anything moved
@@ -45,6 +45,7 @@ class Mailbox {
     int source;
     int64_t tag;
     size_t bytes;
+    DType dtype;
     size_t arrived = 0;
     std::unique_ptr<std::byte[]> data;
   };
@@ -80,7 +81,7 @@ class Mailbox {
   using Find = std::function<size_t()>;
   using Expected = std::function<std::vector<Expectation>()>;
 
-  MessagePointer make(Message::Kind kind, void* data, size_t bytes, int peer, int64_t tag);
+  MessagePointer make(Message::Kind kind, void* data, size_t bytes, int peer, int64_t tag, DType dtype);
   void register_message(Message& message);
   void finish(Message& message);
   void ring_doorbell(int member);
@@ -92,6 +93,7 @@ class Mailbox {
   void push_header(Outgoing& to, Message& message);
   bool pull(int source, bool drain);
   bool begin(int source, Incoming& from, bool drain);
+  bool accept(Message& message, const MessageHeader& header, int source) const;
   void deliver(Incoming& from, MessagePointer message, int source);
   void keep_unexpected(Incoming& from, int source);
   bool copy_available(Incoming& from, int source);

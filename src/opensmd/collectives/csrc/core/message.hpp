@@ -14,8 +14,8 @@ class Message : public Request {
  public:
   enum class Kind { Send, Receive };
 
-  Message(Mailbox& mailbox, Kind kind, std::byte* data, size_t bytes, int peer, int64_t tag)
-      : mailbox(mailbox), kind(kind), data(data), bytes(bytes), peer(peer), tag(tag) {}
+  Message(Mailbox& mailbox, Kind kind, std::byte* data, size_t bytes, int peer, int64_t tag, DType dtype)
+      : mailbox(mailbox), kind(kind), data(data), bytes(bytes), peer(peer), tag(tag), dtype(dtype) {}
 
   bool done() override;
   void wait(milliseconds timeout) override;
@@ -34,6 +34,7 @@ class Message : public Request {
   const size_t bytes;
   const int peer;  // kAnySource for a receive from anybody
   const int64_t tag;
+  const DType dtype;
   uint64_t number = 0;  // in the record
   bool started = false;  // a send's header is written
   size_t moved = 0;

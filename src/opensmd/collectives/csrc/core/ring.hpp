@@ -23,7 +23,7 @@ struct MessageHeader {
   uint64_t bytes;
   int64_t tag;
   uint64_t number;  // of this pair's messages, for checking ourselves
-  uint64_t reserved;
+  uint64_t dtype;  // a DType
 };
 
 inline bool takes_long_ring(size_t bytes) { return bytes >= kPastCacheBytes; }

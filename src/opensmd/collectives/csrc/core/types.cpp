@@ -2,6 +2,11 @@
 
 namespace opensmd {
 
+bool may_become(DType sent, DType received) {
+  const auto bytes = [](DType dtype) { return dtype == DType::Byte || dtype == DType::U8; };
+  return sent == received || bytes(sent) || bytes(received);
+}
+
 size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::C128: return 16;

@@ -24,6 +24,9 @@ enum class Operation : uint8_t {
   None, Barrier, AllReduce, Reduce, Broadcast, AllGather, Gather, Scatter, ReduceScatter, AllToAll, Send, Receive,
 };
 
+// Whether a message of one may be received as the other: bytes may come from anything and become anything.
+bool may_become(DType sent, DType received);
+
 size_t size_of(DType dtype);
 const char* name_of(DType dtype);
 const char* name_of(Reduction reduction);

@@ -3,8 +3,12 @@
 
 #include <utility>
 
+#include "torch/tensors.hpp"
+
 namespace opensmd {
 namespace {
+
+DType dtype_of(const at::Tensor& tensor) { return moved_as(tensor.scalar_type()).dtype; }
 
 class SharedTransport final : public Transport {
  public:
@@ -41,10 +45,10 @@ class SharedTransport final : public Transport {
   }
 
   std::shared_ptr<Request> post_send(const at::Tensor& tensor, int destination, int64_t tag) override {
-    return group_->post_send(tensor.const_data_ptr(), tensor.nbytes(), destination, tag);
+    return group_->post_send(tensor.const_data_ptr(), tensor.nbytes(), destination, tag, dtype_of(tensor));
   }
   std::shared_ptr<Request> post_receive(const at::Tensor& tensor, int source, int64_t tag) override {
-    return group_->post_receive(tensor.data_ptr(), tensor.nbytes(), source, tag);
+    return group_->post_receive(tensor.data_ptr(), tensor.nbytes(), source, tag, dtype_of(tensor));
   }
 
   void abort(const std::string& reason) override { group_->abort(reason); }

@@ -1,0 +1,118 @@
+"""Buffers of modules that are run piece by piece: every rank has a copy, and all copies say the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import smdistributed.modelparallel.torch as smp
+from tests.support.equality import Pools
+from tests.support.partitioned import restart
+
+WIDTH = 6
+
+
+class Scaled(nn.Module):
+    """Uses its buffers on both stages; one of them follows the data."""
+
+    scale: Tensor
+    seen: Tensor
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        torch.manual_seed(seed)
+        self.register_buffer("scale", torch.randn(WIDTH))
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x * self.scale))
+        with torch.no_grad():
+            self.seen.mul_(0.5).add_(h.mean(0))
+        out: Tensor = self.second(h - self.seen) * self.scale
+        return out
+
+
+def placed(module: Scaled, **settings: bool) -> Scaled:
+    restart(partitions=2, microbatches=2, auto_partition=False, default_partition=0, **settings)
+    smp.set_partition(module.second, 1)
+    return module
+
+
+def rows(seed: int) -> Tensor:
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def plain(module: Scaled, x: Tensor) -> Tensor:
+    return torch.stack([module(part).square().mean().detach() for part in x.chunk(2)]).mean()
+
+
+def of_all_stages(module: Scaled) -> list[tuple[Tensor, Tensor]]:
+    found: list[tuple[Tensor, Tensor]] = smp.allgather((module.scale, module.seen), smp.PP_GROUP)
+    return found
+
+
+def drawn_without_a_common_seed() -> None:
+    module = placed(Scaled(dist.get_rank()))
+    model = smp.DistributedModel(module)
+    step = smp.step(lambda x: model(x).square().mean())
+    for number in range(2):
+        found = step(rows(number)).reduce_mean()
+        first, second = of_all_stages(module)
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+        if number == 0:
+            torch.testing.assert_close(found, plain(Scaled(0), rows(0)))
+    smp.shutdown()
+
+
+def test_buffers_drawn_without_a_common_seed_are_the_first_ranks(pool: Pools) -> None:
+    pool(2).run(drawn_without_a_common_seed)
+
+
+def loaded(partial: bool) -> None:
+    """A checkpoint whose buffers are others is loaded after the first step, and before it if ``partial``."""
+    other = Scaled(1)
+    other.seen.fill_(0.25)
+    module = placed(Scaled(0))
+    model = smp.DistributedModel(module)
+    step = smp.step(lambda x: model(x).square().mean())
+    given = other.state_dict()
+    if partial:
+        names = [name for name in given if name.startswith("second") == bool(smp.pp_rank())]
+        given = {**{name: given[name] for name in names}, "_smp_is_partial": True}
+        model.load_state_dict(given, same_partition_load=True)
+    step(rows(0))
+    model.load_state_dict(given, **({"same_partition_load": True} if partial else {}))
+    first, second = of_all_stages(module)
+    torch.testing.assert_close(first, (other.scale, other.seen), rtol=0, atol=0)
+    torch.testing.assert_close(second, (other.scale, other.seen), rtol=0, atol=0)
+    torch.testing.assert_close(step(rows(2)).reduce_mean(), plain(other, rows(2)))
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["full", "partial"])
+def test_loading_changes_all_copies(pool: Pools, partial: bool) -> None:
+    pool(2).run(loaded, partial)
+
+
+def replicas() -> None:
+    module = placed(Scaled(dist.get_rank()), ddp=True)
+    model = smp.DistributedModel(module)
+    step = smp.step(lambda x: model.backward(model(x).square().mean()))
+    reference = Scaled(0)
+    for number in range(3):
+        step(rows(10 * number + smp.dp_rank()))
+        mine = Scaled(0)
+        mine.seen.copy_(reference.seen)  # as each step begins with what the first replica has
+        plain(mine, rows(10 * number + smp.dp_rank()))
+        for each in of_all_stages(module):
+            torch.testing.assert_close(each, (mine.scale, mine.seen))
+        plain(reference, rows(10 * number))
+    smp.shutdown()
+
+
+def test_replicas_share_all_copies(pool: Pools) -> None:
+    pool(4).run(replicas)
