@@ -72,6 +72,30 @@ class KeepsInside(Layers):
         return out
 
 
+class Closing(nn.Module):
+    """Checkpoints a function that uses a tensor without taking it, as Hugging Face's layers do keywords."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Any:
+        return checkpoint(lambda h: torch.tanh(self.linear(h)) * scale, x, use_reentrant=self.reentrant)
+
+
+class Closures(Layers):
+    """What the function uses comes from elsewhere."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.third = Closing(reentrant)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.third(torch.tanh(self.first(x)), self.second(x)))
+        return out
+
+
 class Block(nn.Module):
     """Checkpoints its own inside."""
 
@@ -138,5 +162,6 @@ CASES = (
     *both("inside modules", blocks, ("0", "1", "2", "3")),
     *both("checkpoint_sequential", Pieces, BODY),
     *both("kept inside", KeepsInside, ("first", "second", "third", "head")),
+    *both("closures", Closures, ("first", "second", "third", "head")),
     Case("nested", Nested),
 )
