@@ -55,6 +55,32 @@ def test_hidden_states_of_every_stage_are_returned(pool: Pools, name: str) -> No
     pool(2).run(check_hidden_states, name)
 
 
+def check_generating() -> None:
+    case = find("huggingface", "GPT-2")
+    prompts, _ = case.batch(0, 4)
+    prompts = prompts[:, :3]
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    expected = case.build().eval().generate(prompts, **options)
+    for trains in (True, False):
+        restart(partitions=2, microbatches=2)
+        model = smp.DistributedModel(case.build())
+        step = smp.step(lambda ids, model=model: model.backward(model(input_ids=ids, labels=ids).loss))
+        generate = smp.step(lambda ids, model=model: model.module.generate(ids, **options))
+        if trains:
+            step(prompts)
+        model.eval()
+        with torch.no_grad():
+            found = generate(prompts)
+        assert found.concat().equal(expected)
+    model.cpu()
+    assert model.get_module().generate(prompts, **options).equal(expected)
+    smp.shutdown()
+
+
+def test_a_split_model_generates_in_steps_and_gathered_as_a_whole(pool: Pools) -> None:
+    pool(2).run(check_generating)
+
+
 ASKING = ("GPT-2, eager", "BERT, eager", "Llama, eager", "T5", "ViT")
 
 

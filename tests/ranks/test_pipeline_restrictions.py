@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -364,11 +365,66 @@ def test_gradients_of_inputs_and_their_norms_are_those_of_the_ranks_part(pool: P
     torch.testing.assert_close(first + second, wanted, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", RESTRICTIONS)
+OUTSIDE = {
+    "the model outside of steps": (
+        "was called on a parameter whose data is on another pipeline rank",
+        "To run the model, call it in a smp.step function",
+    ),
+    "a parameter that comes after the first step": (
+        "parameter 'head.weight' has come into the model since the first step",
+        "Change the model before the first step",
+    ),
+    "torch.nn.utils.clip_grad_norm_": (
+        "torch.nn.utils.clip_grad_norm_ sees the gradients of this rank alone",
+        "Call optimizer.clip_master_grads(max_norm)",
+    ),
+}
+
+
+def used_outside_of_steps() -> tuple[str, list[str]]:
+    """What running a split module says, and what clipping its gradients warns of."""
+    smp.shutdown()
+    smp.init({"partitions": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    module = Chain()
+    smp.set_partition(module.third, 1)
+    smp.set_partition(module.head, 1)
+    head = module.head
+    model = smp.DistributedModel(module)
+    batch = classify(0, 8)
+    smp.step(trained)(model, *batch)
+    with pytest.raises(RuntimeError) as raised:
+        model.module(batch[0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.nn.utils.clip_grad_norm_(model.local_parameters(), 1.0)
+        assert all(each.grad is None or each.grad.any() for each in model.parameters())
+        assert not caught
+        for _ in range(2):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    module.head = nn.Linear(WIDTH, CLASSES)
+    with pytest.raises(RuntimeError) as refused:
+        smp.step(trained)(model, *batch)
+    del module.head
+    module.head = head
+    smp.step(trained)(model, *batch)
+    smp.shutdown()
+    assert all(each.filename == __file__ for each in caught)
+    return str(raised.value), str(refused.value), [str(each.message) for each in caught]
+
+
+def test_running_changing_and_clipping_a_split_model_outside_of_steps_say_what_to_do(pool: Pools) -> None:
+    running, changing, clipping = OUTSIDE.values()
+    for error, refused, warned in pool(2).run(used_outside_of_steps):
+        assert all(each in error for each in running)
+        assert all(each in refused for each in changing)
+        assert len(warned) == 1 and all(each in warned[0] for each in clipping)
+
+
+@pytest.mark.parametrize("name", [*RESTRICTIONS, *OUTSIDE])
 def test_the_page_of_restrictions_has_the_message(name: str) -> None:
     sections = [each.partition("\n") for each in PAGE.read_text().split("\n## ")]
     (text,) = [" ".join(body.split()) for title, _, body in sections if title.lower() == name.lower()]
-    for each in RESTRICTIONS[name].says:
+    for each in OUTSIDE[name] if name in OUTSIDE else RESTRICTIONS[name].says:
         assert each in text.replace("> ", "")
 
 

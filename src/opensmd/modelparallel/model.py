@@ -27,6 +27,7 @@ from opensmd.modelparallel.hybrid import CommHook, Replicas
 from opensmd.modelparallel.inner_hooks import InnerHooks
 from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.outputs import detached
+from opensmd.modelparallel.placed import PlacedParameters
 from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.roots import root_gradient, root_pairs
@@ -88,6 +89,7 @@ class DistributedModel(NotForDDP, ModelState):
         self._engine: Engine | None = None
         self._inner_hooks: InnerHooks | None = None
         self._replicas: Replicas | None = None
+        self._placed: PlacedParameters | None = None
         self._replica_options: dict[str, Any] = {
             "overlapping_allreduce": overlapping_allreduce,
             "backward_passes_per_step": backward_passes_per_step,
@@ -283,6 +285,8 @@ class DistributedModel(NotForDDP, ModelState):
         calls = split(args, kwargs)
         if not self.partitioned:
             self._place(lambda: function(*calls[0][0], **calls[0][1]))
+        elif self._placed is not None:
+            self._placed.require_no_others()
         for scaler in smp_state.scalers.values():
             scaler.follow_owners()
         if self._replicas is not None:
@@ -351,6 +355,8 @@ class DistributedModel(NotForDDP, ModelState):
             )
             if self._engine is not None:
                 self._engine.before_last_backward = self._replicas.before_last_backward
+        if self._engine is not None or self._replicas is not None:
+            self._placed = PlacedParameters(self.module)
         if self._joins_from_first_step is not None:
             self._joins_from_first_step()
 

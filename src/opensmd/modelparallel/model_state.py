@@ -54,6 +54,23 @@ class ModelState(nn.Module):
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
 
+    def __getattr__(self, name: str) -> Any:
+        """As torch's; for what the user's module has, the error says where to find it.
+
+        Raises:
+            AttributeError: there is no such attribute.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            module = self.__dict__.get("_modules", {}).get("module")
+            if module is None or not hasattr(module, name):
+                raise
+            raise AttributeError(
+                f"DistributedModel has no attribute {name!r}, but the {type(module).__name__} in it has: use "
+                f"model.module.{name}"
+            ) from error
+
     @property
     def partitioned(self) -> bool:
         """False until the first step has placed the model's parts (seed 002)."""

@@ -47,6 +47,55 @@ class OfFunctions(Layers):
         return out
 
 
+class KeepsInside(Layers):
+    """Something inside a checkpoint is used without being returned: a constant if that is reentrant."""
+
+    kept: Tensor
+    early: Tensor
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        def inner(h: Tensor) -> Any:
+            self.early = self.second(h)
+            return torch.tanh(self.early)
+
+        def outer(h: Tensor) -> Tensor:
+            h = checkpoint(inner, h, use_reentrant=self.reentrant)
+            self.kept = torch.tanh(self.third(h))[:, :4]
+            return self.third(h) + self.kept.sum() + self.early
+
+        h: Any = checkpoint(outer, self.first(x), use_reentrant=self.reentrant)
+        out: Tensor = self.head(h) * self.kept + self.early[:, :4]
+        return out
+
+
+class Closing(nn.Module):
+    """Checkpoints a function that uses a tensor without taking it, as Hugging Face's layers do keywords."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Any:
+        return checkpoint(lambda h: torch.tanh(self.linear(h)) * scale, x, use_reentrant=self.reentrant)
+
+
+class Closures(Layers):
+    """What the function uses comes from elsewhere."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.third = Closing(reentrant)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.third(torch.tanh(self.first(x)), self.second(x)))
+        return out
+
+
 class Block(nn.Module):
     """Checkpoints its own inside."""
 
@@ -112,5 +161,7 @@ CASES = (
     *both("functions across stages", OfFunctions, ("first", "second", "third", "head")),
     *both("inside modules", blocks, ("0", "1", "2", "3")),
     *both("checkpoint_sequential", Pieces, BODY),
+    *both("kept inside", KeepsInside, ("first", "second", "third", "head")),
+    *both("closures", Closures, ("first", "second", "third", "head")),
     Case("nested", Nested),
 )

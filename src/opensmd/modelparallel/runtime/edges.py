@@ -36,20 +36,30 @@ class _Send(torch.autograd.Function):
 
 
 class _Receive(torch.autograd.Function):
-    """Forward: a tensor has come. Backward: its gradient, or that there is none, goes back."""
+    """Forward: a tensor has come. Backward: its gradient, or that there is none, goes back.
+
+    A backward of the step begins at the token, too. One inside it (a reentrant checkpoint, whose function
+    uses the tensor without taking it) does not: what it finds waits for the step's, as the sender takes one
+    gradient.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, anchor: Tensor, received: list[Tensor], send: SendGradient
     ) -> tuple[Tensor, Tensor]:
         ctx.send = send
+        ctx.early = None
         ctx.set_materialize_grads(False)
         mine = received[0].detach()  # no view of the message's memory: the program may write into it
         return mine, mine.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Any:
-        ctx.send(gradient)
+    def backward(ctx: Any, gradient: Tensor | None, token: Tensor | None) -> Any:
+        if gradient is not None:
+            ctx.early = gradient if ctx.early is None else ctx.early + gradient
+        if token is not None:
+            ctx.send(ctx.early)
+            ctx.early = None
         return None, None, None
 
 

@@ -14,6 +14,7 @@ from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.call import Call
 from opensmd.modelparallel.runtime.tags import highest_home
+from opensmd.modelparallel.runtime.unreturned import Unreturned
 
 if TYPE_CHECKING:
     from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
@@ -106,8 +107,11 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
         wanted = torch.is_grad_enabled() and any(
             isinstance(each, Tensor) and each.requires_grad for each in args[2:]
         )
-        with _checkpointing(run), torch.set_grad_enabled(wanted):
-            return args[0](*args[2:])
+        with _checkpointing(run), torch.set_grad_enabled(wanted), _unreturned(run) as unreturned:
+            result = args[0](*args[2:])
+            with internals.WithoutMode(run.mode):
+                unreturned.detach(result, run.rank)
+        return result
     return _follow(run, f"autograd function {function.__qualname__}", function, original, args, kwargs)
 
 
@@ -155,3 +159,12 @@ def _checkpointing(run: MicrobatchRun) -> Iterator[None]:
         yield
     finally:
         run.checkpointing -= 1
+
+
+@contextlib.contextmanager
+def _unreturned(run: MicrobatchRun) -> Iterator[Unreturned]:
+    around, run.unreturned = run.unreturned, Unreturned(run.unreturned)
+    try:
+        yield run.unreturned
+    finally:
+        run.unreturned = around

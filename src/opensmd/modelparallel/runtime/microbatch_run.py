@@ -23,6 +23,7 @@ from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Family, Tag, highest_home, put_tag, tag_of, tags_of
 from opensmd.modelparallel.runtime.transfers import Transfers
 from opensmd.modelparallel.runtime.transport import Kind, Message, make_tag
+from opensmd.modelparallel.runtime.unreturned import Unreturned
 from opensmd.modelparallel.runtime.watch import Watch
 
 __all__ = ["MicrobatchRun"]
@@ -40,6 +41,7 @@ class MicrobatchRun(Transfers):
     Attributes:
         inside: a module is running as a whole; nothing is intercepted.
         checkpointing: how many activation checkpoints are open around the current program point.
+        unreturned: what the innermost reentrant checkpoint has made, while it runs its function.
         put_off: its backward, if that has been called for and has not run.
     """
 
@@ -47,6 +49,7 @@ class MicrobatchRun(Transfers):
         super().__init__(shared, index)
         self.inside = False
         self.checkpointing = 0
+        self.unreturned: Unreturned | None = None
         self.mode = _NO_MODE
         self.put_off: Backward | None = None
         self._memories: dict[int, tuple[int, Family, Any]] = {}
@@ -174,7 +177,7 @@ class MicrobatchRun(Transfers):
         told = description.new_tensor
         if told is not None:
             made = told.placeholder()
-            put_tag(made, _new_tag(told, call, home))
+            self._put(made, _new_tag(told, call, home))
             return made
         for index, requires_grad in description.changed:
             self._changed(call, index, home, requires_grad, None)
@@ -226,7 +229,7 @@ class MicrobatchRun(Transfers):
         told = known.new_tensor
         if told is not None and isinstance(result, Tensor) and told.fits(result):
             if tag_of(result) is None:
-                put_tag(result, _new_tag(told, call, home))
+                self._put(result, _new_tag(told, call, home))
             return result
         parts = Hidden.of(result, call.name)
         check_result(known, parts, call.name)
@@ -265,7 +268,7 @@ class MicrobatchRun(Transfers):
         for tensor in watch.made:
             if tag_of(tensor) is None:
                 made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.serial)
-                put_tag(tensor, made)
+                self._put(tensor, made)
         return self._tagged(call, home, parts, description, result), description
 
     def _tell(self, description: Description, key: Any, known: Description | None, number: int) -> None:
@@ -314,7 +317,7 @@ class MicrobatchRun(Transfers):
                 handle = call.leaves[told.argument]
                 same = same and handle is tensor
             elif tag_of(tensor) is None:
-                put_tag(tensor, _new_tag(told, call, home))
+                self._put(tensor, _new_tag(told, call, home))
             handles.append(handle)
         return result if same else description.build(handles)
 
@@ -322,8 +325,13 @@ class MicrobatchRun(Transfers):
         if told.argument is not None:
             return call.leaves[told.argument]
         made = told.placeholder()
-        put_tag(made, _new_tag(told, call, home))
+        self._put(made, _new_tag(told, call, home))
         return made
+
+    def _put(self, tensor: Tensor, tag: Tag) -> None:
+        put_tag(tensor, tag)
+        if self.unreturned is not None:
+            self.unreturned.add(tensor)
 
     def _changed(
         self,

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opensmd.modelparallel.clipping import warn_of_clipping
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.operations import getter
 
 __all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "make_remote"]
+
+_GRAD = getter("grad")
 
 
 class Placeholder(Tensor):
@@ -85,6 +88,8 @@ class RemoteTensor(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in cls._ALLOWED:
+            if func == _GRAD:
+                warn_of_clipping()
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **(kwargs or {}))
             if type(result) is Tensor and not result.untyped_storage().nbytes():
@@ -92,8 +97,9 @@ class RemoteTensor(Tensor):
             return result
         name = torch.overrides.resolve_name(func) or func
         raise SMPUnsupportedError(
-            f"{name} was called on a parameter whose data is on another pipeline rank. Outside steps use "
-            "model.local_parameters() for what is here, or model.state_dict() for all of it"
+            f"{name} was called on a parameter whose data is on another pipeline rank. To run the model, "
+            "call it in a smp.step function; outside of steps use model.local_parameters() for what is here, "
+            "or state_dict(), load_state_dict(), to() or cpu() of the DistributedModel for all of it"
         )
 
     def __repr__(self) -> str:  # type: ignore[override]

@@ -46,9 +46,14 @@ class Received : public Node {
 
   std::string name() const override { return "OpenSMDReceived"; }
 
+  // A backward of the step begins at the token, too. One inside it (a reentrant checkpoint, whose function uses the
+  // tensor without taking it) does not: what it finds waits for the step's, as the sender takes one gradient.
   variable_list apply(variable_list&& gradients) override {
-    if (gradients[0].defined()) {
-      way_.mailbox->send(way_.member, way_.tag, gradients[0]);
+    if (gradients[0].defined()) early_ = early_.defined() ? early_ + gradients[0] : gradients[0];
+    if (!gradients[1].defined()) return {};
+    if (early_.defined()) {
+      way_.mailbox->send(way_.member, way_.tag, early_);
+      early_.reset();
     } else {
       way_.mailbox->send(way_.member, way_.missing, at::zeros({1}, at::kByte));
     }
@@ -57,6 +62,7 @@ class Received : public Node {
 
  private:
   const Return way_;
+  at::Tensor early_;
 };
 
 at::Tensor token(const at::Tensor& like, const c10::intrusive_ptr<Node>& node) {

@@ -1,0 +1,38 @@
+"""A word to scripts that clip the norm of a split model's gradients with torch's own function.
+
+``torch.nn.utils.clip_grad_norm_`` finds no gradients at parameters of other ranks and takes the norm of one
+partition, so that every partition is scaled by a factor of its own. Parameters that live elsewhere are told
+when somebody reads their gradient, and look who does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+
+import torch
+
+from opensmd.modelparallel.state import state
+
+__all__ = ["warn_of_clipping"]
+
+_CLIPPING = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
+
+
+def warn_of_clipping() -> None:
+    """Warn once if the caller's caller is torch's function and gradients live on several stages."""
+    frame, level = sys._getframe(2), 5  # with the function under no_grad that torch makes of it
+    if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None:  # before Python 3.12
+        frame, level = frame.f_back, 6
+    if frame.f_code is not _CLIPPING or not state.initialized or state.warned_of_clipping:
+        return
+    if len(state.groups.owner_stages) == 1:
+        return
+    state.warned_of_clipping = True
+    warnings.warn(
+        "torch.nn.utils.clip_grad_norm_ sees the gradients of this rank alone, so each partition is clipped "
+        "by a norm of its own, not by that of the whole model. Call optimizer.clip_master_grads(max_norm) of "
+        "the smp.DistributedOptimizer on all ranks",
+        stacklevel=level,
+    )

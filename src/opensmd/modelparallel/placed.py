@@ -1,0 +1,62 @@
+"""Parameters that come into a model after its parts have been placed: no rank would know whose they are.
+
+A head that is replaced between steps, or an adapter that is added, would be computed where its input happens
+to be and trained by whichever rank; with replicas nobody would average its gradients. So a step looks first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from opensmd.modelparallel.exceptions import SMPError
+
+__all__ = ["PlacedParameters"]
+
+
+class PlacedParameters:
+    """The parameters of a model at the time when it was placed.
+
+    Args:
+        module: the user's module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._remember()
+
+    def require_no_others(self) -> None:
+        """Look at every module; quick where nothing has changed.
+
+        Raises:
+            SMPError: a parameter has been added or replaced.
+        """
+        for module, parameters, children in self._seen:
+            if not (_same(module._parameters, parameters) and _same(module._modules, children)):
+                self._look_again()
+                return
+
+    def _look_again(self) -> None:
+        for name, parameter in self._module.named_parameters():
+            if id(parameter) not in self._known:
+                raise SMPError(
+                    f"parameter {name!r} has come into the model since the first step, which placed all "
+                    "parts of it: nobody would train it. Change the model before the first step; to go on "
+                    "with what is trained, save it, and load it into the changed model in a new start of the "
+                    "script"
+                )
+        self._remember()
+
+    def _remember(self) -> None:
+        self._known = {id(each): each for each in self._module.parameters()}
+        self._seen = [
+            (each, tuple(each._parameters.values()), tuple(each._modules.values()))
+            for each in self._module.modules()
+        ]
+
+
+def _same(now: Mapping[str, Any], before: tuple[Any, ...]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now.values(), before))
