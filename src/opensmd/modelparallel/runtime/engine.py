@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,7 +96,6 @@ class Engine:
         self._parameters: list[tuple[nn.Parameter, Tag]] = []
         self._whole: dict[str, tuple[nn.Module, int]] = {}
         self._split: dict[str, nn.Module] = {}
-        self._parts: dict[str, tuple[Any, ...]] = {}
         self._sequences = Sequences({}, {})
         self._places = Places()
         self._shared: Shared | None = None
@@ -152,7 +150,6 @@ class Engine:
                 seen.add(modules[name])
                 self._whole[name] = (modules[name], home)
         self._split = {name: modules[name] for name in plan.split()}
-        self._parts = {name: _parts_of(each) for name, each in self._split.items()}
         self._places = Places(module)
         self._sequences = Sequences(self._split, dict(self._whole.values()))
         self._tag_parameters(module, plan)
@@ -301,7 +298,6 @@ class Engine:
                 tag.requires_grad = wanted
                 trainable.append(wanted)
         self._require_no_backward_hooks()
-        self._require_same_parts()
         self._shared.epoch = hash(tuple(trainable))
         self._shared.random.begin_step()
         self._shared.lent.clear()
@@ -316,21 +312,6 @@ class Engine:
                     "Register them on its children, use tensor.register_hook, or place it whole with "
                     "smp.set_partition"
                 )
-
-    def _require_same_parts(self) -> None:
-        """Nobody has told where what is new in a split module lives, and which rank's optimizer trains it."""
-        for name, module in self._split.items():
-            now, before = _parts_of(module), self._parts[name]
-            if len(now) == len(before) and all(map(operator.is_, now, before)):
-                continue
-            known = set(map(id, before))
-            for own, part in (*module._modules.items(), *module._parameters.items()):
-                if id(part) not in known and _has_parameters(part):
-                    raise SMPUnsupportedError(
-                        f"{f'{name}.{own}'.lstrip('.')!r} ({type(part).__name__}) has come into the model "
-                        "after the first step, in which everything got its place. Build the model before, or "
-                        "put what changes into a module that lives on one partition as a whole"
-                    )
 
     def _policy(self, microbatches: int) -> Policy:
         assert self._shared is not None and self.plan is not None
@@ -509,17 +490,6 @@ class Engine:
         if self.before_last_backward is None or index != len(progress) - 1:
             return False
         return any(each is not Progress.DONE for each in progress[:-1])
-
-
-def _parts_of(module: nn.Module) -> tuple[Any, ...]:
-    """Modules and parameters in a module."""
-    return (*module._modules.values(), *module._parameters.values())
-
-
-def _has_parameters(part: Any) -> bool:
-    return isinstance(part, nn.Parameter) or (
-        isinstance(part, nn.Module) and next(part.parameters(), None) is not None
-    )
 
 
 def _named(entry: tuple[str, tuple[int, ...], str] | None) -> str:
