@@ -148,11 +148,11 @@ class Nested(Layers):
 BODY = ("start", *(f"body.{i}" for i in range(4)), "head")
 
 
-def both(name: str, model: Any, parts: tuple[str, ...]) -> tuple[Case, Case]:
+def both(name: str, model: Any, parts: tuple[str, ...], *, whole: bool = True) -> tuple[Case, Case]:
     """A case for each kind of checkpointing."""
     return (
-        Case(f"{name}, reentrant", lambda: model(True), parts),
-        Case(f"{name}, non-reentrant", lambda: model(False), parts),
+        Case(f"{name}, reentrant", lambda: model(True), parts, whole=whole),
+        Case(f"{name}, non-reentrant", lambda: model(False), parts, whole=whole),
     )
 
 
@@ -161,7 +161,7 @@ CASES = (
     *both("functions across stages", OfFunctions, ("first", "second", "third", "head")),
     *both("inside modules", blocks, ("0", "1", "2", "3")),
     *both("checkpoint_sequential", Pieces, BODY),
-    *both("kept inside", KeepsInside, ("first", "second", "third", "head")),
+    *both("kept inside", KeepsInside, ("first", "second", "third", "head"), whole=False),
     *both("closures", Closures, ("first", "second", "third", "head")),
     Case("nested", Nested),
 )

@@ -25,10 +25,10 @@ def break_down(how: str) -> None:
 
 
 how, marker = (*sys.argv[1:], "")[:2]
-if how == "all":
-    break_down("raise")
 dist.init_process_group("smddp")
 dist.barrier()
+if how == "all":  # none so late that the launcher has ended it
+    break_down("raise")
 if how != "wait alone":  # something that the rank leaves behind must go as well
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", marker])
 print("started", flush=True)
