@@ -12,6 +12,7 @@ import faulthandler
 import io
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
@@ -58,10 +59,12 @@ class Outcome:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that was free a moment ago, none of those that connections are given."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)  # Linux gives connections 32768 to 60999
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Ranks:
