@@ -14,7 +14,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 test: $(VENV)/.ready
 	$(BIN)/python -m opensmd.collectives.build
-	$(BIN)/python -m tests
+	$(BIN)/python -m pytest
 
 # Data parallelism over smddp, smddp against gloo, a GPT split over 2 and 2 x 2 processes: about 3 minutes.
 demo: $(VENV)/.ready
