@@ -132,13 +132,13 @@ def run_again_and_again() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
 
-    for _ in range(3):
+    port = int(os.environ["MASTER_PORT"])
+    for number in range(3):
+        os.environ["MASTER_PORT"] = str(port + number)  # torch's client may still find the server before it
         dist.init_process_group(NAME, timeout=timedelta(seconds=20))
         assert total() == sum(range(size))
         dist.destroy_process_group()
-    store = dist.TCPStore(
-        "127.0.0.1", int(os.environ["MASTER_PORT"]) + 1, size, rank == 0, timedelta(seconds=20)
-    )
+    store = dist.TCPStore("127.0.0.1", port + 3, size, rank == 0, timedelta(seconds=20))
     for _ in range(3):
         dist.init_process_group(NAME, store=store, rank=rank, world_size=size)
         assert total() == sum(range(size))
