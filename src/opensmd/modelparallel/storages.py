@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["StorageReference", "StorageSet"]
+__all__ = ["StorageReference", "StorageSet", "lies_in"]
 
 
 class StorageReference:
@@ -38,3 +38,8 @@ class StorageSet:
         storage = tensor.untyped_storage()
         self._references[storage._cdata] = StorageReference(storage)
         return True
+
+
+def lies_in(tensor: Tensor, storages: frozenset[int]) -> bool:
+    """Whether the tensor is in one of ``storages``, which live on (``untyped_storage()._cdata``)."""
+    return bool(storages) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages

@@ -77,8 +77,9 @@ def save(
             aside.unlink(missing_ok=True)
         if failure is not None:
             raise failure
-        told = "; ".join(f"mp_rank {rank}: {text}" for rank, text in enumerate(failures) if text)
-        raise PeerCheckpointError(f"{f} was not saved, the previous checkpoint is untouched: {told}")
+        raise PeerCheckpointError(
+            f"{f} was not saved, the previous checkpoint is untouched: {_by_rank(failures)}"
+        )
     assert aside is not None
     commit(aside, path)
     dist.barrier(group=group)
@@ -138,8 +139,9 @@ def load(
     if failure is not None:
         raise failure
     if any(failures):
-        told = "; ".join(f"mp_rank {rank}: {text}" for rank, text in enumerate(failures) if text)
-        raise PeerCheckpointError(f"{f} was not loaded, because another rank could not read it: {told}")
+        raise PeerCheckpointError(
+            f"{f} was not loaded, because another rank could not read it: {_by_rank(failures)}"
+        )
     return loaded
 
 
@@ -211,6 +213,11 @@ def _checked(f: object, name: str) -> Path:
 def _agree(group: dist.ProcessGroup) -> str:
     """A new name for this save, the same on all ranks of the group."""
     return str(_exchange(uuid.uuid4().hex, group)[0])
+
+
+def _by_rank(failures: list[Any]) -> str:
+    """The failures that there are, with the ranks they are of."""
+    return "; ".join(f"mp_rank {rank}: {text}" for rank, text in enumerate(failures) if text)
 
 
 def _exchange(value: Any, group: dist.ProcessGroup) -> list[Any]:

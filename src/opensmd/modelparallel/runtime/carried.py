@@ -19,7 +19,7 @@ from opensmd.modelparallel._torch_internals import reaches
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.edges import RECEIVED
 from opensmd.modelparallel.runtime.tags import Tag
-from opensmd.modelparallel.storages import StorageReference
+from opensmd.modelparallel.storages import StorageReference, lies_in
 
 __all__ = ["Carried"]
 
@@ -73,6 +73,6 @@ class Carried:
 
     def _is_of_a_stage(self, tensor: Tensor) -> bool:
         """Whether its graph is one that a single rank has: with parameters, or with what was sent there."""
-        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._replicated_memory:
-            return False
-        return reaches([tensor], self._parameters, nodes_named=RECEIVED)
+        return not lies_in(tensor, self._replicated_memory) and reaches(
+            [tensor], self._parameters, nodes_named=RECEIVED
+        )

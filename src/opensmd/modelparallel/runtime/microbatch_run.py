@@ -25,6 +25,7 @@ from opensmd.modelparallel.runtime.transfers import Transfers
 from opensmd.modelparallel.runtime.transport import Kind, Message, make_tag
 from opensmd.modelparallel.runtime.unreturned import Unreturned
 from opensmd.modelparallel.runtime.watch import Watch
+from opensmd.modelparallel.storages import lies_in
 
 __all__ = ["MicrobatchRun"]
 
@@ -80,13 +81,11 @@ class MicrobatchRun(Transfers):
 
     def is_replicated_memory(self, tensor: Tensor) -> bool:
         """Whether this is a buffer that all ranks keep alike, or a view of one."""
-        found = self.shared.replicated_memory
-        return bool(found) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in found
+        return lies_in(tensor, self.shared.replicated_memory)
 
     def _is_buffer(self, tensor: Tensor) -> bool:
         """Whether this is a buffer of a module that lives on one rank, or a view of one."""
-        found = self.shared.buffer_memory
-        return bool(found) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in found
+        return lies_in(tensor, self.shared.buffer_memory)
 
     def release(self) -> None:
         """Let go of everything."""
