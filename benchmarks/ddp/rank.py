@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.harness.contestants import title
 from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
-from benchmarks.harness.results import Results, row
+from benchmarks.harness.results import Results, Row, row
 from benchmarks.harness.sampling import Candidate, Plan, sample, timed
 
 SWITCH = "DDP_DISABLE_COMM_MEM"  # torch's own: "0" lets the backend allocate the gradient buckets
@@ -32,15 +32,19 @@ def main() -> None:
     me = join(options.backends, patience=options.patience)
     results = Results("ddp step", me.layout)
     for width in options.widths:
-        parameters = LAYERS * width * (width + 1)
-        name = f"{parameters / 1e6:.3g} million parameters"
-        candidates = contestants(me, width)
-        for each, samples in sample(candidates, me.meeting, me.calm, Plan(options.seconds)).items():
-            results.rows.append(row(name, 4 * parameters, each, samples))
+        name, rows = measure(me, width, Plan(options.seconds))
+        results.rows += rows
         if me.rank == 0:
-            medians = ", ".join(f"{r.candidate} {r.p50:.5g}" for r in results.rows[-len(candidates) :])
-            print(f"{name}: {medians}", flush=True)
+            print(f"{name}: {', '.join(f'{r.candidate} {r.p50:.5g}' for r in rows)}", flush=True)
     leave(me, results)
+
+
+def measure(me: Rank, width: int, plan: Plan) -> tuple[str, list[Row]]:
+    """The model's name and what its candidates took. Nothing holds the models afterwards (see ``leave``)."""
+    parameters = LAYERS * width * (width + 1)
+    name = f"{parameters / 1e6:.3g} million parameters"
+    found = sample(contestants(me, width), me.meeting, me.calm, plan)
+    return name, [row(name, 4 * parameters, each, samples) for each, samples in found.items()]
 
 
 def contestants(me: Rank, width: int) -> list[Candidate]:

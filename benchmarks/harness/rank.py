@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 from collections.abc import Sequence
@@ -58,7 +59,12 @@ def join(backends: Sequence[str], *, patience: float) -> Rank:
 
 
 def leave(me: Rank, results: Results) -> None:
-    """Save the results (rank 0) and end the groups together."""
+    """Save the results (rank 0) and end the groups together.
+
+    Models must not outlive their groups: one that is the last to let go of a Gloo group waits for Gloo's
+    threads while it holds the interpreter's lock, which one of them may want.
+    """
+    gc.collect()
     if me.rank == 0:
         results.notes["flag exchange between the cores"] = f"{me.calm.nearest_us:.3f} µs"
         results.notes["blocks thrown away"] = f"{me.calm.thrown_away}, the cores were far apart or shared"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -173,6 +175,22 @@ def run_outliving() -> None:
     tensor += 1
 
 
+def run_ended_while_another_thread_waits() -> None:
+    """One thread of rank 0 waits for a call that waits for rank 1, while another one ends the group."""
+    group = dist.new_group()
+    tensor = torch.ones(1)
+    if dist.get_rank() == 0:
+        ending = threading.Timer(0.1, dist.destroy_process_group, [group])
+        ending.start()
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+        ending.join()
+    else:
+        time.sleep(0.3)
+        dist.all_reduce(tensor, group=group)
+        dist.destroy_process_group(group)
+    assert tensor.item() == 2
+
+
 def run_fork() -> list[str]:
     """What a forked child is told when it uses its parent's group; the parent goes on."""
     reader, writer = os.pipe()
@@ -233,6 +251,10 @@ def test_groups_start_from_a_file() -> None:
 def test_tensors_and_works_may_outlive_their_group() -> None:
     outcomes = run_once(2, run_outliving)
     assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text + outcomes[1].text
+
+
+def test_a_group_may_end_while_another_thread_waits_for_its_calls(pool: Pool) -> None:
+    pool(2).run(run_ended_while_another_thread_waits)
 
 
 def test_a_forked_child_is_told_that_the_group_is_its_parents() -> None:

@@ -57,6 +57,10 @@ SmddpBackend::~SmddpBackend() {
     return;
   }
   shutdown();
+  // Both may wait for threads that drop their last work, and with it Python objects.
+  WithoutGil without_gil;
+  transport_.reset();
+  device_backend_.reset();
 }
 
 // A copy: torch writes the name of a new group into what it gets when it splits one.

@@ -82,7 +82,8 @@ void CallQueue::run_head(std::unique_lock<std::mutex>& lock) {
   telling = before;
   lock.lock();
   call->done = true;
-  if (helping_ > 0) changed_.notify_all();
+  // The queue's own thread may wait for this one to be over before it ends.
+  if (helping_ > 0 || closing_) changed_.notify_all();
 }
 
 void CallQueue::serve() {
