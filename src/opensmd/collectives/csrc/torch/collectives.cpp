@@ -49,23 +49,28 @@ void check_whole(const at::Tensor& whole, const at::Tensor& part, int size, cons
                     " ranks the one must have ", size, " times the elements of the other");
 }
 
-std::vector<int64_t> rows_a_rank(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size,
-                                 const char* which) {
-  int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+// How many core elements of the tensor, `units` for each of its own, go to or come from each rank.
+std::vector<size_t> counts_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size,
+                                   size_t units, const char* which) {
+  const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  const size_t row = rows == 0 ? 0 : static_cast<size_t>(tensor.numel() / rows) * units;
   if (splits.empty()) {
     TORCH_CHECK_VALUE(rows % size == 0, "smddp: all_to_all_single without split sizes divides the first dimension of ",
                       which, " among ", size, " ranks, but it has ", rows, " rows");
-    return std::vector<int64_t>(static_cast<size_t>(size), rows / size);
+    return std::vector<size_t>(static_cast<size_t>(size), static_cast<size_t>(rows / size) * row);
   }
   require_count(splits.size(), static_cast<size_t>(size), "split sizes", "all_to_all_single");
+  std::vector<size_t> counts;
+  counts.reserve(splits.size());
   int64_t sum = 0;
   for (int64_t split : splits) {
     TORCH_CHECK_VALUE(split >= 0, "smddp: all_to_all_single got a negative split size for ", which);
     sum += split;
+    counts.push_back(static_cast<size_t>(split) * row);
   }
   TORCH_CHECK_VALUE(sum == rows, "smddp: the split sizes of ", which, " add up to ", sum, ", but it has ", rows,
                     " rows in its first dimension");
-  return splits;
+  return counts;
 }
 
 std::vector<size_t> counts_of(const Tensors& tensors, size_t units) {
@@ -75,13 +80,14 @@ std::vector<size_t> counts_of(const Tensors& tensors, size_t units) {
   return counts;
 }
 
-std::vector<char*> slices(void* base, const std::vector<size_t>& bytes) {
+// Where each rank's part of one run of memory begins.
+std::vector<char*> slices(void* base, const std::vector<size_t>& counts, DType dtype) {
   std::vector<char*> found;
-  found.reserve(bytes.size());
+  found.reserve(counts.size());
   char* next = static_cast<char*>(base);
-  for (size_t each : bytes) {
+  for (size_t count : counts) {
     found.push_back(next);
-    next += each;
+    next += count * size_of(dtype);
   }
   return found;
 }
@@ -200,7 +206,7 @@ void SmddpBackend::run_all_gather_into(const at::Tensor& output, const at::Tenso
   Flat in(input, Flat::Use::Read);
   Flat out(output, Flat::Use::Write);
   std::vector<size_t> counts(static_cast<size_t>(size_), in.numel() * as.units);
-  auto outs = slices(out.data(), std::vector<size_t>(counts.size(), input.nbytes()));
+  auto outs = slices(out.data(), counts, as.dtype);
   transport_->all_gather(in.data(), as_outputs(outs), counts.data(), as.dtype, call(text, timeout));
   out.finish();
 }
@@ -349,7 +355,7 @@ void SmddpBackend::run_reduce_scatter_from(const at::Tensor& output, const at::T
   Flat out(output, Flat::Use::Write);
   Flat in(input, Flat::Use::Read);
   std::vector<size_t> counts(static_cast<size_t>(size_), out.numel() * as.units);
-  auto ins = slices(in.data(), std::vector<size_t>(counts.size(), output.nbytes()));
+  auto ins = slices(in.data(), counts, as.dtype);
   transport_->reduce_scatter(as_inputs(ins), counts.data(), out.data(), as.dtype, how.reduction, how.factor,
                              call(text, timeout));
   out.finish();
@@ -401,15 +407,21 @@ WorkPtr SmddpBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::
   require_dense(output, "all_to_all_single");
   require_dense(input, "all_to_all_single");
   require_same_dtype(output, input, "all_to_all_single");
-  auto out_rows = rows_a_rank(output, output_splits, size_, "the output");
-  auto in_rows = rows_a_rank(input, input_splits, size_, "the input");
+  const auto as = moved_as(input.scalar_type());
+  auto out_counts = counts_of_rows(output, output_splits, size_, as.units, "the output");
+  auto in_counts = counts_of_rows(input, input_splits, size_, as.units, "the input");
   return issue(c10d::OpType::ALLTOALL_BASE, "smddp:all_to_all_single", opts.asyncOp, {output},
-               [this, output, input, out_rows, in_rows, timeout = opts.timeout] {
-                 auto split = [](const at::Tensor& whole, const std::vector<int64_t>& rows) {
-                   return (whole.dim() == 0 ? whole.reshape({1}) : whole).split_with_sizes(rows);
-                 };
-                 bool overlaps = output.storage().is_alias_of(input.storage());
-                 run_all_to_all(split(output, out_rows), split(overlaps ? input.clone() : input, in_rows), timeout);
+               [this, output, input, as, out_counts = std::move(out_counts), in_counts = std::move(in_counts),
+                timeout = opts.timeout] {
+                 ShapeText text(input);
+                 const bool overlaps = output.storage().is_alias_of(input.storage());
+                 Flat in(overlaps ? input.clone() : input, Flat::Use::Read);
+                 Flat out(output, Flat::Use::Write);
+                 auto ins = slices(in.data(), in_counts, as.dtype);
+                 auto outs = slices(out.data(), out_counts, as.dtype);
+                 transport_->all_to_all(as_inputs(ins), in_counts.data(), as_outputs(outs), out_counts.data(),
+                                        as.dtype, call(text, timeout));
+                 out.finish();
                });
 }
 
