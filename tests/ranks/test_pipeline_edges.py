@@ -93,13 +93,16 @@ def run_no_gradient_is_told_as_none() -> None:
 
 
 def run_a_conjugate_travels_as_what_it_means() -> None:
-    transport = transports()[0]
-    value = torch.tensor([1 + 2j, 3 - 1j])
-    if dist.get_rank() == 0:
-        transport.send(1, FORWARD, value.conj())
-    else:
-        assert torch.equal(transport.receive(0, FORWARD, 2, torch.complex64), value.conj().resolve_conj())
-    transport.flush()
+    values = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    negative = torch._neg_view(torch.tensor([1.0, 2.0]))
+    for transport in transports():
+        for value in (values, negative):
+            if dist.get_rank() == 0:
+                transport.send(1, FORWARD, value)
+            else:
+                plain = value.resolve_conj().resolve_neg()
+                assert torch.equal(transport.receive(0, FORWARD, 2, value.dtype), plain)
+        transport.flush()
 
 
 def run_what_waiting_raises_comes_out_of_backward() -> None:

@@ -183,8 +183,10 @@ def different_batches() -> None:
     assert any("same shapes; the data of the first rank is used" in str(each.message) for each in caught)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = step(model, torch.full((4, 6), 0.5) if smp.pp_rank() == 0 else torch.empty(0)).reduce_mean()
-    assert found.item() == pytest.approx(wanted)
+        negated = torch._neg_view(torch.full((4, 6), -0.5))  # which is 0.5 to torch and not in memory
+        for batch in (torch.full((4, 6), 0.5), negated):
+            found = step(model, batch if smp.pp_rank() == 0 else torch.empty(0)).reduce_mean()
+            assert found.item() == pytest.approx(wanted)
 
 
 FUNCTIONS = [

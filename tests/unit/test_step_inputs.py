@@ -31,6 +31,8 @@ def test_equal_numbers_have_one_fingerprint_however_they_lie_in_memory(dtype: to
     plain = numbers(6, 4, dtype=dtype)
     assert fingerprint([plain.t().contiguous().t()]) == fingerprint([plain])
     assert fingerprint([plain.conj()]) == fingerprint([plain.conj().resolve_conj()])
+    if dtype not in (torch.bool, torch.uint8):
+        assert fingerprint([torch._neg_view(plain)]) == fingerprint([-plain])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -24,6 +24,7 @@ from opensmd.modelparallel.optimizer import after_partition
 from opensmd.modelparallel.plan import Plan, ancestors
 from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.runtime.placeholder import RemoteParameter
+from opensmd.modelparallel.sendable import sendable
 from opensmd.modelparallel.state import state
 
 __all__ = ["ModelState"]
@@ -355,7 +356,7 @@ class ModelState(nn.Module):
         group = state.groups[CommGroup.PP_GROUP]
         for name, buffer in self.module.named_buffers():
             if name in self._everywhere:
-                data = buffer.detach().contiguous()
+                data = sendable(buffer)
                 dist.broadcast(data, group=group, group_src=self._home_of(name))
                 buffer.detach().copy_(data)
 

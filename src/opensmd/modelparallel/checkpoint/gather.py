@@ -17,6 +17,7 @@ from torch import Tensor
 
 from opensmd.modelparallel.checkpoint.merge import is_partial, marked
 from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.sendable import sendable
 
 __all__ = ["collect", "gather_full", "unite"]
 
@@ -119,7 +120,7 @@ def _transfer(
     if me == home:
         assert own is not None
         tensor = own.detach()
-        sent = tensor.contiguous()
+        sent = sendable(tensor)
     elif only_first and me != 0:
         return None
     else:

@@ -20,6 +20,7 @@ from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.keys import stable_hash
+from opensmd.modelparallel.sendable import sendable
 
 __all__ = ["agreed_inputs", "fingerprint"]
 
@@ -115,9 +116,9 @@ def fingerprint(leaves: Sequence[Tensor]) -> int:
     found = 0
     for leaf in leaves:
         if leaf.is_cpu and leaf.dtype in _NUMPY and leaf.nbytes <= _LINES * _LINE_BYTES:
-            found = zlib.crc32(leaf.detach().contiguous().numpy().data, found)
+            found = zlib.crc32(sendable(leaf).numpy().data, found)
             continue
-        raw = leaf.detach().resolve_conj().contiguous().view(-1).view(torch.uint8)
+        raw = sendable(leaf).view(-1).view(torch.uint8)
         if raw.numel() > _LINES * _LINE_BYTES:
             raw = _pieces(raw)
         found = zlib.crc32(raw.cpu().numpy().data, found)
@@ -146,7 +147,7 @@ def _first_rank_arguments(
     if not first:
         tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in shapes]
     for tensor in tensors:
-        data = tensor.detach().contiguous()
+        data = sendable(tensor)
         dist.broadcast(data, group=group, group_src=0)
         if not first and data is not tensor:
             tensor.copy_(data)

@@ -21,6 +21,7 @@ from opensmd.collectives.mailbox import Mailbox, has_mailbox
 from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.runtime import edges
 from opensmd.modelparallel.runtime.layout import arranged
+from opensmd.modelparallel.sendable import sendable
 
 __all__ = [
     "ABORT",
@@ -199,7 +200,7 @@ class GroupTransport:
 
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
         group = self._up if target > self._rank else self._down
-        data = tensor.detach().contiguous()
+        data = sendable(tensor)
         work = dist.isend(data, group=group, tag=_short(tag), group_dst=target)
         assert work is not None
         self._leaving.append((work, data))
