@@ -68,6 +68,9 @@ def check_all_reduce(rank: int, ranks: list[int], group: object) -> None:
         "non-contiguous all_reduce",
     )
     same(whole[0], values(rank, (6, 4)).t()[0], "outside of the view")
+    negated = torch._neg_view(-values(rank))
+    dist.all_reduce(negated, group=group)
+    same(negated, expected(dist.reduce_op.SUM, ranks), "all_reduce of what is negated when it is read")
 
 
 def check_broadcast(rank: int, ranks: list[int], group: object) -> None:
@@ -83,6 +86,9 @@ def check_broadcast(rank: int, ranks: list[int], group: object) -> None:
     turned = values(rank, (4, 3)).t()
     dist.broadcast(turned, ranks[0], group)
     same(turned, values(ranks[0], (4, 3)).t(), "non-contiguous broadcast")
+    negated = torch._neg_view(-values(rank))
+    dist.broadcast(negated, ranks[0], group)
+    same(negated, values(ranks[0]), "broadcast of what is negated when it is read")
 
 
 def check_reduce(rank: int, ranks: list[int], group: object) -> None:
@@ -179,6 +185,12 @@ def check_send_and_recv(rank: int, size: int) -> None:
                     sender = dist.recv(tensor, src) if turn % 2 else dist.recv(tensor)
                     assert sender == src
                     same(tensor, values(src, **form), ("send", form))
+            if rank == src:
+                dist.send(torch._neg_view(-values(src)), dst)
+            elif rank == dst:
+                tensor = torch._neg_view(values(rank))
+                dist.recv(tensor, src)
+                same(tensor, values(src), "what is negated when it is read")
             dist.barrier()
 
 

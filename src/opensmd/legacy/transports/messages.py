@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 
 from opensmd.legacy.requests import Request
-from opensmd.legacy.transports.wire import bytes_of
+from opensmd.legacy.transports.wire import bytes_of, in_memory, is_in_memory
 
 __all__ = ["Messages"]
 
@@ -47,7 +47,7 @@ class Receive(Request):
         self._rank = rank
         self._timeout = timeout
         self._tensor = tensor.detach()
-        direct = tensor.device.type == "cpu" and tensor.is_contiguous()
+        direct = tensor.device.type == "cpu" and is_in_memory(tensor)
         self._landing = self._tensor if direct else torch.empty_like(self._tensor, device="cpu").contiguous()
         self._done = threading.Event()
         self._error: str | None = None
@@ -177,7 +177,7 @@ class Messages:
     def send(self, tensor: torch.Tensor, dst: int) -> None:
         """Send; returns when the tensor may be changed."""
         peer = self._peers[dst]
-        payload = tensor.detach().cpu().contiguous()
+        payload = in_memory(tensor.detach().cpu())
         if self._idle(peer):
             self._write(peer, payload)
         else:
@@ -186,7 +186,7 @@ class Messages:
     def isend(self, tensor: torch.Tensor, dst: int) -> Request:
         """Start to send; the tensor may be changed when the request is complete."""
         peer = self._peers[dst]
-        payload = tensor.detach().cpu().contiguous()
+        payload = in_memory(tensor.detach().cpu())
         if payload.nbytes <= AT_ONCE and self._idle(peer):
             self._write(peer, payload)
             return Sent(None, self._timeout)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Wire", "as_bytes", "bytes_of"]
+__all__ = ["Wire", "as_bytes", "bytes_of", "in_memory", "is_in_memory"]
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class Wire:
         return known and self.is_here(tensor)
 
     def is_here(self, tensor: torch.Tensor) -> bool:
-        """Whether the engine can reach this very memory: contiguous, and on its device."""
-        return (tensor.is_cpu if self.device == "cpu" else tensor.is_cuda) and tensor.is_contiguous()
+        """Whether the engine can reach this very memory, on its device."""
+        return (tensor.is_cpu if self.device == "cpu" else tensor.is_cuda) and is_in_memory(tensor)
 
     def for_reducing(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor with the same values that the engine can reduce; write the result back with ``copy_``."""
         dtype = self.reduces_as.get(tensor.dtype, tensor.dtype)
-        return tensor.detach().to(self.place(tensor), dtype).contiguous()
+        return in_memory(tensor.detach().to(self.place(tensor), dtype))
 
     def for_moving(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor with the same values, contiguous and on the engine's device; maybe the same."""
-        return tensor.detach().to(self.place(tensor)).contiguous()
+        return in_memory(tensor.detach().to(self.place(tensor)))
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous tensor as the engine can move it: itself, or its bytes in the same memory."""
@@ -60,6 +60,16 @@ class Wire:
     def place(self, tensor: torch.Tensor) -> torch.device:
         """The device on which the engine handles ``tensor``."""
         return tensor.device if tensor.device.type == self.device else torch.device(self.device)
+
+
+def is_in_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous and its memory holds its values (``conj`` waits until they are read)."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the same values of which that is true; maybe the same."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
