@@ -175,20 +175,36 @@ def run_outliving() -> None:
     tensor += 1
 
 
-def run_ended_while_another_thread_waits() -> None:
-    """One thread of rank 0 waits for a call that waits for rank 1, while another one ends the group."""
-    group = dist.new_group()
-    tensor = torch.ones(1)
-    if dist.get_rank() == 0:
-        ending = threading.Timer(0.1, dist.destroy_process_group, [group])
-        ending.start()
-        dist.all_reduce(tensor, group=group, async_op=True).wait()
-        ending.join()
-    else:
-        time.sleep(0.3)
-        dist.all_reduce(tensor, group=group)
+def run_ended_while_other_threads_wait() -> None:
+    """What was queued before the group's end runs, whichever thread runs it, and nothing goes before that."""
+    for turn in range(10):
+        group = dist.new_group()
+        tensors = [torch.ones(1) for _ in range(6)]
+        if dist.get_rank() == turn % 2:
+            time.sleep(0.01)
+        works = [dist.all_reduce(each, group=group, async_op=True) for each in tensors]
+        waiting = [threading.Thread(target=work.wait) for work in works[::2]]
+        for thread in waiting:
+            thread.start()
         dist.destroy_process_group(group)
-    assert tensor.item() == 2
+        del group
+        for thread in waiting:
+            thread.join()
+        works[-1].wait()
+        assert all(each.item() == 2 for each in tensors)
+
+
+def run_ended_by_its_own_callback() -> None:
+    """What was queued before the group's end runs, also where the queue's own thread ends the group."""
+    group = dist.new_group()
+    first, second = torch.ones(1), torch.ones(1)
+    if dist.get_rank() == 1:
+        time.sleep(0.2)  # both are queued on rank 0 before the first one is done
+    works = [dist.all_reduce(each, group=group, async_op=True) for each in (first, second)]
+    works[0].get_future().then(lambda _: dist.destroy_process_group(group)).wait()
+    del group
+    works[1].wait()
+    assert first.item() == second.item() == 2
 
 
 def run_fork() -> list[str]:
@@ -253,8 +269,12 @@ def test_tensors_and_works_may_outlive_their_group() -> None:
     assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text + outcomes[1].text
 
 
-def test_a_group_may_end_while_another_thread_waits_for_its_calls(pool: Pool) -> None:
-    pool(2).run(run_ended_while_another_thread_waits)
+def test_a_group_may_end_while_threads_wait_for_its_calls(pool: Pool) -> None:
+    pool(2).run(run_ended_while_other_threads_wait)
+
+
+def test_a_callback_may_end_its_group(pool: Pool) -> None:
+    pool(2).run(run_ended_by_its_own_callback)
 
 
 def test_a_forked_child_is_told_that_the_group_is_its_parents() -> None:

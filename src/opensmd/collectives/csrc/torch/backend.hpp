@@ -161,7 +161,9 @@ WorkPtr SmddpBackend::issue(c10d::OpType type, const char* title, bool async, Te
     return nullptr;
   }
   auto work = c10::make_intrusive<QueuedWork>(rank_, type, title, std::move(outputs), sequence, queue_);
-  QueuedWork::post(work, [run = std::move(run)] { with_torch_errors(run); });
+  // A queued call keeps its group.
+  auto self = c10::intrusive_ptr<SmddpBackend>::unsafe_reclaim_from_nonowning(this);
+  QueuedWork::post(work, [self = std::move(self), run = std::move(run)] { with_torch_errors(run); });
   return note(work);
 }
 

@@ -26,9 +26,15 @@ void CallQueue::post(std::shared_ptr<Call> call) {
 }
 
 void CallQueue::wake_one(std::unique_lock<std::mutex>& lock) {
-  bool wanted = waiting_ > 0 && !running_ && !pending_.empty();
+  const bool waited_for = waiting_ > 0 && !running_;
+  const bool all = closing_;
+  const bool one = !pending_.empty();
   lock.unlock();
-  if (wanted) changed_.notify_one();
+  if (waited_for && all) {
+    changed_.notify_all();
+  } else if (waited_for && one) {
+    changed_.notify_one();
+  }
 }
 
 void CallQueue::help_until_done(const Call& call) {
@@ -64,6 +70,7 @@ void CallQueue::run_head(std::unique_lock<std::mutex>& lock) {
   auto call = std::move(pending_.front());
   pending_.pop_front();
   running_ = true;
+  runner_ = std::this_thread::get_id();
   lock.unlock();
   std::exception_ptr error;
   {
@@ -82,8 +89,7 @@ void CallQueue::run_head(std::unique_lock<std::mutex>& lock) {
   telling = before;
   lock.lock();
   call->done = true;
-  // The queue's own thread may wait for this one to be over before it ends.
-  if (helping_ > 0 || closing_) changed_.notify_all();
+  if (helping_ > 0) changed_.notify_all();
 }
 
 void CallQueue::serve() {
@@ -103,6 +109,18 @@ void CallQueue::drain() {
   std::unique_lock lock(mutex_);
   closing_ = true;
   changed_.notify_all();
+  // A queued call that another thread runs is waited for. One that this thread runs may have dropped, when it ended,
+  // the last reference to its group.
+  const auto others = [this] { return runner_ != std::thread::id() && runner_ != std::this_thread::get_id(); };
+  while (running_ ? others() : !pending_.empty()) {
+    if (!running_) {
+      run_head(lock);
+    } else {
+      ++waiting_;
+      changed_.wait(lock);
+      --waiting_;
+    }
+  }
   if (!thread_.joinable()) return;
   std::thread thread = std::move(thread_);
   lock.unlock();

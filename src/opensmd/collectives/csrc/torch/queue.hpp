@@ -43,7 +43,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   // Runs queued calls until this one is done.
   void help_until_done(const Call& call);
 
-  // Runs what is queued and ends the thread. Calls posted later run in the posting thread.
+  // Returns when everything queued has run, in whichever thread, and ends the queue's own. Calls posted later run in the
+  // posting thread.
   void drain();
 
   // In a forked child: the thread does not exist here and must not be joined.
@@ -52,7 +53,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
  private:
   class Turn;  // holds `running_` for as long as one call runs
 
-  // Lets go of the lock and wakes a thread if there is something for it to run: waking is a system call.
+  // Lets go of the lock and wakes a thread if there is something for it to run, or all that wait for the end: waking
+  // is a system call.
   void wake_one(std::unique_lock<std::mutex>& lock);
   void run_behind_others(std::function<void()> run, std::unique_lock<std::mutex>& lock);
   void run_head(std::unique_lock<std::mutex>& lock);
@@ -62,6 +64,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Call>> pending_;
   bool running_ = false;
+  std::thread::id runner_;  // of a queued call, while one runs; none of one that runs at once
   bool closing_ = false;
   int waiting_ = 0;  // threads in changed_
   int helping_ = 0;  // those among them that wait for a call to be done
@@ -86,6 +89,7 @@ void CallQueue::run_now(Run&& run) {
   std::unique_lock lock(mutex_);
   if (!running_ && pending_.empty()) {
     running_ = true;
+    runner_ = {};
     lock.unlock();
     Turn turn(*this);
     run();
