@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,6 +195,10 @@ def run_ended_while_other_threads_wait() -> None:
         assert all(each.item() == 2 for each in tensors)
 
 
+def _end(group: Any, _: object) -> None:
+    dist.destroy_process_group(group)
+
+
 def run_ended_by_its_own_callback() -> None:
     """What was queued before the group's end runs, also where the queue's own thread ends the group."""
     group = dist.new_group()
@@ -201,8 +206,9 @@ def run_ended_by_its_own_callback() -> None:
     if dist.get_rank() == 1:
         time.sleep(0.2)  # both are queued on rank 0 before the first one is done
     works = [dist.all_reduce(each, group=group, async_op=True) for each in (first, second)]
-    works[0].get_future().then(lambda _: dist.destroy_process_group(group)).wait()
+    ended = works[0].get_future().then(partial(_end, group))
     del group
+    ended.wait()
     works[1].wait()
     assert first.item() == second.item() == 2
 
