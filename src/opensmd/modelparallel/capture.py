@@ -307,6 +307,7 @@ def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -
         ),
         hooked=frozenset(observer.hooked),
         escapes=frozenset(observer.escapes.found),
+        guests=frozenset(position.guests),
         measured=measured is not None,
     )
 
