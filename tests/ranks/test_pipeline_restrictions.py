@@ -7,6 +7,7 @@ import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -235,6 +236,35 @@ class Collected(Chain):
         return out + sum(self.losses())
 
 
+class Sparse(Chain):
+    """The second stage multiplies with a sparse matrix that the first one has computed."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h + torch.sparse.mm(h.detach().to_sparse(), self.third(h).T).sum()
+
+
+class Unpacking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, box: SimpleNamespace) -> Tensor:
+        out: Tensor = self.linear(box.content)
+        return out
+
+
+class Boxed(Chain):
+    """A module is given an object with a tensor of another stage, as a cache of keys and values is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opaque = Unpacking()
+
+    def between(self, h: Tensor) -> Tensor:
+        out: Tensor = self.opaque(SimpleNamespace(content=h))
+        return out
+
+
 @dataclass(frozen=True)
 class Restriction:
     """A script that cannot work.
@@ -285,6 +315,8 @@ RESTRICTIONS = {
         Listened,
         returning_what_was_kept,
     ),
+    "a sparse tensor of another partition": Restriction(("sparse tensors do not go from one",), Sparse),
+    "a tensor of another partition in an object": Restriction(("a tensor kept in an object",), Boxed),
     "a value asked for on one rank only": Restriction(
         ("the pipeline stopped", "for the value of torch.Tensor.item from pipeline rank 1"),
         step=only_on_one_rank,

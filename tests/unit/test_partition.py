@@ -237,6 +237,21 @@ def test_modules_that_hooks_carry_tensors_past_are_opened_where_the_others_need_
     assert opened(({"a"}, ""), ({"a.in"}, "a")) == ("a", "a.in")  # a is open, so that counts, too
 
 
+def test_modules_that_call_one_of_another_stage_are_opened() -> None:
+    names = ("", "a", "a.in", "a.in.guest", "b", "b.in", "b.in.leaf")
+    trace = ModelTrace(
+        modules={name: ModuleInfo(name=name, kind="M") for name in names},
+        units=(Unit(module="a.in.guest"), Unit(module="b.in.leaf")),
+        guests=frozenset({("b", "a.in.guest"), ("b.in", "a.in.guest")}),
+    )
+
+    def opened(fixed: dict[str, int]) -> set[str]:
+        return partition(trace, 2, fixed=fixed).split() - {""}
+
+    assert opened({"a": 0, "b": 1}) == {"a", "a.in", "b", "b.in"}
+    assert opened({"a": 1, "b": 1}) == set()
+
+
 def test_a_plan_survives_the_journey_to_other_ranks() -> None:
     plan = partition(with_shared(chain([1.0, 2.0, 3.0]), ("0.w", "1.w")), 2)
     assert Plan.from_json(plan.to_json()) == plan

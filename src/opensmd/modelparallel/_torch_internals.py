@@ -23,6 +23,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "WithoutMode",
@@ -37,6 +38,7 @@ __all__ = [
     "run_backward",
     "watchers",
     "without_interception",
+    "without_modes",
 ]
 
 Function = Callable[..., Any]
@@ -216,6 +218,12 @@ def any_modes() -> bool:
         or torch._C._len_torch_function_stack() > 0
         or torch._C._len_torch_dispatch_stack() > 0
     )
+
+
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """A context in which no dispatch mode sees operations: on real tensors they compute."""
+    context: contextlib.AbstractContextManager[Any] = _disable_current_modes()
+    return context
 
 
 def watchers(module: nn.Module) -> int:

@@ -2,7 +2,7 @@
 
 The run uses fake tensors: nothing is computed and nothing allocated. Where the script wants a value
 (``.item()``) or an operation has no fake form, the step runs once for real instead. Either way the model is
-left as it was: gradients, buffers, attributes and random state are put back.
+left as it was: gradients, parameters, buffers, attributes and random state are put back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from opensmd.modelparallel.function_caches import forget_fake_results
 from opensmd.modelparallel.observe import Clock, Observer, Position
 from opensmd.modelparallel.plan import ancestors
 from opensmd.modelparallel.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
+from opensmd.modelparallel.untouched import WrittenParameters, untouched
 
 __all__ = ["capture", "describe", "is_tracing"]
 
@@ -171,12 +171,14 @@ def _observe_fake(
     """Run under fake tensors; None if the script or an operation needs data."""
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     observer = Observer(Position(), tree.owners)
+    written = WrittenParameters(module)
     try:
         with (
-            _untouched(module),
+            _dry(module, written),
             _quiet(),
             scales_made_for_real(),
             fakes,
+            written,  # an operation without a fake among its inputs is real
             observer,
             observer.saving(),
             observer.watching(names),
@@ -205,7 +207,8 @@ def _observe_real(
     module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
 ) -> Observer:
     observer = Observer(Position(), tree.owners)
-    with _untouched(module), observer, observer.saving(), observer.watching(names):
+    written = WrittenParameters(module)
+    with _dry(module, written), written, observer, observer.saving(), observer.watching(names):
         observer.result(call())
     return observer
 
@@ -214,31 +217,25 @@ def _measure(
     module: nn.Module, call: Callable[[], Any], names: dict[nn.Module, str], device: torch.device
 ) -> dict[int, float]:
     """Forward seconds by unit: the second of two real runs (the first one warms up)."""
+    written: WrittenParameters | None = WrittenParameters(module)
     clock = Clock(device)
     for _ in range(2):
         clock = Clock(device)
-        with _untouched(module), clock.follow(names):
+        with _dry(module, written), written or contextlib.nullcontext(), clock.follow(names):
             call()
+        written = written if written is not None and written.found else None  # to look takes time
     return clock.seconds
 
 
 @contextlib.contextmanager
-def _untouched(module: nn.Module) -> Iterator[None]:
+def _dry(module: nn.Module, written: WrittenParameters | None = None) -> Iterator[None]:
     """Mark the thread as tracing, and put back whatever the run may change in the model."""
-    modules = list(module.modules())
-    attributes = [dict(each.__dict__) for each in modules]
-    contents = [
-        (value, value.copy()) for each in modules for value in each.__dict__.values() if _holds(value)
-    ]
-    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    for parameter, _ in gradients:
-        parameter.grad = None
     _local.depth = getattr(_local, "depth", 0) + 1
     try:
         # of several devices only the current one is used; asking for all would start CUDA on each
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with (
+            untouched(module, written),
             torch.random.fork_rng(devices),
             torch.compiler.set_stance("force_eager"),
             backward_left_out(is_tracing),  # without gradients, an optimizer's step changes nothing
@@ -246,23 +243,7 @@ def _untouched(module: nn.Module) -> Iterator[None]:
             yield
     finally:
         _local.depth -= 1
-        for each, kept in zip(modules, attributes, strict=True):
-            each.__dict__.clear()
-            each.__dict__.update(kept)
-        for value, kept_items in contents:
-            value.clear()
-            value.extend(kept_items) if hasattr(value, "extend") else value.update(kept_items)
         torch.clear_autocast_cache()  # of fakes, which a region around the step would hand to the real run
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, kept_data in buffers:
-                buffer.copy_(kept_data)
-
-
-def _holds(value: Any) -> bool:
-    """Whether an attribute is a container: parameters, buffers, children, hooks, or the script's own."""
-    return type(value) in (dict, OrderedDict, defaultdict, list, set, deque)
 
 
 def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -> ModelTrace:
@@ -307,6 +288,7 @@ def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -
         ),
         hooked=frozenset(observer.hooked),
         escapes=frozenset(observer.escapes.found),
+        guests=frozenset(position.guests),
         measured=measured is not None,
     )
 

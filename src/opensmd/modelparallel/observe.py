@@ -21,6 +21,7 @@ from opensmd.modelparallel._torch_internals import watchers
 from opensmd.modelparallel.cost import cost_of
 from opensmd.modelparallel.escapes import Escapes, Made
 from opensmd.modelparallel.late_gradients import LateGradients
+from opensmd.modelparallel.plan import is_inside
 from opensmd.modelparallel.storages import StorageReference, StorageSet
 
 __all__ = ["Clock", "Observer", "Position"]
@@ -34,11 +35,13 @@ class Position:
         self.entered: list[str] = []  # the outermost module entered, by unit
         self.current = -1
         self.calls: dict[str, int] = defaultdict(int)
+        self.guests: set[tuple[str, str]] = set()  # a module, and one from elsewhere that was called in it
         self._unit_of: dict[str, int] = {}
         self._fresh = False
 
     def enter(self, module: str) -> None:
         """``module`` is being called."""
+        self.guests.update((each, module) for each in self.stack if not is_inside(module, each))
         self.stack.append(module)
         self.calls[module] += 1
         if module in self._unit_of:

@@ -1,4 +1,4 @@
-"""Which modules must be run piece by piece, because a hook inside carries a tensor past them. Pure."""
+"""Which modules must be run piece by piece, because others are at work in them. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ __all__ = ["with_opened"]
 
 
 def with_opened(plan: Plan, trace: ModelTrace) -> Plan:
-    """``plan`` with the modules opened that hooks carried tensors past (:mod:`.escapes`).
+    """``plan`` with the modules opened that cannot run as a whole.
 
-    What is carried around inside a module that runs as a whole stays on its rank, and needs nothing.
+    They are those that hooks carried tensors past (:mod:`.escapes`), and those that call a module of another
+    stage. What is carried or called inside one that runs as a whole stays on its rank, and needs nothing.
     """
     names: dict[str, set[str]] = {}
     for alias, name in trace.aliases.items():
@@ -25,6 +26,9 @@ def with_opened(plan: Plan, trace: ModelTrace) -> Plan:
             if escape.around is None or escape.around in split:
                 for name in escape.inside:
                     opened.update((name, *ancestors(name)))
+        for host, guest in trace.guests:
+            if host not in split and (guest in split or plan.homes[host] != plan.homes[guest]):
+                opened.update((host, *ancestors(host), *ancestors(guest)))
         for name in tuple(opened):
             for alias in names.get(name, ()):
                 opened.update((alias, *ancestors(alias)))

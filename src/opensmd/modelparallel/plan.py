@@ -202,3 +202,8 @@ def ancestors(name: str) -> Iterator[str]:
     while name:
         name = name.rpartition(".")[0]
         yield name
+
+
+def is_inside(name: str, around: str) -> bool:
+    """Whether ``around`` is the module ``name`` itself or one around it."""
+    return around in ("", name) or name.startswith(f"{around}.")

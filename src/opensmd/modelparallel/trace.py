@@ -95,7 +95,9 @@ class ModelTrace:
     ``modules`` has each module object once; ``aliases`` maps every further name to that first one. ``uses``
     says in which unit a module's own parameters are first used (absent: no operation touched them).
     ``shared`` are groups of parameter names that are one tensor. ``hooked`` are modules with forward hooks,
-    and ``escapes`` what such hooks carried away. ``measured`` tells times of a clock from estimates.
+    and ``escapes`` what such hooks carried away. ``guests`` are pairs of a module and one
+    that was called in it without being below it, as an argument may be. ``measured`` tells times of a clock
+    from estimates.
     """
 
     modules: Mapping[str, ModuleInfo]
@@ -107,6 +109,7 @@ class ModelTrace:
     reuses: tuple[Reuse, ...] = ()
     hooked: frozenset[str] = frozenset()
     escapes: frozenset[Escape] = frozenset()
+    guests: frozenset[tuple[str, str]] = frozenset()
     measured: bool = False
 
     def owner(self, parameter: str) -> str:

@@ -4,6 +4,7 @@
 # some of torch's own functions have no annotations
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -125,6 +126,45 @@ class MadeWeights(Layers):
         return out
 
 
+TAUGHT = ("first", "taught.0", "second", "taught.1", "third", "taught.2", "head")
+
+
+class Teacher(Layers):
+    """Compares with a moving average of its own weights, which the forward brings up to date."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taught = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+        self.taught.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.follow(x)
+            wanted = x
+            for each in self.taught:
+                wanted = torch.tanh(each(wanted))
+        h = torch.tanh(self.third(torch.tanh(self.second(torch.tanh(self.first(x))))))
+        out: Tensor = self.head(h)
+        return out + F.mse_loss(h, wanted)
+
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        students = nn.ModuleList([self.first, self.second, self.third])
+        return zip(self.taught.parameters(), students.parameters(), strict=True)
+
+    def follow(self, x: Tensor) -> None:
+        for mine, other in self.pairs():
+            mine.data = mine.data * 0.9 + other.data * 0.1
+
+
+class TeacherInPlace(Teacher):
+    """The same in place, after a value that the dry run has to compute."""
+
+    def follow(self, x: Tensor) -> None:
+        share = 0.1 if x.sum().item() < 1e9 else 1.0
+        for mine, other in self.pairs():
+            mine.mul_(1 - share).add_(other, alpha=share)
+
+
 CASES = (
     Case("borrowed weights", Borrowed),
     Case("weight decay in the loss", Chain, loss=decayed_loss),
@@ -135,4 +175,6 @@ CASES = (
     Case("detached values", Detached, settings={"find_unused_parameters": True}),
     Case("new leaves", Meaning),
     Case("weights made by hooks", MadeWeights, whole=False, replicas=False),
+    Case("moving average of weights", Teacher, TAUGHT, whole=False, replicas=False),
+    Case("moving average in place", TeacherInPlace, TAUGHT, whole=False, replicas=False),
 )

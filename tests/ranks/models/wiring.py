@@ -190,6 +190,71 @@ class Convolutions(nn.Module):
         return out
 
 
+LAYERS = (*(f"layers.{i}" for i in range(4)), "head")
+
+
+class Host(nn.Module):
+    """Calls a module that it is given, and one that it hides from registration."""
+
+    def __init__(self, hidden: nn.Module) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(WIDTH, 10 * WIDTH), nn.Linear(10 * WIDTH, WIDTH)
+        self.hidden = [hidden]
+
+    def forward(self, x: Tensor, shift: nn.Module) -> Tensor:
+        x = x + shift(x) * self.hidden[0](x)
+        out: Tensor = self.out(torch.tanh(self.into(x)))
+        return out
+
+
+class Guests(nn.Module):
+    """Modules that are called inside others without being below them, as one bias for all attentions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.help = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        self.layers = nn.ModuleList(Host(self.help[1]) for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, self.help[0])
+        out: Tensor = self.head(x)
+        return out
+
+
+class Neighbours(nn.Module):
+    """Every row takes the mean of its neighbours', which a sparse matrix of all ranks tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, near: Tensor) -> Tensor:
+        if near.layout is torch.sparse_coo and not near.is_coalesced():
+            near._coalesced_(True)  # type: ignore[attr-defined]  # changes the version, and no number
+        return torch.tanh(self.linear(x) + near @ x)
+
+
+class Graph(nn.Module):
+    """The matrix goes through layers of all stages."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.layout = layout
+        self.layers = nn.ModuleList(Neighbours() for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = torch.eye(len(x)).roll(1, 0).to_sparse(layout=self.layout)
+        if self.layout is torch.sparse_coo:
+            near = (near + near).t()
+        for layer in self.layers:
+            x = layer(x, near)
+        out: Tensor = self.head(x)
+        return out
+
+
 CASES = (
     Case("sequential", sequential, parts=("0", "1", "2", "3", "4", "5")),
     Case(
@@ -214,4 +279,9 @@ CASES = (
     Case("identity", Identities, parts=("first", "same", "second", "third", "head")),
     Case("unused layer and dropped result", Unused, settings={"find_unused_parameters": True}),
     Case("convolutions", Convolutions, parts=("first", "second", "head")),
+    Case("modules called in others", Guests, parts=()),
+    Case("sparse matrix", lambda: Graph(torch.sparse_coo), parts=LAYERS, whole=False, replicas=False),
+    Case(
+        "compressed sparse matrix", lambda: Graph(torch.sparse_csr), parts=LAYERS, whole=False, replicas=False
+    ),
 )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime import structure
+from opensmd.modelparallel.runtime.layout import is_sparse, strides_of
 from opensmd.modelparallel.runtime.placeholder import Placeholder
 from opensmd.modelparallel.runtime.tags import Form
 
@@ -223,7 +224,7 @@ def describe(
             (number, argument.requires_grad)
             for number, argument in enumerate(arguments)
             if number == destination
-            or version_of(argument) != versions[number]
+            or (version_of(argument) != versions[number] and not is_sparse(argument))
             or (argument.is_inference() and argument.untyped_storage()._cdata in written)
         ),
         depends_on_data=depends_on_data or parts.has_values,
@@ -254,7 +255,7 @@ def _describe_tensor(
         is_view = tensor._base is base or (base._is_view() and tensor._base is base._base)
     return TensorDescription(
         shape=tuple(tensor.shape),
-        stride=tensor.stride(),
+        stride=strides_of(tensor),
         dtype=tensor.dtype,
         device=tensor.device.type,
         requires_grad=tensor.requires_grad,

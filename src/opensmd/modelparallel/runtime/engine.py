@@ -165,7 +165,7 @@ class Engine:
             wait=self._wait,
             wait_for_earlier=self._wait_for_earlier,
             settle=self._settle,
-            buffer_memory=placed,
+            placed_memory=placed | self._parameter_memory(),
             replicated_memory=replicated,
         )
 
@@ -193,6 +193,10 @@ class Engine:
             self._parameters.append((parameter, tag))
             if home != self.rank:
                 make_remote(parameter)
+
+    def _parameter_memory(self) -> frozenset[int]:
+        here = [parameter for parameter, tag in self._parameters if tag.home == self.rank]
+        return frozenset(each.untyped_storage()._cdata for each in here if each.layout is torch.strided)
 
     def _tag_buffers(
         self, modules: dict[str, nn.Module], plan: Plan

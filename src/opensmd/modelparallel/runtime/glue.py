@@ -121,6 +121,15 @@ class Glue(TorchFunctionMode):
         self._complete()
         return self._of_first(func, args, lasting=True)
 
+    def _data(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A parameter's numbers, past autograd: most likely to make new ones of them."""
+        tag = tag_of(args[0])
+        assert tag is not None
+        if isinstance(args[0], nn.Parameter) and tag.home == self._run.rank:
+            self._run.settle()
+            self._run.shared.wait_for_earlier(self._run.index)
+        return self._of_first(func, args)
+
     def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return iter(self._of_first(Tensor.unbind, (args[0], 0)))
 
@@ -157,6 +166,7 @@ _SPECIAL: dict[Function, _Handler] = {
     getter("is_leaf"): Glue._is_leaf,
     getter("grad_fn"): Glue._grad_fn,
     getter("grad"): Glue._grad,
+    getter("data"): Glue._data,
     Tensor.backward: Glue._backward,
     Tensor.__iter__: Glue._iterate,
     Tensor.register_hook: Glue._hook,

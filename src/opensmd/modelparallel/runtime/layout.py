@@ -6,11 +6,32 @@ Both ends go by the form that all ranks know of the tensor, not by the tensor th
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
-__all__ = ["arranged", "in_memory_order", "strides_kept"]
+__all__ = ["arranged", "in_memory_order", "is_sparse", "strides_kept", "strides_of"]
+
+_SPARSE = frozenset(
+    {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+)
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether the tensor is sparse, in whichever layout: it has no strides and no memory of its own."""
+    layout = tensor.layout
+    return layout is not torch.strided and layout in _SPARSE
+
+
+def strides_of(tensor: Tensor) -> tuple[int, ...]:
+    """A tensor's strides; of a sparse one, which has none, those of a contiguous tensor of its shape."""
+    if not is_sparse(tensor):
+        return tensor.stride()
+    steps = itertools.accumulate(reversed(tensor.shape[1:]), operator.mul, initial=1)
+    return tuple(reversed([*steps])) if tensor.dim() else ()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -83,9 +83,9 @@ class MicrobatchRun(Transfers):
         """Whether this is a buffer that all ranks keep alike, or a view of one."""
         return lies_in(tensor, self.shared.replicated_memory)
 
-    def _is_buffer(self, tensor: Tensor) -> bool:
-        """Whether this is a buffer of a module that lives on one rank, or a view of one."""
-        return lies_in(tensor, self.shared.buffer_memory)
+    def _lasts(self, tensor: Tensor) -> bool:
+        """Whether this is a parameter, a buffer of a module that lives on one rank, or a view of one."""
+        return lies_in(tensor, self.shared.placed_memory)
 
     def release(self) -> None:
         """Let go of everything."""
@@ -249,7 +249,7 @@ class MicrobatchRun(Transfers):
             self.shared.sent_since_flush = False
         real = [each for each in tensors if each is not None]
         assert len(real) == len(tensors)
-        buffers = _has_buffers(call.owner) or any(map(self._is_buffer, real))
+        buffers = _has_buffers(call.owner) or any(map(self._lasts, real))
         if key in self.shared.stateful or (known is None and buffers):
             self.shared.wait_for_earlier(self.index)
             known = self.shared.descriptions.get(key)  # an earlier one may have told it meanwhile
@@ -261,7 +261,7 @@ class MicrobatchRun(Transfers):
         parts = Hidden.of(result, call.name)
         description = watch.description(parts)
         changed = (real[index] for index, _ in description.changed)
-        if watch.changed_buffers() or any(map(self._is_buffer, changed)):
+        if watch.changed_buffers() or any(map(self._lasts, changed)):
             self.shared.stateful.add(key)
         self._tell(description, key, known, number)
         for tensor in watch.made:

@@ -118,6 +118,7 @@ def in_fixed_order(function: Function, args: tuple[Any, ...]) -> tuple[Function,
 DEPENDS_ON_DATA: frozenset[Function] = frozenset(
     _of(torch, "nonzero masked_select unique argwhere unique_consecutive bincount")
     | _of(Tensor, "nonzero masked_select unique argwhere unique_consecutive bincount")
+    | _of(Tensor, "indices values _indices _values col_indices row_indices")  # of sparse tensors
     | {getter("grad")}
 )
 

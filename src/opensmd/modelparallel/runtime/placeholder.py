@@ -99,7 +99,9 @@ class RemoteTensor(Tensor):
         raise SMPUnsupportedError(
             f"{name} was called on a parameter whose data is on another pipeline rank. To run the model, "
             "call it in a smp.step function; outside of steps use model.local_parameters() for what is here, "
-            "or state_dict(), load_state_dict(), to() or cpu() of the DistributedModel for all of it"
+            "or state_dict(), load_state_dict(), to() or cpu() of the DistributedModel for all of it. In a "
+            "step, a module or autograd function of one partition has used another's: place both on one with "
+            "smp.set_partition"
         )
 
     def __repr__(self) -> str:  # type: ignore[override]

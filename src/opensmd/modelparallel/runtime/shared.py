@@ -39,7 +39,7 @@ class Shared:
         carried: tells tensors that only this rank has from replicated ones.
         descriptions: what is known of results, by key.
         epoch: changes when a parameter's ``requires_grad`` does; part of every key.
-        buffer_memory: memory of buffers that live on one rank.
+        placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
         replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
         sent_since_flush: something may still have to leave before it may be changed.
         wait: gives the rank to another microbatch meanwhile.
@@ -48,7 +48,7 @@ class Shared:
         begun: microbatches of earlier steps.
         new_calls: how often a call was unlike all before.
         lent: tags of this step's tensors that a later microbatch than their own has used.
-        stateful: calls that change buffers of their modules; they keep the order of the microbatches.
+        stateful: calls that change buffers or parameters; they keep the order of the microbatches.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class Shared:
     begun: int = 0
     new_calls: int = 0
     lent: set[Tag] = field(default_factory=set)
-    buffer_memory: frozenset[int] = frozenset()
+    placed_memory: frozenset[int] = frozenset()
     replicated_memory: frozenset[int] = frozenset()
     sent_since_flush: bool = False
     others: list[int] = field(init=False)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opensmd.modelparallel.runtime.layout import is_sparse, strides_of
+
 __all__ = [
     "Family",
     "Memory",
@@ -146,7 +148,7 @@ def tag_of(tensor: Tensor) -> Tag | None:
 
 def form_of(tensor: Tensor, tag: Tag) -> Form:
     """What all ranks know of the form of a tensor with this tag."""
-    return tag.form or (tensor.shape, tensor.stride(), tensor.dtype)
+    return tag.form or (tensor.shape, strides_of(tensor), tensor.dtype)
 
 
 def tags_of(tensors: Sequence[Tensor]) -> list[Tag | None]:
@@ -158,6 +160,8 @@ def tensor_key(tensor: Tensor) -> tuple[Any, ...]:
     """What all ranks know of a tensor; hashable."""
     tag = tag_of(tensor)
     if tag is None:
+        if is_sparse(tensor):
+            return (tensor.shape, tensor.layout, tensor.dtype, tensor.requires_grad)
         return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
     return (form_of(tensor, tag), tag.requires_grad, tag.home)
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.call import Call
-from opensmd.modelparallel.runtime.layout import in_memory_order, strides_kept
+from opensmd.modelparallel.runtime.layout import in_memory_order, is_sparse, strides_kept
 from opensmd.modelparallel.runtime.shared import Shared
 from opensmd.modelparallel.runtime.tags import Tag, ancestors, form_of, tag_of, tags_of
 from opensmd.modelparallel.runtime.transport import Kind, Message, gradient_messages, make_tag
@@ -121,6 +121,13 @@ class Transfers:
             raise SMPError(
                 f"a tensor of shape {tuple(real.shape)} has requires_grad={real.requires_grad}, but the "
                 f"other pipeline ranks were told {tag.requires_grad}; do not change it inside a step"
+            )
+        if is_sparse(real):
+            raise SMPUnsupportedError(
+                f"a sparse tensor of shape {tuple(real.shape)} was needed on pipeline rank {target} after "
+                f"{self.point}, but pipeline rank {self.rank} has computed it, and sparse tensors do not go "
+                "from one to another. Make it where it is used from dense indices and values, place both on "
+                "one partition with smp.set_partition, or hand on tensor.to_dense()"
             )
         shape, stride, _ = form_of(real, tag)
         check = _shape_check(shape)

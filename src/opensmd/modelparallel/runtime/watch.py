@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.call import Call
 from opensmd.modelparallel.runtime.descriptions import Description, Hidden, describe, version_of
 from opensmd.modelparallel.runtime.effects import Effects
+from opensmd.modelparallel.runtime.layout import is_sparse
 
 __all__ = ["Watch"]
 
@@ -39,6 +41,7 @@ class Watch:
         self._buffer_versions = list(map(version_of, self._buffers))
         self._effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
         self._versions = list(map(version_of, tensors))
+        self._sparse = [(each, each.clone()) for each in tensors if is_sparse(each)]
         self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
         self._around: Any = self._data or contextlib.nullcontext()
 
@@ -62,6 +65,12 @@ class Watch:
     def description(self, parts: Hidden) -> Description:
         """What to tell of the result ``parts``."""
         call, data = self._call, self._data
+        for each, before in self._sparse:
+            if not _equal(each, before):
+                raise SMPUnsupportedError(
+                    f"{call.name} changed a sparse tensor of shape {tuple(each.shape)} in place, which the "
+                    "other pipeline ranks would not see. Change a copy instead"
+                )
         left = self._effects.found(parts.tensors)
         if left is not None:
             self.made = left.tensors
@@ -84,6 +93,11 @@ class Watch:
 
 def _buffers(owner: Any) -> list[Tensor]:
     return list(owner.buffers()) if isinstance(owner, nn.Module) else []
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two sparse tensors have the same numbers: to coalesce one changes its version, no more."""
+    return bool(torch.equal(one.detach().to_dense(), other.detach().to_dense()))
 
 
 def _place_of(destination: Tensor | None, leaves: Sequence[Tensor]) -> int | None:
