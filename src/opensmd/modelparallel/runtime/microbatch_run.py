@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from opensmd.modelparallel._torch_internals import unversioned
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.backward import Backward
@@ -84,8 +85,8 @@ class MicrobatchRun(Transfers):
         return lies_in(tensor, self.shared.replicated_memory)
 
     def _is_buffer(self, tensor: Tensor) -> bool:
-        """Whether this is a buffer of a module that lives on one rank, or a view of one."""
-        return lies_in(tensor, self.shared.buffer_memory)
+        """Whether this is a buffer of the model, or a view of one."""
+        return lies_in(tensor, self.shared.buffer_memory) or self.is_replicated_memory(tensor)
 
     def release(self) -> None:
         """Let go of everything."""
@@ -244,7 +245,7 @@ class MicrobatchRun(Transfers):
         number: int,
     ) -> tuple[Any, Description]:
         """Run a call of which is not known, or not for good, what it returns and changes; tell the others."""
-        if self.shared.sent_since_flush and (known is None or known.changed or call.destination is not None):
+        if self.shared.sent_since_flush and (known is None or known.changed or call.written):
             self.transport.flush()
             self.shared.sent_since_flush = False
         real = [each for each in tensors if each is not None]
@@ -343,6 +344,9 @@ class MicrobatchRun(Transfers):
         """Argument ``index`` was changed in place at ``home``."""
         leaf = call.leaves[index]
         tag = tag_of(leaf)
+        if tag is None and self.is_replicated_memory(leaf):
+            self._spread(leaf, home)
+            return
         if tag is not None and tag.home == home:
             tag.form = None  # the change may be one of shape
             tag.family.memory.changes += 1
@@ -368,6 +372,18 @@ class MicrobatchRun(Transfers):
         if real is not None and real is not leaf:
             moved.real = real
         put_tag(leaf, moved)
+
+    def _spread(self, buffer: Tensor, home: int) -> None:
+        """Bring what a call at ``home`` has written into replicated memory to the other ranks."""
+        self.shared.wait_for_earlier(self.index)
+        written, tag = buffer.detach(), Tag(home, serial=self.serial)
+        put_tag(written, tag)
+        for rank in range(self.shared.size):
+            copy = self.bring(written, tag, rank)
+            if copy is not None and rank != home:
+                # as torch's own norms do: backwards that keep the statistics do not mind
+                with torch.no_grad(), unversioned(buffer):
+                    buffer.copy_(copy)
 
 
 @functools.lru_cache(maxsize=4096)
