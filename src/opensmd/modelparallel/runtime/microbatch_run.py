@@ -225,7 +225,7 @@ class MicrobatchRun(Transfers):
 
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
         """Run a call whose result the others have been told for good."""
-        result = self._run(call, tensors)
+        result = self._run(call, tensors, known)
         told = known.new_tensor
         if told is not None and isinstance(result, Tensor) and told.fits(result):
             if tag_of(result) is None:
@@ -258,7 +258,7 @@ class MicrobatchRun(Transfers):
             return self._run_known(home, call, tensors, known), known
         given = self._given(call, real)
         with Watch(call, given, real, first=known is None) as watch:
-            result = self._call(call, *given)
+            result = self._call(call, *given, known)
         parts = Hidden.of(result, call.name)
         description = watch.description(parts)
         changed = (real[index] for index, _ in description.changed)
@@ -282,9 +282,9 @@ class MicrobatchRun(Transfers):
             for rank in self.shared.others:
                 self.transport.send_object(rank, tag, description)
 
-    def _run(self, call: Call, tensors: Sequence[Tensor | None]) -> Any:
+    def _run(self, call: Call, tensors: Sequence[Tensor | None], known: Description | None = None) -> Any:
         """Call the function on the tensors that are here."""
-        return self._call(call, *self._given(call, tensors))
+        return self._call(call, *self._given(call, tensors), known)
 
     def _given(self, call: Call, tensors: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the tensors that are here."""
@@ -296,12 +296,16 @@ class MicrobatchRun(Transfers):
                 kwargs = structure.substitute(kwargs, replacements)
         return args, kwargs
 
-    def _call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], known: Description | None
+    ) -> Any:
         if not call.whole:
             return call.function(*args, **kwargs)
         self.inside = True
         try:
-            if self.checkpointing and torch.is_grad_enabled():
+            # what changes its arguments in place cannot be repeated by itself
+            changes = _begins_in_place(call.owner) if known is None else bool(known.changed)
+            if self.checkpointing and torch.is_grad_enabled() and not changes:
                 return checkpoint(call.function, *args, use_reentrant=False, **kwargs)
             return call.function(*args, **kwargs)
         finally:
@@ -411,3 +415,11 @@ def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
 
 def _has_buffers(owner: Any) -> bool:
     return isinstance(owner, nn.Module) and next(owner.buffers(), None) is not None
+
+
+def _begins_in_place(owner: Any) -> bool:
+    """Whether a module, or the first one inside it, says that it changes its argument, as activations do."""
+    if not isinstance(owner, nn.Module):
+        return False
+    leaves = (each for each in owner.modules() if next(each.children(), None) is None)
+    return bool(getattr(next(leaves), "inplace", False))
