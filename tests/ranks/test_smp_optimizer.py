@@ -45,6 +45,14 @@ def set_grads(model: nn.Module, step: int, is_local: Callable[[str], bool] = lam
         parameter.grad = grad if is_local(name) else None
 
 
+class ClippingSGD(torch.optim.SGD):
+    """Has a limit for the norm of all gradients among its settings, as LAMB has."""
+
+    def __init__(self, params: Any, lr: float, max_grad_norm: float | None) -> None:
+        super().__init__(params, lr)
+        self.defaults["max_grad_norm"] = max_grad_norm
+
+
 OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
     lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
     lambda groups: torch.optim.AdamW(groups, lr=0.1),
@@ -173,6 +181,17 @@ def check_rest() -> None:
     assert optimizer.clip_master_grads(0.5) == pytest.approx(float(expected), rel=1e-5)
     for name, parameter in model.local_named_parameters():
         assert torch.allclose(parameter.grad, whole.get_parameter(name).grad, rtol=1e-5)
+
+    for kind, limit, count in [(ClippingSGD, 0.5, 1), (ClippingSGD, None, 0), (FusedLAMB, 0.5, 0)]:
+        restart(partitions=2)
+        inner = module()
+        clipping = DistributedOptimizer(kind(inner.parameters(), lr=0.1, max_grad_norm=limit))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            split(ModelState(inner))
+        told = [str(each.message) for each in caught]
+        found = sum("clips gradients itself (max_grad_norm=0.5)" in each for each in told)
+        assert (clipping, found) == (state.optimizer, count)
 
     restart(partitions=2)
     strange = DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.zeros(7))], lr=0.1))

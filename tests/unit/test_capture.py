@@ -375,3 +375,24 @@ def test_lazy_modules_are_refused_with_a_way_out() -> None:
 def test_plans_are_the_same_every_time() -> None:
     plans = {partition(capture(*resnet()), 3).to_json() for _ in range(3)}
     assert len(plans) == 1
+
+
+class CallsWhatIsInside(nn.Module):
+    """Goes through the layers of a Sequential itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        self.gone_through = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.called(x)
+        for layer in self.gone_through:
+            x = layer(x)
+        return x
+
+
+def test_a_module_whose_layers_others_call_is_a_list_of_them() -> None:
+    model = CallsWhatIsInside()
+    modules = capture(model, lambda: model(torch.ones(2, 3))).modules
+    assert [name for name, info in modules.items() if info.container] == ["gone_through"]

@@ -135,3 +135,12 @@ def test_backward_without_torchs_checks_frees_the_graph_unless_told() -> None:
     internals.run_backward([root], [torch.ones(1)], retain_graph=False)
     with pytest.raises(RuntimeError, match="second time"):
         internals.run_backward([root], [torch.ones(1)], retain_graph=False)
+
+
+def test_an_unversioned_change_is_none_to_a_backward_that_keeps_the_tensor() -> None:
+    x, kept = torch.ones(2, requires_grad=True), torch.ones(2)
+    loss = (x * kept).sum()
+    with internals.unversioned(kept):
+        kept.fill_(3.0)
+    loss.backward()
+    assert kept.tolist() == [3.0, 3.0]

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -36,6 +37,7 @@ __all__ = [
     "replaced_calls",
     "replaced_functions",
     "run_backward",
+    "unversioned",
     "watchers",
     "without_interception",
     "without_modes",
@@ -277,3 +279,9 @@ def gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
 def function_modes() -> list[torch.overrides.TorchFunctionMode]:
     """The function modes of this thread, from the outermost."""
     return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+
+def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
+    """A change of ``tensor`` in it is none to backwards that keep the tensor."""
+    kept: contextlib.AbstractContextManager[None] = _unsafe_preserve_version_counter(tensor)
+    return kept

@@ -148,7 +148,7 @@ class _Tree:
                 calls=calls.get(name, 0),
                 operations=operations.get(name, 0),
                 opaque=_is_opaque(module),
-                container=_is_container(module),
+                container=_is_container(module) or _is_opened(module, name, calls),
             )
         return found
 
@@ -163,6 +163,17 @@ def _is_container(module: nn.Module) -> bool:
     if _is_opaque(module) or "forward" in module.__dict__:
         return False
     return type(module).forward is nn.Module.forward
+
+
+def _is_opened(module: nn.Module, name: str, calls: dict[str, int]) -> bool:
+    """Whether others call what is in a module, and not the module, as checkpoints of layers do."""
+    if not calls or calls.get(name) or not name or _is_opaque(module):
+        return False
+    if any(True for _ in module.parameters(recurse=False)) or any(
+        True for _ in module.buffers(recurse=False)
+    ):
+        return False
+    return any(calls.get(f"{name}.{child}") for child, _ in module.named_modules() if child)
 
 
 def _observe_fake(

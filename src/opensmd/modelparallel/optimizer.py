@@ -64,6 +64,7 @@ class _Methods:
     """What a distributed optimizer does differently; mixed in front of the optimizer's own class."""
 
     param_groups: list[dict[str, Any]]
+    defaults: dict[str, Any]
     state: Any
     _smp_layout: _Layout | None
     _smp_warned_of_scaler = False
@@ -184,6 +185,18 @@ class _Methods:
                 self._cut(group)
             if hasattr(self, "norm_group"):
                 self.norm_group = state.groups.owners
+            elif self.defaults.get("max_grad_norm") and len(state.groups.owner_stages) > 1:
+                self._warn_of_own_clipping()
+
+    def _warn_of_own_clipping(self) -> None:
+        limit = self.defaults["max_grad_norm"]
+        warnings.warn(
+            f"smp.DistributedOptimizer: {type(self).__name__} clips gradients itself "
+            f"(max_grad_norm={limit}), by the norm of this rank's alone, not by that of the whole model. "
+            "Give it max_grad_norm=None (or 0, whichever it knows) and call "
+            f"optimizer.clip_master_grads({limit}) before optimizer.step()",
+            stacklevel=2,
+        )
 
     def _cut(self, group: dict[str, Any]) -> None:
         """Take one group's remote parameters out, with their state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.ranks.models.case import CLASSES, WIDTH, Case, Layers
 
@@ -147,6 +148,33 @@ class Borrowed(Layers):
         return out
 
 
+class NormThenMix(nn.BatchNorm1d):
+    """Calls torch's function itself, and has a child that may live elsewhere, which splits the norm."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, momentum=0.1
+        )
+        out: Tensor = self.mix(torch.tanh(h))
+        return out
+
+
+class NormsWithChildren(Layers):
+    """Running statistics that an operation between modules updates, among its other arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.third = NormThenMix(), NormThenMix()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.third(self.second(torch.tanh(self.first(x)))))
+        return out
+
+
 NORMALISED = ("first", "norm1", "second", "norm2", "head")
 CHAIN = {2: {"chain": {"third": 1, "head": 1}}}
 
@@ -171,5 +199,12 @@ CASES = (
     Case("buffers replaced", Replaces, whole=False, replicas=False),
     Case("norms in a list", Listed, fixed=LIST, whole=False, rows=32),
     Case("a norm called from outside", Borrowed, (), fixed=CHAIN, whole=False, replicas=False, rows=32),
+    Case(
+        "norms with children elsewhere",
+        NormsWithChildren,
+        ("first", "second.mix", "third", "third.mix", "head"),
+        whole=False,
+        rows=32,
+    ),
     Case("parametrisations", Spectral, whole=False, replicas=False),
 )

@@ -47,6 +47,23 @@ class OfFunctions(Layers):
         return out
 
 
+class InPlaceInside(Layers):
+    """An activation inside a checkpoint, a module of its own, changes its argument in place."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.act = nn.Hardswish(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def piece(h: Tensor) -> Tensor:
+            return self.third(self.act(self.second(h) * 2))
+
+        h: Any = checkpoint(piece, torch.tanh(self.first(x)), use_reentrant=self.reentrant)
+        out: Tensor = self.head(h)
+        return out
+
+
 class KeepsInside(Layers):
     """Something inside a checkpoint is used without being returned: a constant if that is reentrant."""
 
@@ -161,6 +178,7 @@ CASES = (
     *both("functions across stages", OfFunctions, ("first", "second", "third", "head")),
     *both("inside modules", blocks, ("0", "1", "2", "3")),
     *both("checkpoint_sequential", Pieces, BODY),
+    *both("in place inside", InPlaceInside, ("first", "second", "act", "third", "head")),
     *both("kept inside", KeepsInside, ("first", "second", "third", "head"), whole=False),
     *both("closures", Closures, ("first", "second", "third", "head")),
     Case("nested", Nested),

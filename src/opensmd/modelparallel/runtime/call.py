@@ -23,7 +23,7 @@ class Call:
         leaves: the tensors in ``args`` and ``kwargs``.
         tags: theirs, before the call.
         whole: it runs as a whole: nothing inside is intercepted.
-        destination: the argument that it writes into.
+        written: the arguments that it writes into.
         depends_on_data: its result's shape does.
         lasting: its result is no microbatch's own, like a parameter's gradient.
         owner: the module whose attributes it may set.
@@ -39,7 +39,7 @@ class Call:
     leaves: list[Tensor]
     tags: list[Tag | None]
     whole: bool = False
-    destination: Tensor | None = None
+    written: tuple[Tensor, ...] = ()
     depends_on_data: bool = False
     lasting: bool = False
     owner: Any = None

@@ -197,7 +197,7 @@ def describe(
     versions: Sequence[int],
     foreign: Sequence[bool],
     depends_on_data: bool,
-    destination: int | None = None,
+    destinations: Collection[int] = (),
     written: Collection[int] = (),
     left: Found | None = None,
 ) -> Description:
@@ -209,7 +209,7 @@ def describe(
         versions: their versions before the call.
         foreign: arguments that had come from another home, or are copies.
         depends_on_data: the shapes or values may differ from call to call.
-        destination: the argument that the operation is about.
+        destinations: the arguments that the operation writes into, whatever their versions say.
         written: memory that was changed in place, for inference tensors, which have no versions.
         left: what is left outside the result.
     """
@@ -223,7 +223,7 @@ def describe(
         changed=tuple(
             (number, argument.requires_grad)
             for number, argument in enumerate(arguments)
-            if number == destination
+            if number in destinations
             or (version_of(argument) != versions[number] and not is_sparse(argument))
             or (argument.is_inference() and argument.untyped_storage()._cdata in written)
         ),

@@ -26,6 +26,7 @@ from opensmd.modelparallel.runtime.operations import (
     getter,
     in_fixed_order,
     indexes_by_mask,
+    statistics,
 )
 from opensmd.modelparallel.runtime.placeholder import Placeholder
 from opensmd.modelparallel.runtime.tags import highest_home, tag_of
@@ -87,12 +88,14 @@ class Glue(TorchFunctionMode):
         if "out" in kwargs or func in CHANGES_FIRST:
             destination = kwargs.get("out", args[0])
             if isinstance(destination, Tensor):
-                call.destination = destination
+                call.written = (destination,)
                 tag = tag_of(destination)
                 if tag is not None:
                     home = tag.home
                 elif run.is_replicated_memory(destination):
                     return run.run_everywhere(call)
+        else:
+            call.written = statistics(func, args, kwargs)
         call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, call.leaves)
         return run.run_at(home, call)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from opensmd.modelparallel._torch_internals import unversioned
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.backward import Backward
@@ -84,8 +85,8 @@ class MicrobatchRun(Transfers):
         return lies_in(tensor, self.shared.replicated_memory)
 
     def _lasts(self, tensor: Tensor) -> bool:
-        """Whether this is a parameter, a buffer of a module that lives on one rank, or a view of one."""
-        return lies_in(tensor, self.shared.placed_memory)
+        """Whether this is a buffer of the model, a parameter of this rank, or a view of one."""
+        return lies_in(tensor, self.shared.placed_memory) or self.is_replicated_memory(tensor)
 
     def release(self) -> None:
         """Let go of everything."""
@@ -224,7 +225,7 @@ class MicrobatchRun(Transfers):
 
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
         """Run a call whose result the others have been told for good."""
-        result = self._run(call, tensors)
+        result = self._run(call, tensors, known)
         told = known.new_tensor
         if told is not None and isinstance(result, Tensor) and told.fits(result):
             if tag_of(result) is None:
@@ -244,7 +245,7 @@ class MicrobatchRun(Transfers):
         number: int,
     ) -> tuple[Any, Description]:
         """Run a call of which is not known, or not for good, what it returns and changes; tell the others."""
-        if self.shared.sent_since_flush and (known is None or known.changed or call.destination is not None):
+        if self.shared.sent_since_flush and (known is None or known.changed or call.written):
             self.transport.flush()
             self.shared.sent_since_flush = False
         real = [each for each in tensors if each is not None]
@@ -257,7 +258,7 @@ class MicrobatchRun(Transfers):
             return self._run_known(home, call, tensors, known), known
         given = self._given(call, real)
         with Watch(call, given, real, first=known is None) as watch:
-            result = self._call(call, *given)
+            result = self._call(call, *given, known)
         parts = Hidden.of(result, call.name)
         description = watch.description(parts)
         changed = (real[index] for index, _ in description.changed)
@@ -281,9 +282,9 @@ class MicrobatchRun(Transfers):
             for rank in self.shared.others:
                 self.transport.send_object(rank, tag, description)
 
-    def _run(self, call: Call, tensors: Sequence[Tensor | None]) -> Any:
+    def _run(self, call: Call, tensors: Sequence[Tensor | None], known: Description | None = None) -> Any:
         """Call the function on the tensors that are here."""
-        return self._call(call, *self._given(call, tensors))
+        return self._call(call, *self._given(call, tensors), known)
 
     def _given(self, call: Call, tensors: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the tensors that are here."""
@@ -295,12 +296,16 @@ class MicrobatchRun(Transfers):
                 kwargs = structure.substitute(kwargs, replacements)
         return args, kwargs
 
-    def _call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], known: Description | None
+    ) -> Any:
         if not call.whole:
             return call.function(*args, **kwargs)
         self.inside = True
         try:
-            if self.checkpointing and torch.is_grad_enabled():
+            # what changes its arguments in place cannot be repeated by itself
+            changes = _begins_in_place(call.owner) if known is None else bool(known.changed)
+            if self.checkpointing and torch.is_grad_enabled() and not changes:
                 return checkpoint(call.function, *args, use_reentrant=False, **kwargs)
             return call.function(*args, **kwargs)
         finally:
@@ -343,6 +348,9 @@ class MicrobatchRun(Transfers):
         """Argument ``index`` was changed in place at ``home``."""
         leaf = call.leaves[index]
         tag = tag_of(leaf)
+        if tag is None and self.is_replicated_memory(leaf):
+            self._spread(leaf, home)
+            return
         if tag is not None and tag.home == home:
             tag.form = None  # the change may be one of shape
             tag.family.memory.changes += 1
@@ -368,6 +376,18 @@ class MicrobatchRun(Transfers):
         if real is not None and real is not leaf:
             moved.real = real
         put_tag(leaf, moved)
+
+    def _spread(self, buffer: Tensor, home: int) -> None:
+        """Bring what a call at ``home`` has written into replicated memory to the other ranks."""
+        self.shared.wait_for_earlier(self.index)
+        written, tag = buffer.detach(), Tag(home, serial=self.serial)
+        put_tag(written, tag)
+        for rank in range(self.shared.size):
+            copy = self.bring(written, tag, rank)
+            if copy is not None and rank != home:
+                # as torch's own norms do: backwards that keep the statistics do not mind
+                with torch.no_grad(), unversioned(buffer):
+                    buffer.copy_(copy)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -395,3 +415,11 @@ def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
 
 def _has_buffers(owner: Any) -> bool:
     return isinstance(owner, nn.Module) and next(owner.buffers(), None) is not None
+
+
+def _begins_in_place(owner: Any) -> bool:
+    """Whether a module, or the first one inside it, says that it changes its argument, as activations do."""
+    if not isinstance(owner, nn.Module):
+        return False
+    leaves = (each for each in owner.modules() if next(each.children(), None) is None)
+    return bool(getattr(next(leaves), "inplace", False))

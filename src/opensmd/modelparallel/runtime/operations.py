@@ -18,6 +18,7 @@ __all__ = [
     "READS_VALUE",
     "getter",
     "indexes_by_mask",
+    "statistics",
 ]
 
 Function = Callable[..., Any]
@@ -128,3 +129,24 @@ def indexes_by_mask(function: Function, tensors: list[Tensor]) -> bool:
     return function is Tensor.__getitem__ and any(
         each.dtype in (torch.bool, torch.uint8) for each in tensors[1:]
     )
+
+
+# Operations that update running statistics among their arguments, without a trace in these tensors' versions:
+# the place of the first of the two, and the place, name and default of what asks for it.
+_STATISTICS: dict[Function, tuple[int, int, str, bool]] = {
+    torch.nn.functional.batch_norm: (1, 5, "training", False),
+    torch.nn.functional.instance_norm: (1, 5, "use_input_stats", True),
+    torch.batch_norm: (3, 5, "training", False),
+    torch.instance_norm: (3, 5, "use_input_stats", True),
+}
+
+
+def statistics(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    """The running statistics that a call updates."""
+    if function not in _STATISTICS:
+        return ()
+    first, place, name, default = _STATISTICS[function]
+    if not (args[place] if len(args) > place else kwargs.get(name, default)):
+        return ()
+    both = [*args[first : first + 2], kwargs.get("running_mean"), kwargs.get("running_var")]
+    return tuple(each for each in both if isinstance(each, Tensor))

@@ -39,6 +39,7 @@ class Watch:
         self._first = first
         self._buffers = _buffers(call.owner) if first else []
         self._buffer_versions = list(map(version_of, self._buffers))
+        self._buffer_values = [_value(each) for each in self._buffers]
         self._effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
         self._versions = list(map(version_of, tensors))
         self._sparse = [(each, each.clone()) for each in tensors if is_sparse(each)]
@@ -57,9 +58,12 @@ class Watch:
         if not self._buffers:
             return False
         now = _buffers(self._call.owner)
-        return len(now) != len(self._buffers) or any(
-            each is not old or version_of(each) != version
-            for each, old, version in zip(now, self._buffers, self._buffer_versions, strict=True)
+        if len(now) != len(self._buffers):
+            return True
+        before = zip(self._buffers, self._buffer_versions, self._buffer_values, strict=True)
+        return any(
+            each is not old or version_of(each) != version or not _is_still(each, value)
+            for each, (old, version, value) in zip(now, before, strict=True)
         )
 
     def description(self, parts: Hidden) -> Description:
@@ -85,7 +89,7 @@ class Watch:
                 or left is not None
                 or (data is not None and data.seen)
             ),
-            destination=_place_of(call.destination, call.leaves),
+            destinations=[n for n, leaf in enumerate(call.leaves) if _is_one_of(leaf, call.written)],
             written=data.written if data is not None else (),
             left=left,
         )
@@ -100,8 +104,17 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return bool(torch.equal(one.detach().to_dense(), other.detach().to_dense()))
 
 
-def _place_of(destination: Tensor | None, leaves: Sequence[Tensor]) -> int | None:
-    return next((place for place, leaf in enumerate(leaves) if leaf is destination), None)
+def _value(buffer: Tensor) -> Tensor | None:
+    """A copy, where versions do not tell of changes: torch's norms update their statistics behind them."""
+    return buffer.detach().clone() if buffer.is_floating_point() and buffer.layout is torch.strided else None
+
+
+def _is_still(buffer: Tensor, value: Tensor | None) -> bool:
+    return value is None or torch.equal(buffer, value)
+
+
+def _is_one_of(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    return any(each is tensor for each in others)
 
 
 class _WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
