@@ -279,6 +279,11 @@ class Restriction:
     step: Callable[[Any, Tensor, Tensor], Any] = trained
 
 
+def frozen_inside(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    model.module.third.requires_grad_(requires_grad=False)
+    return trained(model, x, y)
+
+
 IN_MODULE = "Put that code into an nn.Module of its own"
 RESTRICTIONS = {
     "torch.vmap between stages": Restriction(("torch.vmap", IN_MODULE), Mapped),
@@ -293,6 +298,10 @@ RESTRICTIONS = {
         with_backward_hook,
     ),
     "eval() inside a step": Restriction(("train() or eval() inside a smp.step",), step=switched_modes),
+    "requires_grad of a parameter inside a step": Restriction(
+        ("requires_grad of a parameter of shape", "was changed inside a smp.step function"),
+        step=frozen_inside,
+    ),
     "a tensor that a later microbatch has computed": Restriction(
         ("was given, after module 'third'", "what kept it", "set active_microbatches to 1"), Keeping
     ),

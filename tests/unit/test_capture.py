@@ -94,6 +94,7 @@ def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
             with torch.no_grad():  # as moving averages of weights do
                 self.norm.bias.data = self.norm.bias.data + 1.0
                 self.norm.weight.mul_(0.5)
+            self.norm.bias.requires_grad = not self.norm.bias.requires_grad
             return F.dropout(self.norm(x))
 
     for needs_value in (False, True):
@@ -118,7 +119,7 @@ def test_the_model_and_the_random_state_are_left_as_they_were() -> None:
         torch.testing.assert_close(gradient, kept, rtol=0, atol=0)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
-        assert model.last is last
+        assert model.last is last and not model.norm.bias.requires_grad
         assert torch.equal(torch.get_rng_state(), state)
         assert type(model.count) is Tensor
         assert not model.norm._forward_hooks

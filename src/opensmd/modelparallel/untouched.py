@@ -78,6 +78,7 @@ def untouched(module: nn.Module, written: WrittenParameters | None = None) -> It
         (value, value.copy()) for each in modules for value in each.__dict__.values() if _holds(value)
     ]
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     data = [(each, each.data) for each in (*module.parameters(), *module.buffers()) if _has_memory(each)]
     for parameter, _ in gradients:
@@ -96,6 +97,8 @@ def untouched(module: nn.Module, written: WrittenParameters | None = None) -> It
                 tensor.data = kept_tensor
         for parameter, gradient in gradients:
             parameter.grad = gradient
+        for parameter, wanted in trained:
+            parameter.requires_grad_(wanted)
         with torch.no_grad():
             for buffer, kept_data in buffers:
                 buffer.copy_(kept_data)

@@ -4,7 +4,7 @@
 # some of torch's own functions have no annotations
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
-from tests.ranks.models.case import WIDTH, Case, Layers, cross_entropy, plain_module
+from tests.ranks.models.case import WIDTH, Batch, Case, Layers, cross_entropy, plain_module
 
 __all__ = ["CASES"]
 
@@ -126,6 +126,33 @@ class MadeWeights(Layers):
         return out
 
 
+class Rivals(Layers):
+    """A maker and a judge of what it has made; each is frozen while the other one learns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = torch.tanh(self.second(torch.tanh(self.first(x))))
+        out: Tensor = self.head(torch.tanh(self.third(made)))
+        return out
+
+
+def in_turn(case: Case, model: Any, backward: Callable[..., None], batch: Batch) -> Tensor:
+    """A backward for either; the maker is left frozen."""
+    x, y = batch
+    module = plain_module(model)
+    maker, judge = (module.first, module.second), (module.third, module.head)
+    losses = []
+    for factor, learning, frozen in ((1.0, maker, judge), (-0.7, judge, maker)):
+        for each in learning:
+            each.requires_grad_(True)
+        for each in frozen:
+            each.weight.requires_grad = False
+            each.bias.requires_grad_(False)
+        loss = factor * case.loss(model, x, y)
+        backward(loss)
+        losses.append(loss.detach())
+    return losses[0] + losses[1]
+
+
 TAUGHT = ("first", "taught.0", "second", "taught.1", "third", "taught.2", "head")
 
 
@@ -175,6 +202,7 @@ CASES = (
     Case("detached values", Detached, settings={"find_unused_parameters": True}),
     Case("new leaves", Meaning),
     Case("weights made by hooks", MadeWeights, whole=False, replicas=False),
+    Case("frozen in turn", Rivals, train=in_turn, microbatches=(1,), replicas=False),
     Case("moving average of weights", Teacher, TAUGHT, whole=False, replicas=False),
     Case("moving average in place", TeacherInPlace, TAUGHT, whole=False, replicas=False),
 )

@@ -252,7 +252,7 @@ class Engine:
                 args, kwargs = calls[index]
                 set_run(run)
                 try:
-                    with Glue(run, self.backward, self._complete_gradients) as run.mode:
+                    with Glue(run, self.backward, self._complete_gradients, self._freeze) as run.mode:
                         value = function(*args, **kwargs)
                 finally:
                     set_run(None)
@@ -295,17 +295,33 @@ class Engine:
 
     def _begin_step(self) -> Shared:
         assert self._shared is not None
-        trainable = []
+        self._require_no_backward_hooks()
+        self._look_at_what_is_trained()
+        self._shared.random.begin_step()
+        self._shared.lent.clear()
+        return self._shared
+
+    def _look_at_what_is_trained(self) -> None:
+        assert self._shared is not None
+        trained = []
         with without_interception():  # parameters of other ranks are of a guarded class
             for parameter, tag in self._parameters:
                 wanted = parameter.requires_grad
                 tag.requires_grad = wanted
-                trainable.append(wanted)
-        self._require_no_backward_hooks()
-        self._shared.epoch = hash(tuple(trainable))
-        self._shared.random.begin_step()
-        self._shared.lent.clear()
-        return self._shared
+                trained.append(wanted)
+        self._shared.epoch = hash(tuple(trained))
+
+    def _freeze(self, parameter: nn.Parameter, wanted: bool) -> None:
+        """Give a parameter another ``requires_grad`` inside a step."""
+        if self.backwards.microbatches > 1 and self.config.active_microbatches != 1:
+            raise SMPUnsupportedError(
+                f"requires_grad of a parameter of shape {tuple(parameter.shape)} was changed inside a "
+                "smp.step function. The microbatches of a step share its parameters and take turns: change it "
+                "between steps, or set microbatches or active_microbatches to 1"
+            )
+        with without_interception():
+            parameter.requires_grad_(wanted)
+        self._look_at_what_is_trained()
 
     def _require_no_backward_hooks(self) -> None:
         for name, module in self._split.items():

@@ -26,6 +26,7 @@ from opensmd.modelparallel.runtime.operations import (
     getter,
     in_fixed_order,
     indexes_by_mask,
+    setter,
     statistics,
 )
 from opensmd.modelparallel.runtime.placeholder import Placeholder
@@ -38,6 +39,7 @@ __all__ = ["Glue"]
 
 Function = Callable[..., Any]
 Backward = Callable[..., None]
+Freeze = Callable[[nn.Parameter, bool], None]
 
 
 class Glue(TorchFunctionMode):
@@ -47,13 +49,17 @@ class Glue(TorchFunctionMode):
         run: the microbatch.
         backward: what ``loss.backward()`` means inside a step.
         complete: computes what is left of gradients, before somebody looks at them.
+        freeze: gives a parameter another ``requires_grad``, on this rank and in what all ranks know.
     """
 
-    def __init__(self, run: MicrobatchRun, backward: Backward, complete: Callable[[], None]) -> None:
+    def __init__(
+        self, run: MicrobatchRun, backward: Backward, complete: Callable[[], None], freeze: Freeze
+    ) -> None:
         super().__init__()
         self._run = run
         self._backward_of_step = backward
         self._complete = complete
+        self._freeze = freeze
 
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -103,6 +109,19 @@ class Glue(TorchFunctionMode):
         tag = tag_of(args[0])
         assert tag is not None
         return tag.requires_grad
+
+    def _set_requires_grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of a parameter on all ranks, as each has its own object of that name."""
+        tensor, tag = args[0], tag_of(args[0])
+        assert tag is not None
+        if not isinstance(tensor, nn.Parameter):
+            return self._intercept(Call(_name(func), func, func, args, kwargs, [tensor], [tag]), tag.home)
+        wanted = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
+        if wanted != tag.requires_grad:
+            self._run.settle()
+            self._complete()
+            self._freeze(tensor, wanted)
+        return tensor
 
     def _is_leaf(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return isinstance(args[0], nn.Parameter) or not self._requires_grad(func, args, kwargs)
@@ -166,6 +185,8 @@ _REFUSED: dict[Function, str] = {
 _Handler = Callable[[Glue, Function, tuple[Any, ...], dict[str, Any]], Any]
 _SPECIAL: dict[Function, _Handler] = {
     getter("requires_grad"): Glue._requires_grad,
+    Tensor.requires_grad_: Glue._set_requires_grad,
+    setter("requires_grad"): Glue._set_requires_grad,
     getter("is_leaf"): Glue._is_leaf,
     getter("grad_fn"): Glue._grad_fn,
     getter("grad"): Glue._grad,

@@ -18,6 +18,7 @@ __all__ = [
     "READS_VALUE",
     "getter",
     "indexes_by_mask",
+    "setter",
     "statistics",
 ]
 
@@ -31,6 +32,12 @@ def _of(owner: Any, names: str) -> set[Function]:
 def getter(name: str) -> Function:
     """The function behind reading the attribute ``name`` of a tensor."""
     found: Function = getattr(Tensor, name).__get__
+    return found
+
+
+def setter(name: str) -> Function:
+    """The function behind setting the attribute ``name`` of a tensor."""
+    found: Function = getattr(Tensor, name).__set__
     return found
 
 
@@ -79,7 +86,7 @@ CHANGES_FIRST: frozenset[Function] = frozenset(
     _of(Tensor, " ".join(_in_place_names(dir(Tensor))))
     | _of(torch, " ".join(name for name in _in_place_names(dir(torch)) if callable(getattr(torch, name))))
     | _of(torch.nn.functional, "relu_ elu_ celu_ selu_ leaky_relu_ rrelu_ hardtanh_ threshold_")
-    | {getattr(Tensor, name).__set__ for name in ("data", "grad")}
+    | {setter(name) for name in ("data", "grad")}
 )
 
 # Operations that draw random numbers; on replicated tensors all ranks must draw the same.
