@@ -316,8 +316,8 @@ class Engine:
         if self.backwards.microbatches > 1 and self.config.active_microbatches != 1:
             raise SMPUnsupportedError(
                 f"requires_grad of a parameter of shape {tuple(parameter.shape)} was changed inside a "
-                "smp.step function. The microbatches of a step share its parameters and take turns: change it "
-                "between steps, or set microbatches or active_microbatches to 1"
+                "smp.step function. The microbatches of a step share its parameters and take turns: change "
+                "it between steps, or set microbatches or active_microbatches to 1"
             )
         with without_interception():
             parameter.requires_grad_(wanted)
