@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.init import shutdown
-from tests.support.ranks import RankPool
+from tests.support.ranks import RankPool, run_once
 
 ROWS, WIDTH, STEPS = 8, 12, 4  # rows of one replica's batch
 
@@ -208,6 +208,28 @@ def test_replicas_average_also_what_only_the_last_microbatch_adds(pool: Callable
     assert first and second
     for mine, other in zip([first, second], others, strict=True):
         assert all(map(torch.equal, mine, other))
+
+
+def frozen_inside_a_step() -> str:
+    """What freezing a parameter inside a step of one microbatch says where there are replicas."""
+    smp.init({"partitions": 2, "microbatches": 1, "ddp": True})
+    torch.manual_seed(0)
+    module = Net()
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step_function(x: Tensor, y: Tensor) -> None:
+        next(module.parameters()).requires_grad_(requires_grad=False)
+        model.backward(F.mse_loss(model(x), y))
+
+    with pytest.raises(RuntimeError) as error:
+        step_function(*data(0, 1))
+    return str(error.value)
+
+
+def test_replicas_refuse_to_freeze_parameters_inside_a_step() -> None:
+    for outcome in run_once(4, frozen_inside_a_step):
+        assert "replicas reduce what one backward finds" in str(outcome.value), outcome.text
 
 
 def fail_after_the_last_backward(microbatches: int) -> None:

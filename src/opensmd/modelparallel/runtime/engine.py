@@ -313,11 +313,13 @@ class Engine:
 
     def _freeze(self, parameter: nn.Parameter, wanted: bool) -> None:
         """Give a parameter another ``requires_grad`` inside a step."""
-        if self.backwards.microbatches > 1 and self.config.active_microbatches != 1:
+        take_turns = self.backwards.microbatches > 1 and self.config.active_microbatches != 1
+        if take_turns or self.before_last_backward is not None:
             raise SMPUnsupportedError(
                 f"requires_grad of a parameter of shape {tuple(parameter.shape)} was changed inside a "
-                "smp.step function. The microbatches of a step share its parameters and take turns: change "
-                "it between steps, or set microbatches or active_microbatches to 1"
+                "smp.step function. The microbatches of a step share its parameters and take turns, and "
+                "replicas reduce what one backward finds: change it between steps. With one replica, "
+                "microbatches or active_microbatches may be set to 1 instead"
             )
         with without_interception():
             parameter.requires_grad_(wanted)
