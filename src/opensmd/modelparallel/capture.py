@@ -239,7 +239,7 @@ def _measure(
 
 
 @contextlib.contextmanager
-def _dry(module: nn.Module, written: WrittenParameters | None = None) -> Iterator[None]:
+def _dry(module: nn.Module, written: WrittenParameters | None) -> Iterator[None]:
     """Mark the thread as tracing, and put back whatever the run may change in the model."""
     _local.depth = getattr(_local, "depth", 0) + 1
     try:

@@ -66,7 +66,7 @@ class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
 
 @contextlib.contextmanager
-def untouched(module: nn.Module, written: WrittenParameters | None = None) -> Iterator[None]:
+def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[None]:
     """Put back whatever the body may change in the model.
 
     Args:
@@ -77,11 +77,10 @@ def untouched(module: nn.Module, written: WrittenParameters | None = None) -> It
     contents = [
         (value, value.copy()) for each in modules for value in each.__dict__.values() if _holds(value)
     ]
-    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    trained = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     data = [(each, each.data) for each in (*module.parameters(), *module.buffers()) if _has_memory(each)]
-    for parameter, _ in gradients:
+    for parameter, *_ in parameters:
         parameter.grad = None
     try:
         yield
@@ -95,10 +94,9 @@ def untouched(module: nn.Module, written: WrittenParameters | None = None) -> It
         for tensor, kept_tensor in data:
             if _memory(tensor) != _memory(kept_tensor):  # tensor.data = ..., which may have been a fake
                 tensor.data = kept_tensor
-        for parameter, gradient in gradients:
+        for parameter, gradient, trained in parameters:
             parameter.grad = gradient
-        for parameter, wanted in trained:
-            parameter.requires_grad_(wanted)
+            parameter.requires_grad_(trained)
         with torch.no_grad():
             for buffer, kept_data in buffers:
                 buffer.copy_(kept_data)

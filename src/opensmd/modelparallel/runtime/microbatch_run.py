@@ -303,9 +303,7 @@ class MicrobatchRun(Transfers):
             return call.function(*args, **kwargs)
         self.inside = True
         try:
-            # what changes its arguments in place cannot be repeated by itself
-            changes = _begins_in_place(call.owner) if known is None else bool(known.changed)
-            if self.checkpointing and torch.is_grad_enabled() and not changes:
+            if self.checkpointing and torch.is_grad_enabled() and _can_be_repeated(call, known):
                 return checkpoint(call.function, *args, use_reentrant=False, **kwargs)
             return call.function(*args, **kwargs)
         finally:
@@ -415,6 +413,11 @@ def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
 
 def _has_buffers(owner: Any) -> bool:
     return isinstance(owner, nn.Module) and next(owner.buffers(), None) is not None
+
+
+def _can_be_repeated(call: Call, known: Description | None) -> bool:
+    """Not what changes its arguments in place."""
+    return not (_begins_in_place(call.owner) if known is None else known.changed)
 
 
 def _begins_in_place(owner: Any) -> bool:
