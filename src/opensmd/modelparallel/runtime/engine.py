@@ -94,6 +94,7 @@ class Engine:
         self.before_plain_backward: Callable[[], None] | None = None
         self._control_device = control_device(group)
         self._parameters: list[tuple[nn.Parameter, Tag]] = []
+        self._numbers: dict[Tag, int] = {}
         self._whole: dict[str, tuple[nn.Module, int]] = {}
         self._split: dict[str, nn.Module] = {}
         self._sequences = Sequences({}, {})
@@ -190,6 +191,7 @@ class Engine:
             home = plan.parameter_home(name)
             tag = Tag(home, parameter.requires_grad)
             put_tag(parameter, tag)
+            self._numbers[tag] = len(self._parameters)
             self._parameters.append((parameter, tag))
             if home != self.rank:
                 make_remote(parameter)
@@ -323,7 +325,10 @@ class Engine:
             )
         with without_interception():
             parameter.requires_grad_(wanted)
-        self._look_at_what_is_trained()
+        shared, tag = self._shared, tag_of(parameter)
+        assert shared is not None and tag is not None
+        tag.requires_grad = wanted
+        shared.epoch = hash((shared.epoch, self._numbers[tag], wanted))
 
     def _require_no_backward_hooks(self) -> None:
         for name, module in self._split.items():
