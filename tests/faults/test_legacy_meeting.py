@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -16,9 +17,12 @@ import pytest
 import torch
 import torch.distributed.deprecated as dist
 
+from opensmd.legacy.rendezvous.address import Address
 from opensmd.legacy.rendezvous.host import Process
 from opensmd.legacy.rendezvous.meeting import Meeting
+from opensmd.legacy.rendezvous.multicast import SHOUT_INTERVAL, Announcement, Voice, find_leader
 from opensmd.legacy.rendezvous.server import Server
+from opensmd.legacy.settings import Deadline
 from tests.support.ranks import RankPool, free_port, started
 
 Attempt = dict[str, object]
@@ -147,6 +151,26 @@ def test_two_world_sizes_are_an_error_on_every_rank(pool: Callable[[int], RankPo
     ):
         for text in pool(3).run(attempt, roles, backend=None):
             assert "was started with world_size" in text and "give all processes the same" in text
+
+
+def test_who_disagrees_hears_everybody_before_going_to_a_store() -> None:
+    """What a follower shouts may come before what its leader does."""
+    address = Address("multicast", "239.255.77.8", free_port())
+    deadline = Deadline(10)
+    own = Announcement("c", 4, "")
+    follower, leader = (Announcement(token, 3, "", leader="b") for token in "ab")
+
+    def others() -> None:
+        with Voice(address, "lo", "") as voice:
+            for token in (follower, follower, leader):
+                voice.shout(token)
+                time.sleep(SHOUT_INTERVAL / 2)
+
+    with Voice(address, "lo", "") as voice:
+        thread = threading.Thread(target=others)
+        thread.start()
+        assert find_leader(voice, own, address, "lo", deadline) == leader
+        thread.join()
 
 
 def test_two_jobs_share_an_address_or_a_file_under_two_names(

@@ -25,10 +25,11 @@ from opensmd.legacy.rendezvous.meeting import Joined, Meeting
 from opensmd.legacy.rendezvous.server import Server, reach_any, serve
 from opensmd.legacy.settings import Deadline
 
-__all__ = ["Announcement", "choose_leader", "join_multicast"]
+__all__ = ["Announcement", "Voice", "choose_leader", "find_leader", "join_multicast"]
 
 FORMAT = "opensmd.legacy 1"
 SHOUT_INTERVAL = 0.1
+ALL_HEARD = 3 * SHOUT_INTERVAL  # after which everybody who is there has been heard by everybody
 HOPS = 1  # the local network
 DATAGRAM = 8192
 
@@ -71,7 +72,7 @@ def join_multicast(
     except OSError as error:
         raise _unusable(address, interface, error) from error
     with voice:
-        leader = _find_leader(voice, own, address, interface, deadline)
+        leader = find_leader(voice, own, address, interface, deadline)
         serves = leader.token == own.token
         try:
             theirs = (
@@ -94,17 +95,26 @@ def choose_leader(heard: dict[str, Announcement], own: Announcement) -> Announce
     if followed:
         return heard[followed[0]]
     # Another world size is enough to meet: the meeting then tells everyone of the disagreement.
-    disagree = any(each.world_size != own.world_size for each in heard.values())
-    if len(heard) >= own.world_size or disagree:
+    if len(heard) >= own.world_size or _disagree(heard, own):
         return heard[min(heard)]
     return None
 
 
-def _find_leader(
+def _disagree(heard: dict[str, Announcement], own: Announcement) -> bool:
+    return any(each.world_size != own.world_size for each in heard.values())
+
+
+def find_leader(
     voice: Voice, own: Announcement, address: Address, interface: str | None, deadline: Deadline
 ) -> Announcement:
+    """Shout and listen until it is clear whose store to go to.
+
+    Raises:
+        RuntimeError: too few were heard in time, or the host cannot send there.
+    """
     heard = {own.token: own}
     next_shout = 0.0
+    disagree_since: float | None = None
     while not deadline.passed:
         if time.monotonic() >= next_shout:
             next_shout = time.monotonic() + SHOUT_INTERVAL
@@ -114,6 +124,10 @@ def _find_leader(
                 raise _unusable(address, interface, error) from error
         for announcement in voice.listen(min(SHOUT_INTERVAL / 2, deadline.remaining())):
             heard[announcement.token] = announcement
+        if disagree_since is None and _disagree(heard, own):
+            disagree_since = time.monotonic()
+        if disagree_since is not None and time.monotonic() < disagree_since + ALL_HEARD:
+            continue  # with nobody knowing how many they are, all must have heard the same ones
         leader = choose_leader(heard, own)
         if leader is not None:
             return leader
