@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.harness.meeting import Meeting
@@ -17,10 +18,18 @@ from benchmarks.harness.mpi import ROOT, Mpi
 from benchmarks.harness.results import Results, machine
 from opensmd.launch.allocator import keeping_memory
 
-__all__ = ["cores", "run"]
+__all__ = ["Place", "cores", "run"]
 
 FOLDERS = Path("/dev/shm")
 PREFIX = "bench-"  # then the process that made the folder
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs: what comes before its command, and the environment there."""
+
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def cores() -> int:
@@ -29,9 +38,18 @@ def cores() -> int:
 
 
 def run(
-    module: str, *, ranks: int, mpi: Mpi | None, args: Sequence[str] = (), timeout: float = 900
+    module: str,
+    *,
+    ranks: int,
+    mpi: Mpi | None,
+    args: Sequence[str] = (),
+    places: Sequence[Place] = (),
+    timeout: float = 900,
 ) -> Results:
     """Run ``python -m module`` on so many ranks; return what rank 0 saved.
+
+    Args:
+        places: of the ranks, where no MPI starts them; by default here.
 
     Raises:
         RuntimeError: a rank failed, or the ranks did not end within ``timeout`` seconds.
@@ -45,7 +63,10 @@ def run(
         if mpi is None:
             env |= keeping_memory(env)  # as smdrun starts ranks
             processes = [
-                _start(command, {**env, "RANK": str(r), "WORLD_SIZE": str(ranks)}) for r in range(ranks)
+                _start(
+                    [*place.command, *command], {**env, **place.env, "RANK": str(r), "WORLD_SIZE": str(ranks)}
+                )
+                for r, place in enumerate(places or [Place()] * ranks)
             ]
         else:
             env |= {**mpi.env, "MPI4PY_LIBMPI": str(mpi.library), "BENCH_MPI": mpi.name}

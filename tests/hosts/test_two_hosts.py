@@ -6,9 +6,12 @@ namespaces, also by two of those with a cable between them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
+import zlib
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from benchmarks.hosts.networks import ADDRESSES, CABLE, two_networks
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.mailbox import has_mailbox
@@ -58,6 +62,39 @@ def run_cases(hosts: str) -> list[str]:
             check_reductions(failures, place, Op.MAX, torch.float64, shape)
             check_reductions(failures, place, Op.BXOR, torch.uint8, shape)
     return failures.texts
+
+
+def run_sums_in_parts(hosts: str) -> list[int]:
+    """What several ranks of a host add up in shared memory first; checksums of the results."""
+    init_on(hosts)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(0)
+    checksums = []
+    for count in (1, 8191, 1_700_003):
+        inputs = [torch.randn(count, generator=generator) for _ in range(size)]
+        for dtype in (torch.float32, torch.float64, torch.complex64, torch.int64, torch.int8, torch.bfloat16):
+            mine = [(10 * each).to(dtype) for each in inputs]
+            for op, expected in (
+                (Op.SUM, sum(each.to(torch.complex128) for each in mine)),
+                (Op.AVG, sum(each.to(torch.complex128) for each in mine) / size),
+            ):
+                tensor = mine[rank].clone()
+                dist.all_reduce(tensor, op)
+                if not dtype.is_floating_point and not dtype.is_complex:
+                    expected = torch.complex(expected.real.trunc(), expected.imag)
+                torch.testing.assert_close(
+                    tensor, expected.to(dtype), rtol=2e-2 if dtype.itemsize == 2 else 1e-5, atol=1e-4
+                )
+                checksums.append(zlib.crc32(tensor.view(torch.uint8).numpy()))
+        largest = inputs[rank].clone()
+        dist.all_reduce(largest, Op.MAX)
+        assert torch.equal(largest, torch.stack(inputs).amax(0))
+        scaled = inputs[rank].clone()
+        dist.all_reduce(scaled, dist._make_nccl_premul_sum(rank + 0.5))
+        torch.testing.assert_close(
+            scaled, sum((r + 0.5) * each for r, each in enumerate(inputs)), rtol=1e-4, atol=1e-4
+        )
+    return checksums
 
 
 def run_forms(hosts: str) -> None:
@@ -112,13 +149,25 @@ def run_dying(hosts: str) -> str:
     return str(first.value)
 
 
+def run_dying_beside_another(hosts: str) -> tuple[str, float]:
+    init_on(hosts)
+    dist.all_reduce(torch.ones(1_000_000))
+    if dist.get_rank() == 1:
+        os._exit(3)
+    begin = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as first:
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1_000_000))
+    return str(first.value), time.monotonic() - begin
+
+
 def values(outcomes: list[Outcome]) -> list[Any]:
     for outcome in outcomes:
         assert outcome.kind == "value", outcome.text
     return [outcome.value for outcome in outcomes]
 
 
-@pytest.mark.parametrize("hosts", ["ab", "aba"])
+@pytest.mark.parametrize("hosts", ["ab", "aba", "abba"])
 def test_every_collective_gives_what_plain_torch_gives(hosts: str) -> None:
     for failures in values(run_once(len(hosts), run_cases, hosts, backend=None, timeout=100)):
         assert failures == []
@@ -138,6 +187,22 @@ def test_the_death_of_a_rank_is_an_error_on_the_others() -> None:
     for rank in (0, 2):
         assert outcomes[rank].kind == "value", outcomes[rank].text
         assert "Gloo" in outcomes[rank].value and f"rank {rank}" in outcomes[rank].value
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab"])
+def test_ranks_that_share_hosts_get_the_same_sums(hosts: str) -> None:
+    checksums = values(run_once(len(hosts), run_sums_in_parts, hosts, backend=None, timeout=100))
+    assert all(each == checksums[0] for each in checksums)
+
+
+def test_a_death_is_an_error_on_the_hosts_that_only_wait_for_the_victims_host() -> None:
+    outcomes = run_once(5, run_dying_beside_another, "aabba", backend=None, timeout=40)
+    assert outcomes[1].kind == "died"
+    told = [outcomes[rank] for rank in (0, 2, 3, 4)]
+    for text, seconds in values(told):
+        assert "a group that spans hosts" in text
+        assert seconds < 15  # long before the timeout
+    assert any("rank 1" in outcome.value[0] for outcome in told)
 
 
 # ---------------------------------------------------------------- network namespaces
@@ -160,48 +225,17 @@ dist.destroy_process_group()
 """
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
 @pytest.fixture
-def two_networks() -> Iterator[list[str]]:
-    """Names of two network namespaces, 10.77.0.1 and 10.77.0.2, with a cable between them."""
-    names = [f"opensmd-{os.getpid()}-{side}" for side in "ab"]
-    made = []
-    try:
+def hosts() -> Iterator[tuple[str, str]]:
+    """Names of two network namespaces with a cable between them."""
+    with contextlib.ExitStack() as stack:
         try:
-            for name in names:
-                ip("netns", "add", name)
-                made.append(name)
-            # The ends of the cable are born inside: nothing is added to this machine's own network.
-            ip(
-                "-n",
-                names[0],
-                "link",
-                "add",
-                "cable",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "cable",
-                "netns",
-                names[1],
-            )
-        except (OSError, subprocess.CalledProcessError):
-            pytest.skip("this user may not make network namespaces")
-        for number, name in enumerate(names, start=1):
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
-            ip("-n", name, "link", "set", "cable", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield names
-    finally:
-        for name in made:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+            yield stack.enter_context(two_networks())
+        except PermissionError as error:
+            pytest.skip(str(error))
 
 
-def test_ranks_in_two_networks_train_together(two_networks: list[str], tmp_path: Path) -> None:
+def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     started = []
@@ -212,13 +246,13 @@ def test_ranks_in_two_networks_train_together(two_networks: list[str], tmp_path:
             "PYTHONPATH": str(ROOT / "src"),
             "OMP_NUM_THREADS": "1",
             "OPENSMD_HOST_ID": f"host {host}",
-            "GLOO_SOCKET_IFNAME": "cable",
-            "MASTER_ADDR": "10.77.0.1",
+            "GLOO_SOCKET_IFNAME": CABLE,
+            "MASTER_ADDR": ADDRESSES[0],
             "MASTER_PORT": "29555",
             "RANK": str(rank),
             "WORLD_SIZE": "4",
         }
-        command = ["ip", "netns", "exec", two_networks[host], sys.executable, str(script)]
+        command = ["ip", "netns", "exec", hosts[host], sys.executable, str(script)]
         started.append(
             subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )

@@ -125,7 +125,7 @@ def test_a_group_that_is_never_complete_leaves_no_file_behind() -> None:
     exchange = Exchange(dist.HashStore(), 0, 2, timeout=timedelta(seconds=0.1), group="half")
     for named in (False, True):
         with pytest.raises(dist.DistStoreError, match="rank 1 did not join"):
-            share_arena(exchange, 0, watched, shape, named=named)
+            share_arena(exchange, 0, (0,), watched, shape, named=named)
     assert [Path(file.path).parts[1] for file in made] == ["proc", "dev"]
     assert not any(os.path.lexists(file.path) or os.path.lexists(f"/proc/self/fd/{file.fd}") for file in made)
 

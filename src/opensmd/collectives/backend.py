@@ -1,7 +1,7 @@
 """Registers "smddp" with torch.distributed and makes its process groups.
 
-One c10d::Backend serves a group: CPU tensors through shared memory where all ranks are on one host and
-through torch's Gloo where they are not, CUDA tensors through torch's NCCL. Settings come from
+One c10d::Backend serves a group: CPU tensors through shared memory on one host and through torch's Gloo
+between hosts, CUDA tensors through torch's NCCL. Settings come from
 :mod:`opensmd.collectives.settings` alone.
 """
 
@@ -88,31 +88,58 @@ def _make_backend(place: Membership) -> Any:
         "device_backend": lambda: _nccl(place, exchange),
         "split": lambda store, rank, ranks, given: _split(place, store, rank, ranks, given),
     }
-    if plan.one_host and place.size <= MOST_IN_ARENA:
-        fd = _share_arena(native, settings, place, exchange)
-        if isinstance(fd, int):
-            try:
-                return native.make_shared_backend(fd=fd, **common)
-            finally:
-                # Nobody opens the creator's descriptor any more: all have said that they did.
-                os.close(fd)
-        if place.rank == 0:
-            warnings.warn(
-                f"smddp: Gloo serves group {place.name!r} instead of shared memory: {fd}", stacklevel=2
-            )
-    return native.make_gloo_backend(gloo=_gloo(place, exchange), **common)
+    fd = _share_arena(native, settings, place, exchange, plan) if _may_share(plan) else None
+    try:
+        if fd is not None and plan.one_host:
+            return native.make_shared_backend(fd=fd, **common)
+        island = _island(native, fd, place, exchange, plan) if fd is not None else None
+        return native.make_gloo_backend(gloo=_gloo(place, exchange), island=island, **common)
+    finally:
+        if fd is not None:
+            os.close(fd)  # nobody opens the creator's descriptor any more: all have said that they did
 
 
-def _share_arena(native: ModuleType, settings: Settings, place: Membership, exchange: Exchange) -> int | str:
+def _may_share(plan: Plan) -> bool:
+    """Whether shared memory can serve all ranks, or those of each host."""
+    return (plan.one_host or plan.shares_hosts) and max(map(len, plan.islands)) <= MOST_IN_ARENA
+
+
+def _share_arena(
+    native: ModuleType, settings: Settings, place: Membership, exchange: Exchange, plan: Plan
+) -> int | None:
+    """The descriptor of this host's arena; None, with a warning, where a rank could not have it."""
+    island = plan.island_of(place.rank)
     shape = native.ArenaShape()
-    shape.size = place.size
-    heap = settings.heap_bytes
+    shape.size = len(island)
+    heap = settings.heap_bytes if plan.one_host else 0  # which only DDP's buckets on one host use
     shape.heap_bytes = _usual_heap(native, place.size) if heap is None else heap
-    shared = share_arena(exchange, place.rank, native, shape, named=False)
+    shared = share_arena(exchange, place.rank, island, native, shape, named=False)
     if isinstance(shared, int):
         return shared
-    named = share_arena(exchange, place.rank, native, shape, named=True)
-    return named if isinstance(named, int) else f"{shared}; {named}"
+    named = share_arena(exchange, place.rank, island, native, shape, named=True)
+    if isinstance(named, int):
+        return named
+    if place.rank == 0:
+        warnings.warn(
+            f"smddp: Gloo serves group {place.name!r} instead of shared memory: {shared}; {named}",
+            stacklevel=3,
+        )
+    return None
+
+
+def _island(native: ModuleType, fd: int, place: Membership, exchange: Exchange, plan: Plan) -> Any:
+    """The ranks of this one's host, and its counterparts on the others."""
+    peers = plan.peers_of(place.rank)
+    lanes = []
+    for lane in range(native.Island.LANES if peers else 0):
+        store = PrefixStore(f"opensmd/peers/{exchange.generation}/{peers[0]}/{lane}", place.store)
+        lanes.append(dist.ProcessGroupGloo(store, peers.index(place.rank), len(peers), timeout=place.timeout))
+    return native.Island(
+        fd=fd,
+        members=plan.island_of(place.rank),
+        peers=lanes,
+        crossing=plan.crossing,
+    )
 
 
 def _usual_heap(native: ModuleType, size: int) -> int:

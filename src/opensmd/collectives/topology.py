@@ -60,6 +60,25 @@ class Plan:
         """Whether one arena can hold all ranks."""
         return len(self.islands) == 1
 
+    @property
+    def shares_hosts(self) -> bool:
+        """Whether the group spans hosts and several of its ranks share one."""
+        return len(self.islands) > 1 and any(len(island) > 1 for island in self.islands)
+
+    @property
+    def crossing(self) -> int:
+        """How many ranks of every host can have a counterpart on all others."""
+        return min(map(len, self.islands))
+
+    def island_of(self, rank: int) -> tuple[int, ...]:
+        """The ranks on the host of this one."""
+        return next(island for island in self.islands if rank in island)
+
+    def peers_of(self, rank: int) -> tuple[int, ...]:
+        """The ranks that have this one's place on their hosts, if all hosts have that place."""
+        place = self.island_of(rank).index(rank)
+        return tuple(island[place] for island in self.islands) if place < self.crossing else ()
+
 
 def make_plan(identities: Sequence[Identity]) -> Plan:
     """Group ranks by host; pure."""
@@ -144,33 +163,37 @@ class Exchange:
         return [Identity(**json.loads(text)) for text in self.all_gather("identity", json.dumps(asdict(own)))]
 
 
-def share_arena(exchange: Exchange, rank: int, native: ModuleType, shape: Any, *, named: bool) -> int | str:
-    """Let rank 0 create an arena's file and every rank open it; all succeed or none does.
+def share_arena(
+    exchange: Exchange, rank: int, island: Sequence[int], native: ModuleType, shape: Any, *, named: bool
+) -> int | str:
+    """Let each host's first rank create an arena's file and all open theirs; all succeed or none does.
 
     Args:
-        exchange: of the group, whose ranks are all on one host.
+        exchange: of the group.
         rank: this process's rank in the group.
+        island: the ranks on its host.
         native: the compiled core.
-        shape: its ``ArenaShape``, which counts on rank 0 alone.
+        shape: its ``ArenaShape``, which counts on the first rank alone.
         named: make the file in /dev/shm, for hosts that do not let a process open the files of another.
 
     Returns:
         The descriptor, which the caller closes; or why it did not work, the same text on every rank.
     """
     file, failure, offer = None, "", ""
-    if rank == 0:
+    first = island[0]
+    if rank == first:
         try:
             file = native.create_arena_file(shape, named)
             offer = f"{file.token} {file.path}"
         except (OSError, RuntimeError) as error:
-            failure = f"rank 0 could not create the arena: {error}"
+            failure = f"rank {rank} could not create the arena: {error}"
     with contextlib.ExitStack() as given_up, contextlib.ExitStack() as in_any_case:
         if file:
             given_up.callback(os.close, file.fd)
             in_any_case.callback(native.unlink_arena_file, file)
         fd = file.fd if file else -1
-        offer = exchange.all_gather(f"arena-{named}", offer)[0]
-        if rank != 0 and offer:
+        offer = exchange.all_gather(f"arena-{named}", offer)[first]
+        if rank != first and offer:
             token, path = offer.split(" ", 1)
             try:
                 fd = native.open_arena_file(path, int(token))

@@ -405,4 +405,9 @@ Reducer::Reducer(DType dtype, Reduction reduction, int members, SimdLevel level)
   kernel_ = find_kernel(dtype, reduction, level);
 }
 
+void average_sums(void* sums, size_t count, DType dtype, int members) {
+  const void* in = sums;
+  Reducer(dtype, Reduction::Average, members)(&sums, 1, &in, 1, count * size_of(dtype));
+}
+
 }  // namespace opensmd

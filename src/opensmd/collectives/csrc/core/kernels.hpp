@@ -53,4 +53,7 @@ class Reducer {
   double divisor_;
 };
 
+// Makes averages of sums over so many members, in place.
+void average_sums(void* sums, size_t count, DType dtype, int members);
+
 }  // namespace opensmd

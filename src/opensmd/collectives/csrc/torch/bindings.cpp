@@ -5,7 +5,11 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "torch/backend.hpp"
+#include "torch/islands.hpp"
 #include "torch/mailbox_bindings.hpp"
 #include "torch/python_object.hpp"
 
@@ -29,25 +33,54 @@ Makers makers(py::object device_backend, py::object split) {
           holding_gil<decltype(Makers::split)>(std::move(split))};
 }
 
-c10::intrusive_ptr<SmddpBackend> make_shared_backend(int fd, std::vector<std::string> names, int rank, int size,
-                                                     c10::intrusive_ptr<SmddpOptions> options,
-                                                     py::object device_backend, py::object split) {
+std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int rank, int size,
+                                  std::chrono::milliseconds timeout) {
   GroupConfig config;
   config.rank = rank;
   config.size = size;
   config.fd = fd;
   config.names = std::move(names);
-  config.timeout = options->timeout;
-  std::unique_ptr<Transport> transport;
-  with_torch_errors([&] { transport = make_shared_transport(std::make_shared<Group>(std::move(config))); });
+  config.timeout = timeout;
+  std::shared_ptr<Group> group;
+  with_torch_errors([&] { group = std::make_shared<Group>(std::move(config)); });
+  return group;
+}
+
+c10::intrusive_ptr<SmddpBackend> make_shared_backend(int fd, std::vector<std::string> names, int rank, int size,
+                                                     c10::intrusive_ptr<SmddpOptions> options,
+                                                     py::object device_backend, py::object split) {
+  auto transport = make_shared_transport(make_group(fd, std::move(names), rank, size, options->timeout));
   return c10::make_intrusive<SmddpBackend>(std::move(transport), rank, size, std::move(options),
                                            makers(std::move(device_backend), std::move(split)));
 }
 
-c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, std::vector<std::string> names, int rank, int size,
+// What islands.hpp needs. Members are ranks of the whole group.
+struct Island {
+  int fd;  // of the arena of this host's members
+  std::vector<int> members;
+  std::vector<BackendPtr> peers;  // torch's, for this member and its counterparts
+  int crossing;
+};
+
+std::unique_ptr<Islands> make_islands(Island& island, const std::vector<std::string>& names, int rank, int size,
+                                      std::chrono::milliseconds timeout) {
+  const auto& members = island.members;
+  std::vector<std::string> names_here;
+  for (int member : members) names_here.push_back(names[static_cast<size_t>(member)]);
+  auto place = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+  auto group = make_group(island.fd, std::move(names_here), place, static_cast<int>(members.size()), timeout);
+  std::vector<std::unique_ptr<Transport>> peers;
+  for (auto& each : island.peers) peers.push_back(make_gloo_transport(std::move(each), {}, nullptr));
+  return std::make_unique<Islands>(std::move(group), std::move(peers), island.crossing, size);
+}
+
+c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, std::optional<Island> island,
+                                                   std::vector<std::string> names, int rank, int size,
                                                    c10::intrusive_ptr<SmddpOptions> options,
                                                    py::object device_backend, py::object split) {
-  auto transport = make_gloo_transport(std::move(gloo), std::move(names));
+  std::unique_ptr<Islands> islands;
+  if (island) islands = make_islands(*island, names, rank, size, options->timeout);
+  auto transport = make_gloo_transport(std::move(gloo), std::move(names), std::move(islands));
   return c10::make_intrusive<SmddpBackend>(std::move(transport), rank, size, std::move(options),
                                            makers(std::move(device_backend), std::move(split)));
 }
@@ -144,8 +177,15 @@ void bind_backend(py::module_& module) {
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});
   module.def("make_shared_backend", &make_shared_backend, py::kw_only(), py::arg("fd"), py::arg("names"),
              py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"), py::arg("split"));
-  module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("names"),
-             py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"), py::arg("split"));
+  py::class_<Island>(module, "Island")
+      .def(py::init([](int fd, std::vector<int> members, std::vector<BackendPtr> peers, int crossing) {
+             return Island{fd, std::move(members), std::move(peers), crossing};
+           }),
+           py::kw_only(), py::arg("fd"), py::arg("members"), py::arg("peers"), py::arg("crossing"))
+      .def_readonly_static("LANES", &Islands::kLanes);
+  module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("island"),
+             py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"),
+             py::arg("split"));
 }
 
 }  // namespace

@@ -2,7 +2,8 @@
 //
 // Gloo only ever sees runs of bytes, so that dtypes, reductions and shapes that it refuses work all the same, and
 // results have the same bits on all ranks: every slice is reduced by one member, in the order of ranks.
-// all_reduce: reduce-scatter (an all-to-all of slices), then all-gather; 2 * bytes * (size - 1) / size a member.
+// all_reduce: reduce-scatter (an all-to-all of slices), then all-gather; 2 * bytes * (size - 1) / size a member. Where
+// members share hosts, it goes over islands (islands.hpp).
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "core/kernels.hpp"
+#include "torch/islands.hpp"
 #include "torch/transport.hpp"
 
 namespace opensmd {
@@ -84,8 +86,13 @@ class GlooRequest final : public Request {
 
 class GlooTransport final : public Transport {
  public:
-  GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names)
-      : gloo_(std::move(gloo)), names_(std::move(names)), rank_(gloo_->getRank()), size_(gloo_->getSize()) {}
+  GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names,
+                std::unique_ptr<Islands> islands)
+      : gloo_(std::move(gloo)),
+        islands_(std::move(islands)),
+        names_(std::move(names)),
+        rank_(gloo_->getRank()),
+        size_(gloo_->getSize()) {}
 
   void barrier(const Call& call) override {
     c10d::BarrierOptions options;
@@ -94,6 +101,14 @@ class GlooTransport final : public Transport {
 
   void all_reduce(void* data, size_t count, DType dtype, Reduction reduction, double factor,
                   const Call& call) override {
+    if (islands_ && Islands::serves(dtype, reduction)) {
+      over_islands(data, count, dtype, reduction, factor, call);
+      return;
+    }
+    if (count > 0 && sums(dtype, reduction)) {
+      by_gloo(data, count, dtype, reduction, call);
+      return;
+    }
     Sizes counts = even_slices(count);
     std::vector<char*> slices;
     char* next = static_cast<char*>(data);
@@ -198,18 +213,51 @@ class GlooTransport final : public Transport {
 
   void abort(const std::string& reason) override {
     note_failure(reason);
+    if (islands_) islands_->abort(reason);
     gloo_->abort();
   }
   bool aborted() const override {
     std::lock_guard lock(mutex_);
     return !failure_.empty();
   }
-  void leave() override { gloo_->shutdown(); }
+  void leave() override {
+    if (islands_) islands_->leave();
+    gloo_->shutdown();
+  }
   uint64_t sequence() const override { return sequence_; }
 
  private:
   static void put(void* to, const at::Tensor& from) {
     if (from.nbytes() > 0) std::memcpy(to, from.const_data_ptr(), from.nbytes());
+  }
+
+  void over_islands(void* data, size_t count, DType dtype, Reduction reduction, double factor, const Call& call) {
+    require_usable();
+    ++sequence_;
+    try {
+      islands_->all_reduce(data, count, dtype, reduction, factor, call);
+    } catch (const std::exception& error) {
+      note_failure(where("all_reduce") + error.what());
+      require_usable();
+    }
+  }
+
+  // What Gloo's own ring adds up as the kernels do; it overlaps sums and transfers, and copies less.
+  static bool sums(DType dtype, Reduction reduction) {
+    const bool wide = dtype == DType::F32 || dtype == DType::F64;
+    return reduction == Reduction::Sum ? wide || dtype == DType::I32 || dtype == DType::I64
+                                       : reduction == Reduction::Average && wide;
+  }
+
+  void by_gloo(void* data, size_t count, DType dtype, Reduction reduction, const Call& call) {
+    const auto type = dtype == DType::F32   ? at::kFloat
+                      : dtype == DType::F64 ? at::kDouble
+                      : dtype == DType::I32 ? at::kInt
+                                            : at::kLong;
+    Tensors tensors{at::from_blob(data, {static_cast<int64_t>(count)}, type)};
+    c10d::AllreduceOptions options;
+    complete("all_reduce", call, options, [&] { return gloo_->allreduce(tensors, options); });
+    if (reduction == Reduction::Average) average_sums(data, count, dtype, size_);
   }
 
   Sizes even_slices(size_t count) const {
@@ -258,8 +306,7 @@ class GlooTransport final : public Transport {
     try {
       start()->wait();
     } catch (const std::exception& error) {
-      note_failure(c10::str(names_[rank_], " in ", operation, " (collective ", sequence_.load(),
-                            ") of a group that spans hosts: Gloo said: ", error.what()));
+      note_failure(where(operation) + "Gloo said: " + error.what());
       require_usable();
     }
   }
@@ -279,6 +326,13 @@ class GlooTransport final : public Transport {
     }
   }
 
+  // Peers of islands have no names: the whole group says where it was.
+  std::string where(const char* operation) const {
+    if (names_.empty()) return "";
+    return c10::str(names_[rank_], " in ", operation, " (collective ", sequence_.load(),
+                    ") of a group that spans hosts: ");
+  }
+
   // The first failure is the one that later calls report.
   void note_failure(const std::string& cause) {
     std::lock_guard lock(mutex_);
@@ -290,6 +344,7 @@ class GlooTransport final : public Transport {
   }
 
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  const std::unique_ptr<Islands> islands_;  // null where no two members share a host
   const std::vector<std::string> names_;
   const int rank_;
   const int size_;
@@ -300,9 +355,9 @@ class GlooTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo,
-                                               std::vector<std::string> names) {
-  return std::make_unique<GlooTransport>(std::move(gloo), std::move(names));
+std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names,
+                                               std::unique_ptr<Islands> islands) {
+  return std::make_unique<GlooTransport>(std::move(gloo), std::move(names), std::move(islands));
 }
 
 }  // namespace opensmd

@@ -45,7 +45,4 @@ class Transport {
 
 std::unique_ptr<Transport> make_shared_transport(std::shared_ptr<Group> group);
 
-// `gloo` is torch's own backend for the same members. `names` are for messages.
-std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names);
-
 }  // namespace opensmd

@@ -1,0 +1,1 @@
+"""Sums over two hosts, two network namespaces of this machine with a slow cable between them."""

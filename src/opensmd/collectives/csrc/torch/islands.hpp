@@ -1,0 +1,52 @@
+// all_reduce in two levels, for groups of which several members share a host (an island): fewer bytes travel between
+// hosts. Each island reduces in shared memory, a slice for each member that crosses; members that have the same slice
+// on all hosts reduce it among themselves; the islands gather the slices in shared memory. 2 * bytes * (hosts - 1) /
+// hosts leave a host, however many members it has.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "torch/transport.hpp"
+
+namespace opensmd {
+
+class Islands {
+ public:
+  // How many parts may travel at once, each over connections of its own.
+  static constexpr size_t kLanes = 2;
+
+  // `peers`, one a lane, join this member with its counterparts: those of its place on the other hosts. None from place
+  // `crossing` on, which the smallest host does not have. `members` is the size of the whole group.
+  Islands(std::shared_ptr<Group> island, std::vector<std::unique_ptr<Transport>> peers, int crossing, int members);
+
+  // Whether sums in two levels are what they would be in one: narrow floats would be rounded twice.
+  static bool serves(DType dtype, Reduction reduction);
+
+  // After a failure no other call may follow; the members of this host and the peers are told.
+  void all_reduce(void* data, size_t count, DType dtype, Reduction reduction, double factor, const Call& call);
+  void abort(const std::string& reason);
+  void leave();
+
+ private:
+  struct Part;  // of the data, with everybody's slice of it
+
+  Part part(char* data, size_t count, DType dtype) const;
+  void run(char* data, size_t count, DType dtype, Reduction reduction, double factor, const Call& call);
+  void cross(const Part& part, size_t lane, DType dtype, Reduction reduction, const Call& call);
+
+  std::shared_ptr<Group> island_;
+  std::mutex closing_;  // abort may come from any thread
+  std::vector<std::unique_ptr<Transport>> peers_;
+  const int crossing_;
+  const int members_;
+};
+
+// `gloo` is torch's own backend for the same members. `names` are for messages; none: they tell of Gloo alone.
+// `islands` may be null.
+std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names,
+                                               std::unique_ptr<Islands> islands);
+
+}  // namespace opensmd
