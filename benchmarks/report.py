@@ -17,6 +17,7 @@ from benchmarks.collectives.__main__ import ratios as collectives_ratios
 from benchmarks.ddp.__main__ import RATIOS as DDP_RATIOS
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid, Ratio, markdown
+from benchmarks.hosts.__main__ import RATIOS as HOSTS_RATIOS
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
 
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
 PAGE = ROOT / "docs" / "benchmarks.md"
 GRIDS = {"pipeline": pipeline_grid, "allocator": allocator_grid, "one partition": one_partition_grid}
+RATIOS = {"ddp step": DDP_RATIOS, "hosts": HOSTS_RATIOS}
 BLOCK = re.compile(r"(<!-- results (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -64,8 +66,8 @@ def table(name: str, before: str) -> str:
 
 
 def _ratios(results: Results) -> list[Ratio]:
-    if results.claim == "ddp step":
-        return DDP_RATIOS
+    if results.claim in RATIOS:
+        return RATIOS[results.claim]
     mpi_name = results.notes.get("MPI", "none")
     return allreduce_ratios(mpi_name) if results.claim == "all_reduce" else collectives_ratios(mpi_name)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from benchmarks.harness import launch
 from benchmarks.harness.options import command_parser, rank_arguments
 from benchmarks.harness.results import Results, row
@@ -26,19 +28,24 @@ def main() -> None:
     parser.add_argument("--megabits", type=float, default=1000.0, help="of the cable, a second and way")
     options = parser.parse_args()
     args = [*rank_arguments(options), "--sizes", *map(str, options.sizes)]
-    with two_networks(options.megabits) as networks:
-        places = [
-            launch.Place(
-                ("ip", "netns", "exec", networks[rank * HOSTS // options.ranks]),
-                {"GLOO_SOCKET_IFNAME": CABLE, "OPENSMD_HOST_ID": networks[rank * HOSTS // options.ranks]},
+    try:
+        with two_networks(options.megabits) as networks:
+            places = [place(networks[rank * HOSTS // options.ranks]) for rank in range(options.ranks)]
+            results = launch.run(
+                "benchmarks.hosts.rank", ranks=options.ranks, mpi=None, args=args, places=places
             )
-            for rank in range(options.ranks)
-        ]
-        results = launch.run("benchmarks.hosts.rank", ranks=options.ranks, mpi=None, args=args, places=places)
+    except PermissionError as error:
+        sys.exit(str(error))
     results.notes["network"] = f"{options.megabits:g} Mbit/s each way"
     add_network(results, options.megabits)
     print_table(results, RATIOS)
     results.save(options.out / f"hosts-{options.ranks}.json")
+
+
+def place(network: str) -> launch.Place:
+    """Where the ranks of one host run."""
+    env = {"GLOO_SOCKET_IFNAME": CABLE, "OPENSMD_HOST_ID": network}
+    return launch.Place(("ip", "netns", "exec", network), env)
 
 
 def add_network(results: Results, megabits: float) -> None:

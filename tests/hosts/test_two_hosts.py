@@ -189,7 +189,7 @@ def test_the_death_of_a_rank_is_an_error_on_the_others() -> None:
         assert "Gloo" in outcomes[rank].value and f"rank {rank}" in outcomes[rank].value
 
 
-@pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab"])
+@pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd"])
 def test_ranks_that_share_hosts_get_the_same_sums(hosts: str) -> None:
     checksums = values(run_once(len(hosts), run_sums_in_parts, hosts, backend=None, timeout=100))
     assert all(each == checksums[0] for each in checksums)

@@ -12,6 +12,7 @@ from benchmarks.harness import launch
 from benchmarks.harness.contestants import after_a_call
 from benchmarks.harness.results import Results, human_bytes, human_time, row
 from benchmarks.harness.table import Ratio, markdown
+from benchmarks.hosts.networks import two_networks
 from benchmarks.limits import allowed, least_time, ranks_a_core
 from benchmarks.targets import Found, Target, verdict, worst
 
@@ -60,6 +61,18 @@ def test_collectives_measure_every_operation_without_mpi(tmp_path: Path) -> None
         "send and back",
     }
     assert set(results.candidates()) == {"smddp", "gloo", "do-nothing", "floor", after_a_call("floor")}
+
+
+def test_sums_between_hosts_are_measured_beside_the_networks_own_time(tmp_path: Path) -> None:
+    try:
+        with two_networks():
+            pass
+    except PermissionError as error:
+        pytest.skip(str(error))
+    run_benchmark("hosts", tmp_path, "--sizes", "4", "100000")
+    results = Results.load(tmp_path / "hosts-4.json")
+    assert set(results.candidates()) == {"smddp", "gloo", "network's own time"}
+    assert results.p50("float32", 100_000, "network's own time") == 800  # so many bytes leave each host
 
 
 def test_ddp_measures_a_small_model(tmp_path: Path) -> None:
