@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from tests.support.ranks import Outcome, Ranks, started
+from tests.support.ranks import Outcome, Ranks, run_once, started
 
 STEPS = 5
 TIMEOUT = 10.0  # of the process groups
@@ -63,6 +63,22 @@ def loop(kind: str, rank: int) -> None:
         train(torch.ones(4, 8))
     if kind == "short loader" and rank == 1:
         time.sleep(TIMEOUT * 1.5)  # alive, but never in a step again
+
+
+def replicas_one_of_which_fails() -> None:
+    """Two replicas of two stages; the second one's ranks raise after a step, and stay alive."""
+    smp.init({"partitions": 2, "microbatches": 2, "ddp": True})
+    torch.manual_seed(0)
+    model = smp.DistributedModel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1)))
+
+    @smp.step
+    def train(x: Tensor) -> None:
+        model.backward(model(x).square().mean())
+
+    for step in range(STEPS):
+        if step == 1 and smp.dp_rank() == 1:
+            raise ZeroDivisionError("the script's own mistake")
+        train(torch.ones(4, 8))
 
 
 WAITING = ["stopped", "control flow", "short loader"]
@@ -142,3 +158,10 @@ def test_a_loader_that_ends_early_is_reported_by_the_rank_that_waits(waiting: di
     waiting, ended = waiting["short loader"].answers()
     assert ended.kind == "value"
     assert "not arrived: rank 1" in told(waiting)
+
+
+def test_replicas_wait_for_one_that_has_failed_no_longer_than_the_script_allows() -> None:
+    *waiting, third, fourth = run_once(4, replicas_one_of_which_fails, timeout=PATIENCE, group_timeout=3.0)
+    assert all(isinstance(each.value, ZeroDivisionError) for each in (third, fourth))
+    for rank, outcome in enumerate(waiting):
+        assert "timed out after 3000 ms" in told(outcome) and f"not arrived: rank {rank + 2}" in told(outcome)

@@ -69,6 +69,13 @@ CASES: dict[str, Case] = {
     "other layers frozen in every step": Case(frozen=FREEZING),
     "no overlap, freezing": Case(model={"overlapping_allreduce": False}, frozen=FREEZING),
     "bucket views, freezing": Case(model={"gradient_as_bucket_view": True}, frozen=FREEZING),
+    "two passes, freezing": Case(model={"backward_passes_per_step": 2}, passes=2, frozen=FREEZING),
+    "two passes, no overlap, freezing": Case(
+        model={"backward_passes_per_step": 2, "overlapping_allreduce": False}, passes=2, frozen=FREEZING
+    ),
+    "two passes, unused allowed, freezing": Case(
+        model={"backward_passes_per_step": 2, "find_unused_parameters": True}, passes=2, frozen=FREEZING
+    ),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -196,14 +197,15 @@ def buffers_follow_the_first_replica() -> None:
     group = dist.group.WORLD
     assert group is not None
     rank = dist.get_rank()
-    for follow in (True, False):
+    for follow, passes in itertools.product((True, False), (1, 2)):
         model = build(0)
-        replicas = Replicas(model, is_local=is_local, group=group, broadcast_buffers=follow)
-        for step in range(2):
+        options = {"broadcast_buffers": follow, "backward_passes_per_step": passes}
+        replicas = Replicas(model, is_local=is_local, group=group, **options)
+        for step in range(3):
             model.mine[1].running_mean = torch.full((7,), float(rank + 1))  # a replaced buffer counts too
             run_step(model, replicas, Case(), step)
             wanted = 1.0 if follow else float(rank + 1)
-            assert float(model.mine[1].running_mean[0]) == wanted, (follow, step)
+            assert float(model.mine[1].running_mean[0]) == wanted, (follow, passes, step)
 
 
 def a_stage_without_parameters_has_nothing_to_do() -> None:

@@ -42,8 +42,14 @@ class NotForDDP:
 
 
 def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
-    """What DDP does before a forward: join notice, new buckets, buffers. ``reduce=False`` is its no_sync."""
+    """What DDP does before a forward: join notice, new buckets, buffers. ``reduce=False`` is its no_sync.
+
+    Unlike DDP, which leaves buffers alone after a no_sync, except within ``join``, whose replicas that have
+    ended do as DDP does.
+    """
     ddp.require_backward_grad_sync = reduce
+    if not is_joining(ddp):
+        ddp.require_forward_param_sync = True
     ddp._pre_forward()  # type: ignore[no-untyped-call]
 
 

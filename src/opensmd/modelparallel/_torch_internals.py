@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ __all__ = [
     "replaced_calls",
     "replaced_functions",
     "run_backward",
+    "timeout_of",
     "unversioned",
     "watchers",
     "without_interception",
@@ -285,3 +287,13 @@ def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
     """A change of ``tensor`` in it is none to backwards that keep the tensor."""
     kept: contextlib.AbstractContextManager[None] = _unsafe_preserve_version_counter(tensor)
     return kept
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """How long the calls of a group wait for its members; None if its backend does not tell."""
+    for device in group._device_types:
+        with contextlib.suppress(AttributeError, RuntimeError):  # not every backend has options
+            options: Any = group._get_backend(device).options
+            timeout: timedelta = options._timeout
+            return timeout
+    return None

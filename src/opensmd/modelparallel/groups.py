@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from opensmd.modelparallel._torch_internals import timeout_of
 from opensmd.modelparallel.ranks import CommGroup, RankGrid
 
 __all__ = ["Groups"]
@@ -23,7 +24,7 @@ class Groups:
         grid: where each rank stands.
         rank: this process's global rank.
         backend: of the new groups; None takes the default group's.
-        timeout: of the new groups; None takes the backend's default.
+        timeout: of the new groups; None takes the default group's, as scripts expect that chose one for it.
 
     Attributes:
         messages: all ranks, for objects; its traffic never meets the user's.
@@ -37,6 +38,7 @@ class Groups:
         self.grid = grid
         self.rank = rank
         world = tuple(range(grid.size))
+        timeout = timeout or timeout_of(_world())
         made: dict[tuple[int, ...], dist.ProcessGroup] = {world: _world()}
         for kind in CommGroup:
             for members in grid.partition(kind):

@@ -256,6 +256,8 @@ class Replicas:
                 "requires_grad of parameters changed within join(): the replicas that have ended would not "
                 "follow. Freeze and free parameters before or after it"
             )
+        if self._ddp is not None and self._passes % self.backward_passes_per_step:
+            self._reduce_now()  # earlier passes' gradients: no reducer will know a frozen parameter
         self._trained = [each.requires_grad for each in self._local]
         self._replace_ddp()
 

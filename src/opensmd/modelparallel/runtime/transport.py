@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.collectives.mailbox import Mailbox, has_mailbox
+from opensmd.modelparallel._torch_internals import timeout_of
 from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.runtime import edges
 from opensmd.modelparallel.runtime.layout import arranged
@@ -196,7 +197,7 @@ class GroupTransport:
         self._up = group
         self._down = group
         if device.type != "cpu":
-            self._down = dist.new_group(members, use_local_synchronization=True)
+            self._down = dist.new_group(members, timeout=timeout_of(group), use_local_synchronization=True)
 
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
         group = self._up if target > self._rank else self._down
