@@ -259,8 +259,10 @@ def run_wrong_arguments() -> None:
         dist.all_to_all_single(torch.empty(size), torch.empty(size), [size + 1] + [0] * (size - 1), None)
     with pytest.raises(ValueError, match="in its list"):
         dist.all_gather([torch.empty(1)] * (size + 1), torch.empty(1))
-    with pytest.raises(NotImplementedError, match="reduction"):
+    with pytest.raises(NotImplementedError, match=r"band for Float.*tensor\.long\(\)"):
         dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)
+    with pytest.raises(NotImplementedError, match=r"avg for Bool.*tensor\.float\(\)"):
+        dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size

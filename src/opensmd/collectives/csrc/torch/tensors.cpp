@@ -38,6 +38,13 @@ bool adds_parts(Reduction reduction) {
   return reduction == Reduction::Sum || reduction == Reduction::Average || reduction == Reduction::PremulSum;
 }
 
+/// What to convert to: bits are combined in whole numbers, everything else is reduced in floats.
+const char* way_out(Reduction reduction) {
+  bool bits = reduction == Reduction::BitAnd || reduction == Reduction::BitOr || reduction == Reduction::BitXor;
+  return bits ? "tensor.view(torch.uint8) for the bits as they are, or tensor.long() for the numbers"
+              : "tensor.float()";
+}
+
 }  // namespace
 
 Elements moved_as(at::ScalarType type) {
@@ -50,7 +57,7 @@ Elements reduced_as(at::ScalarType type, Reduction reduction) {
   auto dtype = core_dtype(type);
   TORCH_CHECK_NOT_IMPLEMENTED(
       dtype && reducible(*dtype, reduction), "smddp: there is no reduction ", name_of(reduction), " for ", type,
-      " tensors; convert them first, for example with tensor.float()");
+      " tensors; convert them first, for example with ", way_out(reduction));
   return {*dtype, 1};
 }
 
