@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 from torch import nn
 
 from opensmd.modelparallel.init import init, shutdown
 from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.plan import Plan
 from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.runtime.placeholder import make_remote
 from opensmd.modelparallel.state import state
 
 __all__ = ["make_plan", "restart", "split"]
@@ -37,9 +36,8 @@ def split(model: ModelState) -> None:
     """Do what the first step does to a model: free remote tensors, then tell the model."""
     plan = make_plan(model.module, state.cfg.pipeline_parallel_degree)
     me = state.groups.rank_in(CommGroup.PP_GROUP)
-    tensors = itertools.chain(model.module.named_parameters(), model.module.named_buffers())
-    for name, tensor in tensors:
+    for name, parameter in model.module.named_parameters():
         if plan.parameter_home(name) != me:
-            tensor.untyped_storage().resize_(0)
+            make_remote(parameter)
     state.model = model
     model.finish_partition(plan)

@@ -6,6 +6,7 @@ data. A full state dict is therefore the plain module's, in its order, collected
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,18 +14,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.gather import collect, gather_full
-from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked
+from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked, with_versions
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.layouts import name_original_forwards
 from opensmd.modelparallel.optimizer import after_partition
 from opensmd.modelparallel.plan import Plan, ancestors
 from opensmd.modelparallel.ranks import CommGroup
-from opensmd.modelparallel.runtime.placeholder import RemoteParameter
+from opensmd.modelparallel.runtime.placeholder import Placeholder, RemoteParameter
 from opensmd.modelparallel.sendable import sendable
+from opensmd.modelparallel.stand_ins import has_data, loads_by_itself, stand_ins
 from opensmd.modelparallel.state import state
 
 __all__ = ["ModelState"]
@@ -50,7 +53,7 @@ class ModelState(nn.Module):
         self.module = module
         self.plan: Plan | None = None
         self.gathered = False
-        self._everywhere: frozenset[str] = frozenset()
+        self._everywhere: dict[str, weakref.ref[Tensor]] = {}  # and the buffer that it was first
         self._pending_local: dict[str, Any] | None = None
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
@@ -131,8 +134,8 @@ class ModelState(nn.Module):
             SMPError: the model has not been partitioned yet.
         """
         self._require_partitioned("local_state_dict")
-        whole = self.module.state_dict()
-        return {**{name: each for name, each in whole.items() if self.is_local(name)}, PARTIAL: True}
+        own = self._own_entries()
+        return with_versions({**own, PARTIAL: True}, own)
 
     def state_dict(  # type: ignore[override]  # one keyword more than torch's
         self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any
@@ -153,9 +156,8 @@ class ModelState(nn.Module):
             plain: dict[str, Any] = self.module.state_dict(*args, **kwargs)
             return plain
         destination, prefix = _into(*args, **kwargs)
-        own = self.module.state_dict()
         group = state.groups[CommGroup.MP_GROUP]
-        whole = collect(own, self._home_of, group=group, only_first=gather_to_rank0)
+        whole = collect(self._entries_of_all(), self._home_of, group=group, only_first=gather_to_rank0)
         if destination is None and not prefix:
             return whole
         destination = OrderedDict() if destination is None else destination
@@ -164,7 +166,63 @@ class ModelState(nn.Module):
 
     def orig_state_dict(self) -> dict[str, Any]:
         """The module's own ``state_dict`` without asking other ranks; what lives elsewhere is left out."""
-        return {name: each for name, each in self.module.state_dict().items() if self.is_local(name)}
+        if not self.partitioned:
+            plain: dict[str, Any] = self.module.state_dict()
+            return plain
+        return self._own_entries()
+
+    def _entries(self) -> dict[str, Any]:
+        """All entries of the state dict; meta tensors are those of other ranks.
+
+        Raises:
+            SMPUnsupportedError: code of the module needs tensors of several ranks at once.
+        """
+        with stand_ins(self.module, self.is_here):
+            try:
+                whole: dict[str, Any] = self.module.state_dict()
+            except (RuntimeError, NotImplementedError) as error:  # torch's, of meta tensors
+                raise SMPUnsupportedError(
+                    f"state_dict of {type(self.module).__name__} is code of its own, which needs data of "
+                    f"several partitions at once ({error}). Place the part that it belongs to whole on one "
+                    "partition with smp.set_partition"
+                ) from error
+        return whole
+
+    def _entries_of_all(self) -> dict[str, Any]:
+        """As :meth:`_entries`, called on all ranks: if one raises, all do."""
+        failure: SMPUnsupportedError | None = None
+        whole: dict[str, Any] = {}
+        try:
+            whole = self._entries()
+        except SMPUnsupportedError as error:
+            failure = error
+        group = state.groups[CommGroup.MP_GROUP]
+        failures: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(failures, failure and str(failure), group=group)
+        if failed := [f"mp_rank {rank}: {text}" for rank, text in enumerate(failures) if text]:
+            raise SMPUnsupportedError("; ".join(failed)) from failure
+        return whole
+
+    def _own_entries(self) -> dict[str, Any]:
+        """What a partial state dict has of this rank.
+
+        That is what lives here, what hooks of the module have made of it, and buffers of split modules that
+        the forward has replaced by what this rank has computed.
+        """
+        names = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        buffers = dict(self.module.named_buffers(remove_duplicate=False))
+        whole = self._entries()
+        own = {
+            name: each
+            for name, each in whole.items()
+            if has_data(each)
+            and (
+                self.is_local(name)
+                or (isinstance(each, Tensor) and name not in names and name not in buffers)
+                or (name in self._everywhere and self._everywhere[name]() is not buffers.get(name))
+            )
+        }
+        return with_versions(own, whole)
 
     def load_state_dict(  # type: ignore[override]  # one keyword more than torch's
         self,
@@ -195,40 +253,45 @@ class ModelState(nn.Module):
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"model.load_state_dict: expected a state dict, got {type(state_dict).__name__}")
-        given = dict(state_dict)
+        given = with_versions(state_dict, state_dict)
         if is_partial(given):
             if same_partition_load:
                 return self._load_same_partition(given)
             given = gather_full(given, group=state.require("load_state_dict").groups[CommGroup.MP_GROUP])
         given = marked(given)
-        self._check_shapes(given)
+        self._check(given, strict=strict and self.partitioned)
         if not self.partitioned:
             return self.module.load_state_dict(given, strict=strict, assign=assign)
         if assign:
             raise ValueError(
                 "assign=True would undo the partition; load before the first step, or without it"
             )
-        return self._load_local(given, strict=strict)
+        with stand_ins(self.module, self.is_here):
+            return self.module.load_state_dict(given, strict=strict)
 
     def _load_same_partition(self, given: dict[str, Any]) -> Any:
         if not self.partitioned:
             self._pending_local = given
             return torch.nn.modules.module._IncompatibleKeys([], [])
-        local = {name for name in self.module.state_dict() if self.is_local(name)}
-        found = set(marked(given))
-        if found != local:
+        local = set(self._own_entries())
+        own = marked(given)
+        if set(own) != local:
             raise SMPCheckpointError(
                 f"rank {state.rank}: this partial state dict comes from another partition: missing "
-                f"{sorted(local - found)[:3]}, unknown {sorted(found - local)[:3]}. Load it without "
+                f"{sorted(local - set(own))[:3]}, unknown {sorted(set(own) - local)[:3]}. Load it without "
                 "same_partition_load=True"
             )
-        self._load_local(marked(given), strict=False)
+        self._check(own, strict=False)
+        with stand_ins(self.module, self.is_here):
+            self.module.load_state_dict(with_versions({**self.module.state_dict(), **own}, own), strict=False)
         self._share_what_is_everywhere()
         return torch.nn.modules.module._IncompatibleKeys([], [])
 
-    def _load_local(self, given: dict[str, Any], *, strict: bool) -> Any:
-        """Copy into this rank's tensors only; the others have no data to copy into."""
-        own = self.module.state_dict()
+    def _check(self, given: Mapping[str, Any], *, strict: bool) -> None:
+        """Names (``strict``) and shapes, before torch changes anything; own code of modules does it."""
+        if loads_by_itself(self.module):
+            return
+        own = self._entries() if self.partitioned else self.module.state_dict()
         missing = [name for name in own if name not in given]
         unexpected = [name for name in given if name not in own]
         if strict and (missing or unexpected):
@@ -236,17 +299,12 @@ class ModelState(nn.Module):
                 f"Error(s) in loading state_dict for {type(self.module).__name__}: missing keys {missing}, "
                 f"unexpected keys {unexpected}"
             )
-        local = {name: each for name, each in given.items() if name in own and self.is_here(name)}
-        result = self.module.load_state_dict(local, strict=False)
-        return type(result)(missing, unexpected)
-
-    def _check_shapes(self, given: Mapping[str, Any]) -> None:
-        own = self.module.state_dict()
         wrong = [
             f"{name}: {tuple(value.shape)} in the checkpoint, {tuple(own[name].shape)} in the model"
             for name, value in given.items()
             if isinstance(value, Tensor)
             and isinstance(own.get(name), Tensor)
+            and not is_lazy(own[name])
             and value.shape != own[name].shape
         ]
         if wrong:
@@ -334,9 +392,11 @@ class ModelState(nn.Module):
         if homes:
             state.groups.split_off_owners(sorted(homes))
         split = plan.split()
-        self._everywhere = frozenset(
-            name for name, _ in self.module.named_buffers() if name.rpartition(".")[0] in split
-        )
+        self._everywhere = {
+            name: weakref.ref(buffer)
+            for name, buffer in self.module.named_buffers()
+            if name.rpartition(".")[0] in split
+        }
         self._share_what_is_everywhere()
         if self._pending_local is not None:
             pending, self._pending_local = self._pending_local, None
@@ -420,15 +480,20 @@ class ModelState(nn.Module):
         :meth:`get_module`; it cannot be trained in steps any more.
         """
         if self.partitioned and not self.gathered:
-            whole = self.state_dict()
+            with stand_ins(self.module, self.is_here):
+                tensors = dict([*self.module.named_parameters(), *self.module.named_buffers()])
+            whole = collect(tensors, self._home_of, group=state.groups[CommGroup.MP_GROUP])
             self.gathered = True
             with torch.no_grad():
                 for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
                     if isinstance(tensor, RemoteParameter):
                         tensor.__class__ = nn.Parameter  # type: ignore[assignment]
-                    found = whole.get(name)
-                    if found is not None:
-                        tensor.data = found.detach().cpu().clone()
+                    found = whole[name].detach().cpu().clone()
+                    if isinstance(tensor, Placeholder):
+                        owner, _, last = name.rpartition(".")
+                        self.module.get_submodule(owner)._buffers[last] = found
+                    else:
+                        tensor.data = found
         return super().cpu()
 
     # --- answers that later versions of the interface ask for ------------------------------------------

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opensmd.modelparallel.checkpoint.merge import is_partial, marked
-from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.checkpoint.merge import is_partial, marked, with_versions
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedError
 from opensmd.modelparallel.sendable import sendable
+from opensmd.modelparallel.stand_ins import has_data
 
 __all__ = ["collect", "gather_full", "unite"]
 
@@ -45,19 +46,43 @@ def collect(
     """A state dict whose entries are real on different ranks, real everywhere.
 
     Args:
-        whole: all names, in order; entries of other ranks need no data.
-        home_of: the rank in ``group`` that has an entry.
+        whole: all names, in order; those of other ranks are meta tensors.
+        home_of: the rank in ``group`` that should have an entry.
         only_first: rank 0 of the group gets everything, the others an empty dict.
+
+    Raises:
+        SMPUnsupportedError: on every rank, if an entry is computed from tensors of several ranks.
     """
     me = dist.get_rank(group)
-    own = {name: each for name, each in whole.items() if home_of(name) == me}
+    lacking = [name for name, each in whole.items() if home_of(name) == me and not has_data(each)]
+    homes = _owners_of(lacking, whole, group)
+    own = {name: each for name, each in whole.items() if homes.get(name, home_of(name)) == me}
     found = unite(own, group=group, only_first=only_first)
     ordered: OrderedDict[str, Any] = OrderedDict(
         (name, found[name]) for name in [*whole, *found] if name in found
     )
-    if ordered and hasattr(whole, "_metadata"):
-        ordered._metadata = whole._metadata  # type: ignore[attr-defined]
-    return ordered
+    return with_versions(ordered, whole) if ordered else ordered
+
+
+def _owners_of(lacking: list[str], whole: Mapping[str, Any], group: dist.ProcessGroup) -> dict[str, int]:
+    """Who has what its home lacks: entries that hooks name or make, buffers computed elsewhere."""
+    size = dist.get_world_size(group)
+    everyone: list[Any] = [None] * size
+    dist.all_gather_object(everyone, lacking, group=group)
+    wanted = [name for names in everyone for name in names]
+    if not wanted:
+        return {}
+    dist.all_gather_object(
+        everyone, [name for name in wanted if name in whole and has_data(whole[name])], group=group
+    )
+    owners = {name: rank for rank in reversed(range(size)) for name in everyone[rank]}
+    if nowhere := [name for name in wanted if name not in owners]:
+        raise SMPUnsupportedError(
+            f"the state dict's entries {nowhere[:3]} are computed by code of a module from tensors of "
+            "several partitions, and no rank has them all. Place the module whole on one partition with "
+            "smp.set_partition"
+        )
+    return owners
 
 
 def gather_full(given: Mapping[str, Any], *, group: dist.ProcessGroup) -> dict[str, Any]:
@@ -73,7 +98,7 @@ def gather_full(given: Mapping[str, Any], *, group: dist.ProcessGroup) -> dict[s
         raise SMPCheckpointError(
             f"mp_ranks {full} gave a full state dict and the others a partial one; give the same kind on all"
         )
-    return unite(marked(given), group=group)
+    return with_versions(unite(marked(given), group=group), given)
 
 
 def unite(own: Mapping[Key, Any], *, group: dist.ProcessGroup, only_first: bool = False) -> dict[Key, Any]:

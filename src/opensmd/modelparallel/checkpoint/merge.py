@@ -8,12 +8,13 @@ PyTorch reads.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
-__all__ = ["PARTIAL", "is_partial", "marked", "merge_optimizers", "merge_trees"]
+__all__ = ["PARTIAL", "is_partial", "marked", "merge_optimizers", "merge_trees", "with_versions"]
 
 PARTIAL = "_smp_is_partial"
 
@@ -25,7 +26,19 @@ def is_partial(given: Any) -> bool:
 
 def marked(given: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict without its mark."""
-    return {name: each for name, each in given.items() if name != PARTIAL}
+    return with_versions({name: each for name, each in given.items() if name != PARTIAL}, given)
+
+
+def with_versions(entries: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """``entries`` with the versions of modules, which torch keeps as an attribute, of ``source``.
+
+    Without them a module takes what it loads for something of its first version, and may convert it.
+    """
+    if not hasattr(source, "_metadata"):
+        return dict(entries)
+    made: OrderedDict[str, Any] = OrderedDict(entries)
+    made._metadata = source._metadata  # type: ignore[attr-defined]
+    return made
 
 
 def merge_trees(parts: Sequence[Any]) -> Any:
@@ -46,7 +59,7 @@ def merge_trees(parts: Sequence[Any]) -> Any:
         for part in parts:
             for name, value in marked(part).items():
                 merged.setdefault(name, value)
-        return merged
+        return with_versions(merged, first)
     if isinstance(first, dict):
         return {
             key: merge_trees([part[key] for part in parts])
