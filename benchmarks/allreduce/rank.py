@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 
 from benchmarks.floor.shared import Floor
-from benchmarks.harness.contestants import after_a_call, checked, in_arena, one_after_the_other, title
-from benchmarks.harness.meeting import Stamps
+from benchmarks.harness.contestants import (
+    after_a_call,
+    in_arena,
+    one_after_the_other,
+    summing,
+    through_torch,
+    title,
+)
 from benchmarks.harness.mpi import raw_loop
 from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
@@ -71,33 +76,10 @@ def floors(
     return found
 
 
-def through_torch(data: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
-    """``dist.all_reduce`` on a group, as a user calls it."""
-    return lambda: dist.all_reduce(data, group=group)
-
-
 def through_mpi4py(me: Rank, data: torch.Tensor) -> Callable[[], object]:
     """mpi4py's fast (buffer) all-reduce in place."""
     array, world, in_place = data.numpy(), me.mpi.COMM_WORLD, me.mpi.IN_PLACE
     return lambda: world.Allreduce(in_place, array)
-
-
-def summing(me: Rank, name: str, data: torch.Tensor, block: Callable[[Stamps], None]) -> Candidate:
-    """A candidate that must first show a right sum. Measured are sums of zeros, which cannot overflow."""
-
-    def numbers() -> torch.Tensor:
-        """Small enough for exact sums in every dtype."""
-        return torch.arange(data.numel(), dtype=torch.float32).remainder_(30)
-
-    def fill() -> None:
-        data.copy_(numbers().add_(me.rank))
-
-    def verify() -> bool:
-        right = torch.equal(data.float(), numbers().mul_(me.size).add_(sum(range(me.size))))
-        data.zero_()
-        return right
-
-    return checked(name, me.meeting, block, fill, verify)
 
 
 if __name__ == "__main__":

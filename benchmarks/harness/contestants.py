@@ -9,9 +9,18 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness.meeting import Meeting, Stamps
+from benchmarks.harness.rank import Rank
 from benchmarks.harness.sampling import Candidate
 
-__all__ = ["after_a_call", "checked", "in_arena", "one_after_the_other", "title"]
+__all__ = [
+    "after_a_call",
+    "checked",
+    "in_arena",
+    "one_after_the_other",
+    "summing",
+    "through_torch",
+    "title",
+]
 
 
 def title(backend: str) -> str:
@@ -61,3 +70,26 @@ def checked(
             raise RuntimeError(f"{name} gave a wrong result on rank {meeting.rank}")
 
     return Candidate(name, block, check)
+
+
+def through_torch(data: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    """``dist.all_reduce`` on a group, as a user calls it."""
+    return lambda: dist.all_reduce(data, group=group)
+
+
+def summing(me: Rank, name: str, data: torch.Tensor, block: Callable[[Stamps], None]) -> Candidate:
+    """A candidate that must first show a right sum. Measured are sums of zeros, which cannot overflow."""
+
+    def numbers() -> torch.Tensor:
+        """Small enough for exact sums in every dtype."""
+        return torch.arange(data.numel(), dtype=torch.float32).remainder_(30)
+
+    def fill() -> None:
+        data.copy_(numbers().add_(me.rank))
+
+    def verify() -> bool:
+        right = torch.equal(data.float(), numbers().mul_(me.size).add_(sum(range(me.size))))
+        data.zero_()
+        return right
+
+    return checked(name, me.meeting, block, fill, verify)

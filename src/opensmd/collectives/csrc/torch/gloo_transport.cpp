@@ -109,16 +109,9 @@ class GlooTransport final : public Transport {
       by_gloo(data, count, dtype, reduction, call);
       return;
     }
-    Sizes counts = even_slices(count);
-    std::vector<char*> slices;
-    char* next = static_cast<char*>(data);
-    for (size_t each : counts) {
-      slices.push_back(next);
-      next += each * size_of(dtype);
-    }
-    reduce_scatter(reinterpret_cast<const void* const*>(slices.data()), counts.data(), slices[rank_], dtype,
-                   reduction, factor, call);
-    all_gather(slices[rank_], reinterpret_cast<void* const*>(slices.data()), counts.data(), dtype, call);
+    auto all = cut(data, count, dtype, size_, size_);
+    reduce_scatter(all.inputs(), all.counts.data(), all.data[rank_], dtype, reduction, factor, call);
+    all_gather(all.data[rank_], all.outputs(), all.counts.data(), dtype, call);
   }
 
   void reduce(const void* in, void* out, size_t count, DType dtype, Reduction reduction, int root, double factor,
@@ -258,16 +251,6 @@ class GlooTransport final : public Transport {
     c10d::AllreduceOptions options;
     complete("all_reduce", call, options, [&] { return gloo_->allreduce(tensors, options); });
     if (reduction == Reduction::Average) average_sums(data, count, dtype, size_);
-  }
-
-  Sizes even_slices(size_t count) const {
-    Sizes counts;
-    size_t each = (count + static_cast<size_t>(size_) - 1) / static_cast<size_t>(size_);
-    for (int i = 0; i < size_; ++i) {
-      counts.push_back(std::min(each, count));
-      count -= counts.back();
-    }
-    return counts;
   }
 
   // ins[i] goes to member i; what comes from all members is returned in a row.

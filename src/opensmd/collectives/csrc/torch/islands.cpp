@@ -17,14 +17,6 @@ constexpr size_t kSplitBytes = 32u << 10;
 
 }  // namespace
 
-struct Islands::Part {
-  std::vector<char*> slices;
-  std::vector<size_t> counts;
-
-  void* const* outputs() const { return reinterpret_cast<void* const*>(slices.data()); }
-  const void* const* inputs() const { return reinterpret_cast<const void* const*>(slices.data()); }
-};
-
 Islands::Islands(std::shared_ptr<Group> island, std::vector<std::unique_ptr<Transport>> peers, int crossing,
                  int members)
     : island_(std::move(island)), peers_(std::move(peers)), crossing_(crossing), members_(members) {}
@@ -57,11 +49,11 @@ void Islands::run(char* data, size_t count, DType dtype, Reduction reduction, do
   const int me = island_->rank();
   const Reduction here = reduction == Reduction::Average ? Reduction::Sum : reduction;
   const Reduction between = reduction == Reduction::PremulSum ? Reduction::Sum : reduction;
-  auto gather = [&](const Part& part) {
-    island_->all_gather(part.slices[me], part.outputs(), part.counts.data(), dtype, call);
+  auto gather = [&](const Slices& part) {
+    island_->all_gather(part.data[me], part.outputs(), part.counts.data(), dtype, call);
   };
   struct Crossing {
-    Part part;
+    Slices part;
     std::future<void> done;
   };
   std::deque<Crossing> under_way;
@@ -74,8 +66,10 @@ void Islands::run(char* data, size_t count, DType dtype, Reduction reduction, do
   };
   size_t lane = 0;
   for (size_t begin = 0; begin == 0 || begin < count; begin += kPartBytes / width) {
-    Part next = part(data + begin * width, std::min(count - begin, kPartBytes / width), dtype);
-    island_->reduce_scatter(next.inputs(), next.counts.data(), next.slices[me], dtype, here, factor, call);
+    const size_t length = std::min(count - begin, kPartBytes / width);
+    const int takers = length * width < kSplitBytes ? 1 : crossing_;
+    Slices next = cut(data + begin * width, length, dtype, takers, island_->size());
+    island_->reduce_scatter(next.inputs(), next.counts.data(), next.data[me], dtype, here, factor, call);
     if (under_way.size() == kLanes) finish_first();
     auto done = std::async(launch, [&, next, lane] { cross(next, lane, dtype, between, call); });
     under_way.push_back({std::move(next), std::move(done)});
@@ -84,24 +78,11 @@ void Islands::run(char* data, size_t count, DType dtype, Reduction reduction, do
   while (!under_way.empty()) finish_first();
 }
 
-Islands::Part Islands::part(char* data, size_t count, DType dtype) const {
-  const size_t width = size_of(dtype);
-  const size_t slices = count * width < kSplitBytes ? 1 : static_cast<size_t>(crossing_);
-  const size_t each = (count + slices - 1) / slices;
-  Part found;
-  for (size_t i = 0; i < static_cast<size_t>(island_->size()); ++i) {
-    const size_t begin = std::min(i * each, count);
-    found.slices.push_back(data + begin * width);
-    found.counts.push_back(i < slices ? std::min(each, count - begin) : 0);
-  }
-  return found;
-}
-
-void Islands::cross(const Part& part, size_t lane, DType dtype, Reduction reduction, const Call& call) {
+void Islands::cross(const Slices& part, size_t lane, DType dtype, Reduction reduction, const Call& call) {
   const int me = island_->rank();
   const size_t count = part.counts[me];
   if (count == 0) return;
-  void* slice = part.slices[me];
+  void* slice = part.data[me];
   const bool average = reduction == Reduction::Average;
   peers_[lane]->all_reduce(slice, count, dtype, average ? Reduction::Sum : reduction, 1.0, call);
   if (average) average_sums(slice, count, dtype, members_);

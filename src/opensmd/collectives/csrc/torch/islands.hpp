@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "torch/slices.hpp"
 #include "torch/transport.hpp"
 
 namespace opensmd {
@@ -31,11 +32,8 @@ class Islands {
   void leave();
 
  private:
-  struct Part;  // of the data, with everybody's slice of it
-
-  Part part(char* data, size_t count, DType dtype) const;
   void run(char* data, size_t count, DType dtype, Reduction reduction, double factor, const Call& call);
-  void cross(const Part& part, size_t lane, DType dtype, Reduction reduction, const Call& call);
+  void cross(const Slices& part, size_t lane, DType dtype, Reduction reduction, const Call& call);
 
   std::shared_ptr<Group> island_;
   std::mutex closing_;  // abort may come from any thread
