@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def check_damage(folder: str) -> None:
     if me == 1:
         damage(path)
     if me == 1:
-        both_raise("is damaged: the checksum of its record")
+        both_raise("is damaged: its content does not have the checksum")
     else:
         both_raise("mp_rank 1: SMPCheckpointError", PeerCheckpointError)  # a consequence, as smdrun shows it
     fresh()
@@ -191,13 +192,20 @@ def check_damage(folder: str) -> None:
     with pytest.raises(TypeError, match=r"must be a file name \(str\)"):
         load(Path(name))  # type: ignore[arg-type]
     communicate.barrier()
-    save({"data": data, "object": path}, name)
-    both_raise("holds more than tensors and plain values")
-    assert load(name, weights_only=False)["object"] == path
+    with pytest.raises(
+        TypeError, match=r"obj\['object'\] is of type fractions.Fraction, which would not load"
+    ):
+        save({"data": data, "object": Fraction(1, 3)}, name)
+    communicate.barrier()
+    save({"data": data, "object": Fraction(1, 3)}, name, weights_only=False)
+    both_raise("asks for fractions.Fraction, which is no tensor")
+    assert load(name, weights_only=False)["object"] == Fraction(1, 3)
     previous = load(name, weights_only=False)
     communicate.barrier()
     bad = {"data": (lambda: 0) if me == 1 else data}
-    with pytest.raises(Exception, match=r"Can't pickle|Can't get|is untouched: mp_rank 1"):
+    with pytest.raises(
+        Exception, match=r"obj\['data'\] is the function .*lambda.* cannot be saved|is untouched: mp_rank 1"
+    ):
         save(bad, name)
     communicate.barrier()
     assert same(load(name, weights_only=False), previous), "a save that failed on one rank changes nothing"

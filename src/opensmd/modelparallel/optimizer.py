@@ -47,12 +47,14 @@ class _Layout:
         numbers: for every group, the numbers of all its parameters.
         names: for every group, the names that the script gave with its parameters, if it did.
         full_names: the module's name of every parameter, by number.
+        shapes: the shape of every parameter, by number.
         local: the number of each parameter of this rank, by identity.
     """
 
     numbers: list[list[int]] = field(default_factory=list)
     names: list[list[str] | None] = field(default_factory=list)
     full_names: list[str] = field(default_factory=list)
+    shapes: list[torch.Size] = field(default_factory=list)
     local: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -124,8 +126,17 @@ class _Methods:
         """Load a full state dict (also plain PyTorch's) or, on all ranks of the replica, a partial one.
 
         Raises:
-            ValueError: its groups do not fit this optimizer's; nothing has been changed.
+            TypeError: ``state_dict`` is no dict.
+            ValueError: its groups or the shapes of its tensors do not fit this optimizer's; nothing has been
+                changed.
         """
+        given = self._smp_fitting(state_dict)
+        if self._smp_layout is not None:
+            given = self._localised(given)
+        super().load_state_dict(given)  # type: ignore[misc]
+
+    def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """The full state dict of a full or partial one, if it fits; ``load_state_dict`` says more."""
         if not isinstance(state_dict, Mapping):
             raise TypeError(
                 f"optimizer.load_state_dict: expected a state dict, got {type(state_dict).__name__}"
@@ -135,9 +146,9 @@ class _Methods:
             given = _merged(given)
         given.pop(PARTIAL, None)
         self._check_groups(given)
-        if self._smp_layout is not None:
-            given = self._localised(given)
-        super().load_state_dict(given)  # type: ignore[misc]
+        if self._smp_state_has_parameters_shapes():
+            self._check_shapes(given)
+        return given
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's, between steps.
@@ -216,6 +227,7 @@ class _Methods:
                     "this model"
                 )
             layout.full_names.append(name)
+            layout.shapes.append(parameter.shape)
             if state.model.is_local(name):
                 kept.append(position)
                 layout.local[id(parameter)] = first + position
@@ -277,6 +289,32 @@ class _Methods:
         if found != own:
             raise ValueError(
                 f"the loaded optimizer state has parameter groups of sizes {found}, this optimizer of {own}"
+            )
+
+    def _smp_state_has_parameters_shapes(self) -> bool:
+        """Whether this optimizer's state tensors have their parameter's shape, or one element.
+
+        So it is for all of torch's and ours but the ones that store factors; others may store anything.
+        """
+        kind = type(self)
+        return kind.__module__.startswith(("torch.optim.", "opensmd.optim.")) and kind.__name__ != "Adafactor"
+
+    def _check_shapes(self, given: Mapping[str, Any]) -> None:
+        if self._smp_layout is None:
+            shapes = [each.shape for group in self.param_groups for each in group["params"]]
+        else:
+            shapes = self._smp_layout.shapes
+        stored = [number for group in given["param_groups"] for number in group["params"]]
+        wrong = [
+            f"{key} of parameter {number}: {tuple(each.shape)} in the checkpoint, {tuple(shape)} here"
+            for number, shape in zip(stored, shapes, strict=True)
+            for key, each in given["state"].get(number, {}).items()
+            if isinstance(each, torch.Tensor) and each.numel() != 1 and each.shape != shape
+        ]
+        if wrong:
+            raise ValueError(
+                f"the loaded optimizer state does not fit the parameters: {'; '.join(wrong[:5])}"
+                f"{f'; and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Nothing has been changed"
             )
 
 

@@ -1,67 +1,113 @@
 """Files that survive a kill: written aside, flushed to disk, then renamed; verified when read.
 
-A file is torch's own zip format, so plain ``torch.load`` reads it, with one more record that says what it is
-part of. The zip's CRC-32 of every record is verified before anything is loaded.
+A file is torch's own zip format, so plain ``torch.load`` reads it; its end says what it is part of (see
+``seal``). What is written has been read back once, without the data of its tensors, so that nobody finds out
+when resuming that it does not load.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import pickle
+import warnings
 import zipfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from opensmd.modelparallel.checkpoint.contents import describe, find_unloadable
+from opensmd.modelparallel.checkpoint.names import pending_name
+from opensmd.modelparallel.checkpoint.records import verify_records
+from opensmd.modelparallel.checkpoint.seal import Label, SealingFile, is_zip, read_seal
+from opensmd.modelparallel.checkpoint.trusted import load_without_trust, refused_name
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
-__all__ = ["Label", "commit", "pending_name", "read", "read_label", "verify", "write_aside"]
+__all__ = ["Caller", "commit", "read", "verify", "write_aside"]
 
-RECORD = "opensmd.json"
+PROTOCOL = 2  # of pickle; the only one that torch reads without trust
 
 
 @dataclass(frozen=True, kw_only=True)
-class Label:
-    """What a file is part of.
+class Caller:
+    """How the user's call is named in errors.
 
     Attributes:
-        save: the same in all files of one save, different in every save.
-        part, parts: which of how many.
+        save, load: the function that writes, and the one that will read.
+        content: the argument with the object.
     """
 
-    save: str
-    part: int
-    parts: int
+    save: str = "smp.save"
+    load: str = "smp.load"
+    content: str = "obj"
 
 
-def pending_name(path: Path, save: str) -> Path:
-    """Where a file waits for its renaming."""
-    return path.with_name(f".{path.name}.{save}.new")
-
-
-def write_aside(obj: Any, path: Path, label: Label, **options: Any) -> Path:
+def write_aside(
+    obj: Any, path: Path, label: Label, *, caller: Caller, weights_only: bool = True, **options: Any
+) -> Path:
     """Write ``obj`` next to ``path``, on disk for certain, and return where; ``path`` itself is untouched.
 
+    Args:
+        weights_only: refuse what loads only with ``weights_only=False``.
+        options: torch.save's.
+
     Raises:
-        OSError: the folder does not exist or cannot be written.
+        OSError: the folder does not exist or cannot be written, or the disk is full.
+        TypeError: there is something in ``obj`` that cannot be saved, or would not load.
     """
-    aside = pending_name(path, label.save)
+    aside = path.with_name(pending_name(path.name, label.save))
     try:
-        torch.save(obj, aside, **options)
-        with zipfile.ZipFile(aside, "a") as archive:
-            root = archive.namelist()[0].partition("/")[0]
-            archive.writestr(f"{root}/{RECORD}", json.dumps(asdict(label)))
-        with aside.open("rb+") as file:
-            os.fsync(file.fileno())
+        _write(obj, aside, label, caller, options)
+        if weights_only:
+            _check_that_it_loads(obj, aside, caller)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
     return aside
+
+
+def _write(obj: Any, aside: Path, label: Label, caller: Caller, options: dict[str, Any]) -> None:
+    target: SealingFile | None = None
+    try:
+        with aside.open("wb") as file:
+            target = SealingFile(file)
+            torch.save(obj, target, **options)  # type: ignore[arg-type]  # it needs write alone
+            target.seal(label)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _naming(error, aside) from error
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        found = find_unloadable(obj, caller.content)
+        where = (
+            f"{found[0]} is {describe(found[1])}, which" if found else f"{caller.content}: something in it"
+        )
+        raise TypeError(f"{caller.save}: {where} cannot be saved ({error}); nothing was saved") from error
+    except RuntimeError as error:
+        if target is None or target.failure is None:
+            raise
+        raise _naming(target.failure, aside) from error
+
+
+def _naming(error: OSError, path: Path) -> OSError:
+    """The system's error with the file's name, which a failed write does not have."""
+    return OSError(error.errno, error.strerror, str(path))
+
+
+def _check_that_it_loads(obj: Any, aside: Path, caller: Caller) -> None:
+    try:
+        load_without_trust(aside, map_location="cpu", mmap=True)  # no data is read
+    except Exception as error:
+        found = find_unloadable(obj, caller.content)
+        where = (
+            f"{found[0]} is {describe(found[1])}, which" if found else f"{caller.content} {_why(error)} and"
+        )
+        raise TypeError(
+            f"{caller.save}: {where} would not load again without trust in the file. Nothing was saved. "
+            "Save plain values of it instead, such as its vars() or state_dict(). If only you will load the "
+            f"file, give weights_only=False to {caller.save} and to {caller.load}"
+        ) from error
 
 
 def commit(aside: Path, path: Path) -> None:
@@ -75,71 +121,72 @@ def commit(aside: Path, path: Path) -> None:
 
 
 def verify(path: Path) -> None:
-    """Check every byte of a file's records against their checksums.
+    """Check every byte of a file, as far as it has checksums.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        OSError: there is no such file, or it cannot be opened.
         SMPCheckpointError: it is damaged, incomplete, or no file that torch.save wrote.
     """
-    with _opened(path) as archive:
-        if not any(name.endswith("/data.pkl") for name in archive.namelist()):
-            raise SMPCheckpointError(f"{path} is a zip file, but not one that torch.save or smp.save wrote")
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise SMPCheckpointError(f"{path} is damaged: the checksum of its record {damaged!r} is wrong")
+    seal = read_seal(path)
+    if seal is not None:
+        seal.verify(path)
+    elif is_zip(path):
+        verify_records(path)
 
 
-def read_label(path: Path) -> Label | None:
-    """What a file is part of; None if ``smp.save`` did not write it."""
-    with _opened(path) as archive:
-        for name in archive.namelist():
-            if name.endswith(f"/{RECORD}"):
-                return Label(**json.loads(archive.read(name)))
-    return None
-
-
-def read(path: Path, **options: Any) -> Any:
+def read(path: Path, *, weights_only: bool = True, **options: Any) -> Any:
     """Verify and load a file; ``options`` are torch.load's.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        OSError: there is no such file, or it cannot be opened.
         SMPCheckpointError: it is damaged, not a checkpoint, or holds objects that are not allowed.
     """
-    if _is_zip(path):
-        verify(path)
+    verify(path)
     try:
-        return torch.load(path, **options)
-    except pickle.UnpicklingError as error:
-        if not _is_zip(path):
-            raise SMPCheckpointError(f"{path} is not a checkpoint: {_first_line(error)}") from error
-        raise SMPCheckpointError(
-            f"{path} holds more than tensors and plain values ({_reason(error)}). If you trust who wrote it, "
-            "load it with weights_only=False"
-        ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise SMPCheckpointError(f"{path} cannot be loaded: {_first_line(error)}") from error
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error below says it
+            if weights_only:
+                return load_without_trust(path, **options)
+            return torch.load(path, weights_only=False, **options)
+    except Exception as error:  # what damage, or code of an unknown type, ends in cannot be listed
+        raise SMPCheckpointError(_why_not(path, error)) from error
 
 
-def _is_zip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"PK\x03\x04"
+def _why_not(path: Path, error: Exception) -> str:
+    if not is_zip(path):
+        return f"{path} is not a checkpoint{_naming_what_it_asks_for(error)}"
+    if not isinstance(error, pickle.UnpicklingError):
+        return f"{path} cannot be loaded: {type(error).__name__}: {_first_line(error)}"
+    protocol = _protocol(path)
+    if protocol > PROTOCOL and refused_name(error) is None:
+        return (
+            f"{path} was written with pickle_protocol={protocol}, and files load without trust in who wrote "
+            f"them only if they were written with {PROTOCOL}, the default. If it is a file of your own, "
+            "load it with weights_only=False and save it anew"
+        )
+    return (
+        f"{path} {_why(error)}, which is no tensor and no plain value, so nothing of the file was run or "
+        "loaded. Values of one's own types load from one's own files with weights_only=False, which runs "
+        "whatever code is in the file: never use it for a file of somebody else's"
+    )
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except (
-        zipfile.BadZipFile,
-        EOFError,
-        NotImplementedError,
-        UnicodeDecodeError,
-        json.JSONDecodeError,
-    ) as error:
-        raise SMPCheckpointError(
-            f"{path} is damaged, incomplete, or no file that torch.save wrote: {error}"
-        ) from error
+def _why(error: BaseException) -> str:
+    name = refused_name(error)
+    return f"asks for {name}" if name else f"holds what torch's safe reader does not know ({_reason(error)})"
+
+
+def _naming_what_it_asks_for(error: BaseException) -> str:
+    name = refused_name(error)
+    return f"; it is a pickle that asks for {name}, of which nothing was run" if name else ""
+
+
+def _protocol(path: Path) -> int:
+    with zipfile.ZipFile(path) as archive:
+        name = next(each for each in archive.namelist() if each.endswith("/data.pkl"))
+        with archive.open(name) as record:
+            start = record.read(2)
+    return start[1] if start[:1] == pickle.PROTO and len(start) == 2 else 0
 
 
 def _first_line(error: BaseException) -> str:
@@ -147,5 +194,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    found = [line for line in str(error).splitlines() if "Error" in line or "Unsupported" in line]
-    return found[-1].strip() if found else _first_line(error)
+    """The reason of torch's reader, which comes after its advice."""
+    reason = str(error).partition("WeightsUnpickler error:")[2].strip()
+    return reason.partition("\n")[0] or type(error).__name__

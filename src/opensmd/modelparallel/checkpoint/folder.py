@@ -1,8 +1,9 @@
 """``smp.save_checkpoint`` and ``smp.resume_from_checkpoint``: a folder with everything a training needs.
 
 Partial: ``{tag}_partial/`` with ``model_{rank}.pt``, ``optimizer_{rank}.pt`` and ``user_content.pt``. Full:
-the model as the file ``{tag}`` and ``user_content_{tag}``. The file ``newest`` names the last complete one;
-it is replaced at the very end, so a kill leaves the checkpoint before it.
+the model as the file ``{tag}`` and ``user_content_{tag}``. The text file ``newest`` has the name of the last
+complete one, ``{tag}_partial`` or ``{tag}``; it is replaced at the very end, so a kill leaves the checkpoint
+before it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from opensmd.modelparallel.checkpoint.files import Label, commit, read, write_aside
-from opensmd.modelparallel.checkpoint.save_load import load, save
+from opensmd.modelparallel.checkpoint.agreement import together
+from opensmd.modelparallel.checkpoint.files import Caller, commit, read, write_aside
+from opensmd.modelparallel.checkpoint.newest import read_newest, write_newest
+from opensmd.modelparallel.checkpoint.save_load import load, save_part
+from opensmd.modelparallel.checkpoint.seal import Label
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.ranks import CommGroup
@@ -35,6 +37,8 @@ def save_checkpoint(
     user_content: Any = None,
     translate_if_full: bool = True,
     num_kept_partial_checkpoints: int | None = None,
+    *,
+    weights_only: bool = True,
 ) -> None:
     """Save under ``path``; called on all ranks, after the first step.
 
@@ -44,13 +48,17 @@ def save_checkpoint(
         partial: each rank of the first replica writes its part; False: one file with the whole model, which
             plain PyTorch reads, without the optimizer.
         model, optimizer: what to save; None leaves it out.
-        user_content: anything of tensors and plain values, given back on resuming.
+        user_content: given back on resuming; tensors, plain values, and what else ``smp.load`` takes without
+            trust.
         translate_if_full: accepted; names are always the plain model's.
         num_kept_partial_checkpoints: delete older partial checkpoints beyond so many.
+        weights_only: False saves also what loads only with ``weights_only=False``.
 
     Raises:
         ValueError: nothing to save.
-        TypeError: ``model`` is no DistributedModel.
+        TypeError: ``model`` is no DistributedModel, or something in the content would not load again.
+        SMPCheckpointError: another rank could not write; ``newest`` is as it was.
+        OSError: this rank could not write; ``newest`` is as it was.
 
     Warns:
         UserWarning: a full checkpoint is asked for with an optimizer, which it has no place for.
@@ -72,18 +80,24 @@ def save_checkpoint(
             stacklevel=2,
         )
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    if groups.rank_in(CommGroup.DP_GROUP) == 0:
+    trust = {"weights_only": weights_only}
+
+    def write() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if groups.rank_in(CommGroup.DP_GROUP) != 0:
+            return
         if partial:
-            _save_partial(folder / f"{tag}_partial", model, optimizer, user_content)
+            _save_partial(folder / f"{tag}_partial", model, optimizer, user_content, trust)
         else:
-            _save_full(folder, tag, model, user_content)
+            _save_full(folder, tag, model, user_content, trust)
         if state.rank == 0:
-            newest = {"tag": tag, "partial": partial}
-            _write(newest, folder / "newest")
+            write_newest(folder, tag, partial=partial)
             if partial and num_kept_partial_checkpoints is not None:
                 _prune(folder, num_kept_partial_checkpoints, keep=tag)
-    dist.barrier(group=groups[CommGroup.WORLD])
+
+    together(
+        groups[CommGroup.WORLD], write, failed=f"the checkpoint {tag!r} in {path} was not saved", rank="rank"
+    )
 
 
 def resume_from_checkpoint(
@@ -95,6 +109,8 @@ def resume_from_checkpoint(
     load_sharded_optimizer_state: bool = True,
     translate_function: Callable[[Any], Any] | None = None,
     load_optimizer_states: bool | None = None,
+    *,
+    weights_only: bool = True,
 ) -> Any:
     """Load what :func:`save_checkpoint` saved into the model and optimizer; called on all ranks.
 
@@ -103,88 +119,131 @@ def resume_from_checkpoint(
     Args:
         path: the folder.
         tag: which checkpoint; None takes the newest.
-        partial: as it was saved; with ``tag=None`` the newest knows.
+        partial: as it was saved.
         strict: as ``load_state_dict``'s.
         load_optimizer: load the optimizer too, if it was saved (partial only).
         load_sharded_optimizer_state: accepted; optimizer state is never sharded here.
         translate_function: applied to the full state dict before loading.
         load_optimizer_states: the name of ``load_optimizer`` in the first version that had this function.
+        weights_only: False also loads objects of any type, and runs whatever code is in the files, so it is
+            for files of one's own alone.
 
     Returns:
         The saved ``user_content``, or None.
 
     Raises:
         FileNotFoundError: no such checkpoint.
-        SMPCheckpointError: a file is damaged.
+        SMPCheckpointError: a file is damaged, or the newest is full and a partial one is asked for, or the
+            other way round.
+        ValueError: the optimizer's state does not fit; nothing has been changed.
+        RuntimeError: the model's does not; nothing has been changed.
     """
-    state.require("smp.resume_from_checkpoint")
+    groups = state.require("smp.resume_from_checkpoint").groups
     folder = Path(path)
     if load_optimizer_states is not None:
         load_optimizer = load_optimizer_states
     if tag is None:
-        tag, partial = _newest(folder)
-    source = folder / f"{tag}_partial"
+        tag = read_newest(folder, partial=partial)
+
+    def read_content() -> Any:
+        _require(folder, tag, partial=partial)
+        content = folder / f"{tag}_partial" / "user_content.pt" if partial else folder / f"user_content_{tag}"
+        return read(content, weights_only=weights_only) if content.is_file() else None
+
+    user_content = together(
+        groups[CommGroup.MP_GROUP], read_content, failed=f"{tag!r} in {path} was not loaded", rank="mp_rank"
+    )
+    optimizer_dict = None
     if partial:
-        if not source.is_dir():
-            raise FileNotFoundError(
-                f"there is no partial checkpoint {source}; is it a full one (partial=False)?"
-            )
-        model_dict = _load_if_saved(source, "model")
-        optimizer_dict = _load_if_saved(source, "optimizer") if load_optimizer else None
-        content = source / "user_content.pt"
+        source = folder / f"{tag}_partial"
+        model_dict = _load_if_saved(source, "model", weights_only)
+        optimizer_dict = _load_if_saved(source, "optimizer", weights_only) if load_optimizer else None
+    elif (folder / tag).is_file():
+        model_dict = load(str(folder / tag), partial=False, weights_only=weights_only)
     else:
-        model_dict = load(str(folder / tag), partial=False)
-        optimizer_dict = None
-        content = folder / f"user_content_{tag}"
-    user_content = read(content, weights_only=True) if content.is_file() else None
+        model_dict = None  # saved without one
     if translate_function is not None and model_dict is not None:
         model_dict = translate_function(model_dict)
+    optimizer = None
+    if optimizer_dict is not None:
+        optimizer = _wrapped(state.optimizer, "smp.DistributedOptimizer")
+        optimizer_dict = optimizer._smp_fitting(optimizer_dict)  # refused before the model is changed
     if model_dict is not None:
         _wrapped(state.model, "smp.DistributedModel").load_state_dict(model_dict, strict=strict)
-    if optimizer_dict is not None:
-        _wrapped(state.optimizer, "smp.DistributedOptimizer").load_state_dict(optimizer_dict)
+    if optimizer is not None:
+        optimizer.load_state_dict(optimizer_dict)
     return user_content
 
 
-def _save_partial(folder: Path, model: ModelState | None, optimizer: Any, user_content: Any) -> None:
-    folder.mkdir(exist_ok=True)
-    if model is not None:
-        save(model.local_state_dict(), str(folder / "model"), partial=True, suffix=".pt")
-    if optimizer is not None:
-        save(optimizer.local_state_dict(), str(folder / "optimizer"), partial=True, suffix=".pt")
-    if state.groups.rank_in(CommGroup.MP_GROUP) == 0 and user_content is not None:
-        _write(user_content, folder / "user_content.pt")
-
-
-def _save_full(folder: Path, tag: str, model: ModelState | None, user_content: Any) -> None:
-    whole = model.state_dict(gather_to_rank0=True) if model is not None else None
-    if state.groups.rank_in(CommGroup.MP_GROUP) != 0:
-        return
-    if whole is not None:
-        _write(whole, folder / tag)
-    if user_content is not None:
-        _write(user_content, folder / f"user_content_{tag}")
-
-
-def _write(obj: Any, path: Path) -> None:
-    commit(write_aside(obj, path, Label(save=uuid.uuid4().hex, part=0, parts=1)), path)
-
-
-def _load_if_saved(folder: Path, name: str) -> Any:
-    present = any(each.name.startswith(f"{name}_") for each in folder.iterdir())
-    return load(str(folder / name), partial=True, suffix=".pt") if present else None
-
-
-def _newest(folder: Path) -> tuple[str, bool]:
-    if not (folder / "newest").is_file():
-        raise FileNotFoundError(
-            f"{folder} has no file 'newest', so no checkpoint was completed there; give a tag"
+def _require(folder: Path, tag: str, *, partial: bool) -> None:
+    full = [name for name in (tag, f"user_content_{tag}") if (folder / name).is_file()]
+    if partial and not (folder / f"{tag}_partial").is_dir():
+        hint = f"; {full[0]} is of a full one, which partial=False loads" if full else ""
+        raise FileNotFoundError(f"there is no partial checkpoint {folder / f'{tag}_partial'}{hint}")
+    if not partial and not full:
+        hint = (
+            f"; {tag}_partial is a partial one, which partial=True loads"
+            if (folder / f"{tag}_partial").is_dir()
+            else ""
         )
-    found = read(folder / "newest", weights_only=True)
-    try:
-        return found["tag"], found["partial"]
-    except (TypeError, KeyError) as error:
-        raise SMPCheckpointError(f"{folder / 'newest'} is not what smp.save_checkpoint writes") from error
+        raise FileNotFoundError(f"there is no full checkpoint {folder / tag}{hint}")
+
+
+def _save_partial(
+    folder: Path, model: ModelState | None, optimizer: Any, user_content: Any, trust: dict[str, Any]
+) -> None:
+    def write_content() -> None:
+        folder.mkdir(exist_ok=True)
+        if state.groups.rank_in(CommGroup.MP_GROUP) == 0 and user_content is not None:
+            _write(user_content, folder / "user_content.pt", "user_content", trust)
+
+    _on_the_replica(write_content, folder)
+    if model is not None:
+        save_part(
+            model.local_state_dict(),
+            folder / "model",
+            suffix=".pt",
+            caller=_caller("the model's state"),
+            **trust,
+        )
+    if optimizer is not None:
+        own = optimizer.local_state_dict()
+        save_part(own, folder / "optimizer", suffix=".pt", caller=_caller("the optimizer's state"), **trust)
+
+
+def _save_full(
+    folder: Path, tag: str, model: ModelState | None, user_content: Any, trust: dict[str, Any]
+) -> None:
+    whole = model.state_dict(gather_to_rank0=True) if model is not None else None
+
+    def write() -> None:
+        if state.groups.rank_in(CommGroup.MP_GROUP) != 0:
+            return
+        if user_content is not None:
+            _write(user_content, folder / f"user_content_{tag}", "user_content", trust)
+        if whole is not None:
+            _write(whole, folder / tag, "the model's state", trust)
+
+    _on_the_replica(write, folder / tag)
+
+
+def _on_the_replica(work: Callable[[], None], path: Path) -> None:
+    """Work of the first rank that all ranks of the replica know the outcome of, before they go on."""
+    together(state.groups[CommGroup.MP_GROUP], work, failed=f"{path} was not saved", rank="mp_rank")
+
+
+def _write(obj: Any, path: Path, content: str, trust: dict[str, Any]) -> None:
+    label = Label(save=uuid.uuid4().hex, part=0, parts=1)
+    commit(write_aside(obj, path, label, caller=_caller(content), **trust), path)
+
+
+def _caller(content: str) -> Caller:
+    return Caller(save="smp.save_checkpoint", load="smp.resume_from_checkpoint", content=content)
+
+
+def _load_if_saved(folder: Path, name: str, weights_only: bool) -> Any:
+    present = any(each.name.startswith(f"{name}_") for each in folder.iterdir())
+    return load(str(folder / name), suffix=".pt", weights_only=weights_only) if present else None
 
 
 def _prune(folder: Path, kept: int, *, keep: str) -> None:

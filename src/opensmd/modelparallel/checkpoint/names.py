@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["parts_of", "partial_name"]
+__all__ = ["partial_name", "parts_of", "pending_name", "pending_parts"]
+
+_NUMBERS = (r"_(\d+)", r"_(\d+)_0", r"_(\d+)_0_0")
 
 
 def partial_name(f: str, *, mp_rank: int, rdp_rank: int | None = None, suffix: str = "") -> str:
@@ -17,17 +19,33 @@ def partial_name(f: str, *, mp_rank: int, rdp_rank: int | None = None, suffix: s
     return f"{f}_{mp_rank}{suffix}" if rdp_rank is None else f"{f}_{mp_rank}_0_{rdp_rank}{suffix}"
 
 
+def pending_name(name: str, save: str) -> str:
+    """What a file of this save is called until it is renamed."""
+    return f".{name}.{save}.new"
+
+
 def parts_of(name: str, present: Iterable[str], *, suffix: str = "") -> list[str]:
     """Those of the file names ``present`` that are parts 0, 1, ... of the checkpoint ``name``, in order.
 
     Of the three ways of naming, the first that has a part 0 counts.
     """
-    for pattern in (r"_(\d+)", r"_(\d+)_0", r"_(\d+)_0_0"):
-        numbered = {
-            int(match[1]): each
-            for each in present
-            if (match := re.fullmatch(re.escape(name) + pattern + re.escape(suffix), each)) is not None
-        }
+    present = list(present)
+    for pattern in _NUMBERS:
+        numbered = _numbered(name, pattern + re.escape(suffix), present)
         if 0 in numbered:
             return [numbered[i] for i in sorted(numbered)]
     return []
+
+
+def pending_parts(name: str, save: str, present: Iterable[str], *, suffix: str = "") -> dict[int, str]:
+    """Those of the file names ``present`` that are parts of this save and wait to be renamed, by number."""
+    present = list(present)
+    found: dict[int, str] = {}
+    for pattern in _NUMBERS:
+        found = _numbered(f".{name}", f"{pattern}{re.escape(suffix)}\\.{save}\\.new", present) | found
+    return found
+
+
+def _numbered(name: str, ending: str, present: list[str]) -> dict[int, str]:
+    matches = (re.fullmatch(re.escape(name) + ending, each) for each in present)
+    return {int(match[1]): match[0] for match in matches if match is not None}

@@ -11,22 +11,24 @@ and the others complete beside their names: loading finds them there.
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import uuid
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from opensmd.modelparallel.checkpoint.files import Label, commit, pending_name, read, read_label, write_aside
+from opensmd.modelparallel.checkpoint.agreement import exchange, together
+from opensmd.modelparallel.checkpoint.files import PROTOCOL, Caller, commit, read, write_aside
 from opensmd.modelparallel.checkpoint.merge import merge_trees
-from opensmd.modelparallel.checkpoint.names import partial_name, parts_of
-from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
+from opensmd.modelparallel.checkpoint.names import partial_name, parts_of, pending_name, pending_parts
+from opensmd.modelparallel.checkpoint.seal import Label, read_label
+from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.state import state
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "save_part"]
 
 
 def save(
@@ -34,55 +36,87 @@ def save(
     f: str,
     partial: bool = True,
     pickle_module: Any = pickle,
-    pickle_protocol: int = 2,
+    pickle_protocol: int = PROTOCOL,
     *,
     v3: bool = False,
     suffix: str = "",
+    weights_only: bool | None = None,
 ) -> None:
     """Save an object like ``torch.save``, replacing an older file only when the new one is complete.
 
     Args:
-        obj: anything picklable; tensors and plain values load without trust.
+        obj: tensors, plain values, and what else :func:`load` takes without trust; with
+            ``weights_only=False`` anything picklable.
         f: file name.
         partial: each rank of the replica writes ``f_{mp_rank}``, so all of them must call it (those with
             ``dp_rank() == 0`` are enough). False: the caller writes the one file ``f``, which plain
             ``torch.load`` reads.
-        pickle_module, pickle_protocol: as torch.save's.
+        pickle_module, pickle_protocol: as torch.save's; the protocol is 2 in all files that load without
+            trust.
         v3: three numbers in the name, as later versions had with sharded optimizer state.
         suffix: goes behind the numbers, such as ".pt".
+        weights_only: False saves also what loads only with ``weights_only=False``; the default True refuses
+            it (False if another ``pickle_module`` than pickle is given).
 
     Raises:
-        TypeError: ``f`` is not a string.
+        TypeError: ``f`` is not a string, or something in ``obj`` would not load again.
         SMPCheckpointError: another rank of the replica could not write; nothing has been replaced.
         OSError: this rank could not write; nothing has been replaced.
+
+    Warns:
+        UserWarning: a ``pickle_protocol`` that files which load without trust cannot have; 2 is used.
     """
     path = _checked(f, "smp.save")
-    options = {"pickle_module": pickle_module, "pickle_protocol": pickle_protocol}
+    if weights_only is None:
+        weights_only = pickle_module is pickle
+    if weights_only and pickle_protocol != PROTOCOL:
+        warnings.warn(
+            f"smp.save: pickle_protocol={pickle_protocol} is not used: files that smp.load and torch.load "
+            f"take without trust have protocol {PROTOCOL}. Give weights_only=False to smp.save and smp.load "
+            "to keep it",
+            stacklevel=2,
+        )
+        pickle_protocol = PROTOCOL
+    options = {
+        "pickle_module": pickle_module,
+        "pickle_protocol": pickle_protocol,
+        "weights_only": weights_only,
+        "caller": Caller(),
+    }
     if not partial:
         commit(write_aside(obj, path, Label(save=uuid.uuid4().hex, part=0, parts=1), **options), path)
         return
+    save_part(obj, path, v3=v3, suffix=suffix, **options)
+
+
+def save_part(obj: Any, f: Path, *, v3: bool = False, suffix: str = "", **options: Any) -> None:
+    """Write this rank's part of a partial checkpoint; called on all ranks of the replica.
+
+    Args:
+        options: those of ``files.write_aside``.
+    """
     groups = state.require("smp.save(partial=True)").groups
     group, part = groups[CommGroup.MP_GROUP], groups.rank_in(CommGroup.MP_GROUP)
     rdp_rank = groups.rank_in(CommGroup.RDP_GROUP) if v3 else None
-    path = Path(partial_name(f, mp_rank=part, rdp_rank=rdp_rank, suffix=suffix))
-    label = Label(save=_agree(group), part=part, parts=dist.get_world_size(group))
-    aside, failure = None, None
+    path = f.with_name(partial_name(f.name, mp_rank=part, rdp_rank=rdp_rank, suffix=suffix))
+    save = str(exchange(uuid.uuid4().hex, group)[0])  # the same on all ranks
+    label = Label(save=save, part=part, parts=dist.get_world_size(group))
     try:
-        aside = write_aside(obj, path, label, **options)
-    except Exception as error:
-        failure = error
-    failures = _exchange(None if failure is None else f"{type(failure).__name__}: {failure}", group)
-    if any(failures):
-        if aside is not None:
-            aside.unlink(missing_ok=True)
-        if failure is not None:
-            raise failure
-        raise PeerCheckpointError(
-            f"{f} was not saved, the previous checkpoint is untouched: {_by_rank(failures)}"
+        aside = together(
+            group,
+            lambda: write_aside(obj, path, label, **options),
+            failed=f"{f} was not saved, the previous checkpoint is untouched",
+            rank="mp_rank",
         )
-    assert aside is not None
-    commit(aside, path)
-    dist.barrier(group=group)
+    except Exception:
+        path.with_name(pending_name(path.name, save)).unlink(missing_ok=True)
+        raise
+    together(
+        group,
+        lambda: commit(aside, path),
+        failed=f"{f} was written, but its parts did not all get their names, which loading finds",
+        rank="mp_rank",
+    )
     for leftover in path.parent.glob(f".{path.name}.*.new"):
         leftover.unlink(missing_ok=True)
 
@@ -109,7 +143,9 @@ def load(
         map_location, pickle_module, pickle_load_args: as torch.load's.
         partial: read ``f_{mp_rank}``; False: read ``f``.
         weights_only: as torch.load's; the default True allows tensors and plain values only (False if a
-            ``pickle_module`` is given).
+            ``pickle_module`` is given), besides a list of harmless types: NumPy's scalars and arrays, paths,
+            times, results of argparse, configurations of transformers. False runs whatever code is in the
+            file, so it is for files of one's own alone.
         back_compat: accepted; older names are always found.
         suffix: what is behind the ranks' numbers.
 
@@ -129,20 +165,17 @@ def load(
         return read(path, **options)
     groups = state.require("smp.load(partial=True)").groups
     group = groups[CommGroup.MP_GROUP]
-    loaded, failure = None, None
-    try:
+
+    def load_own() -> Any:
         files = _complete_set(path, suffix)
-        loaded = _load_parts(files, groups.rank_in(CommGroup.MP_GROUP), dist.get_world_size(group), options)
-    except Exception as error:
-        failure = error
-    failures = _exchange(None if failure is None else f"{type(failure).__name__}: {failure}", group)
-    if failure is not None:
-        raise failure
-    if any(failures):
-        raise PeerCheckpointError(
-            f"{f} was not loaded, because another rank could not read it: {_by_rank(failures)}"
-        )
-    return loaded
+        return _load_parts(files, groups.rank_in(CommGroup.MP_GROUP), dist.get_world_size(group), options)
+
+    return together(
+        group,
+        load_own,
+        failed=f"{f} was not loaded, because another rank could not read it",
+        rank="mp_rank",
+    )
 
 
 def _load_parts(files: list[Path], part: int, parts: int, options: dict[str, Any]) -> Any:
@@ -163,28 +196,22 @@ def _complete_set(path: Path, suffix: str) -> list[Path]:
     if all(label is None for label in labels):
         return found  # another library wrote them: nothing tells whether they belong together
     tried = []
-    for save in dict.fromkeys(label.save for label in labels if label is not None):
-        label = next(each for each in labels if each is not None and each.save == save)
-        files = [_of_save(found, labels, save, part, path, suffix) for part in range(label.parts)]
-        if None not in files:
-            return [each for each in files if each is not None]
-        absent = [part for part, each in enumerate(files) if each is None]
-        tried.append(f"parts {absent} of {label.parts} are missing from the save {save[:8]}")
+    for save, parts in dict.fromkeys((label.save, label.parts) for label in labels if label is not None):
+        files = {
+            label.part: each
+            for each, label in zip(found, labels, strict=True)
+            if label is not None and label.save == save and label.parts == parts
+        }
+        waiting = pending_parts(path.name, save, _names_in(path.parent), suffix=suffix)
+        files = {part: path.with_name(name) for part, name in waiting.items() if part < parts} | files
+        if len(files) == parts:
+            return [files[part] for part in range(parts)]
+        absent = [part for part in range(min(parts, len(files) + 10)) if part not in files][:10]
+        tried.append(
+            f"parts {absent}{' and more' if len(files) + len(absent) < parts else ''} of {parts} are missing "
+            f"from the save {save[:8]}"
+        )
     raise SMPCheckpointError(f"{path}: the files are not of one save: {'; '.join(tried)}")
-
-
-def _of_save(
-    found: list[Path], labels: list[Label | None], save: str, part: int, path: Path, suffix: str
-) -> Path | None:
-    """One part of a save: under its name, or complete and waiting to be renamed."""
-    for each, label in zip(found, labels, strict=True):
-        if label is not None and label.save == save and label.part == part:
-            return each
-    waiting = (
-        path.with_name(partial_name(path.name, mp_rank=part, rdp_rank=rdp, suffix=suffix))
-        for rdp in (None, 0)
-    )
-    return next((each for each in (pending_name(name, save) for name in waiting) if each.is_file()), None)
 
 
 def _missing(path: Path, *, partial: bool) -> str:
@@ -208,19 +235,3 @@ def _checked(f: object, name: str) -> Path:
     if not isinstance(f, str):
         raise TypeError(f"{name}: f={f!r} must be a file name (str), because ranks add their numbers to it")
     return Path(f)
-
-
-def _agree(group: dist.ProcessGroup) -> str:
-    """A new name for this save, the same on all ranks of the group."""
-    return str(_exchange(uuid.uuid4().hex, group)[0])
-
-
-def _by_rank(failures: list[Any]) -> str:
-    """The failures that there are, with the ranks they are of."""
-    return "; ".join(f"mp_rank {rank}: {text}" for rank, text in enumerate(failures) if text)
-
-
-def _exchange(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    values: list[Any] = list(itertools.repeat(None, dist.get_world_size(group)))
-    dist.all_gather_object(values, value, group=group)
-    return values

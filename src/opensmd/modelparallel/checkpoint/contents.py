@@ -1,0 +1,77 @@
+"""Finding what in an object would not load again; pure."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from opensmd.modelparallel.checkpoint.trusted import is_trusted, load_without_trust
+
+__all__ = ["describe", "find_unloadable"]
+
+_CONTAINERS = (dict, OrderedDict, list, tuple, set)
+_HARMLESS = (torch.Tensor, nn.Parameter, type(None), bool, float, complex, str, bytes)
+
+
+def find_unloadable(value: Any, name: str) -> tuple[str, Any] | None:
+    """The first thing in ``value`` that loads only with trust, and how a script reaches it from ``name``.
+
+    None if there is none.
+    """
+    return _find(value, name, set())
+
+
+def describe(value: Any) -> str:
+    """What something is, for an error."""
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"the function or class {value.__module__}.{value.__qualname__}"
+    return f"of type {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _find(value: Any, name: str, seen: set[int]) -> tuple[str, Any] | None:
+    if type(value) in _HARMLESS or _is_small(value) or id(value) in seen:
+        return None
+    seen.add(id(value))
+    if type(value) not in _CONTAINERS:
+        if _loads(value):
+            return None
+        if not is_trusted(type(value)):
+            return name, value
+    for inner, child in _children(value, name):
+        found = _find(child, inner, seen)
+        if found is not None:
+            return found
+    return None if type(value) in _CONTAINERS else (name, value)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether it is a number of a size that torch reads; beyond 255 bytes it does not."""
+    return type(value) is int and value.bit_length() < 2000
+
+
+def _children(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield f"the key {key!r:.80} of {name}", key
+            yield f"{name}[{key!r:.80}]", each
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{index}]", each) for index, each in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from ((f"an element of {name}", each) for each in value)
+    else:
+        yield from ((f"{name}.{key}", each) for key, each in getattr(value, "__dict__", {}).items())
+
+
+def _loads(value: Any) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        load_without_trust(file, map_location="cpu")
+    except Exception:  # any that code of the type raises
+        return False
+    return True

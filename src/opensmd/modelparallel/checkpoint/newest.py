@@ -1,0 +1,89 @@
+"""The file ``newest`` of a folder of checkpoints: one line of text with the name of the last complete one.
+
+Text, because scripts read it: ``{tag}_partial``, the folder of a partial checkpoint, or ``{tag}``, the file
+of a full one. Earlier versions wrote a file of torch's with the tag and the kind, which is read as well.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from opensmd.modelparallel.checkpoint.files import commit, read
+from opensmd.modelparallel.checkpoint.names import pending_name
+from opensmd.modelparallel.checkpoint.seal import is_zip
+from opensmd.modelparallel.exceptions import SMPCheckpointError
+
+__all__ = ["read_newest", "write_newest"]
+
+_PARTIAL = "_partial"
+_LONGEST = 4096  # bytes; what is longer is no name
+
+
+def write_newest(folder: Path, tag: str, *, partial: bool) -> None:
+    """Name a checkpoint as the newest, at once.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = folder / "newest"
+    aside = path.with_name(pending_name(path.name, uuid.uuid4().hex))
+    try:
+        with aside.open("w") as file:
+            file.write(f"{tag}{_PARTIAL if partial else ''}\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    commit(aside, path)
+
+
+def read_newest(folder: Path, *, partial: bool) -> str:
+    """The tag of the newest checkpoint of a folder.
+
+    Args:
+        partial: the kind that is asked for.
+
+    Raises:
+        FileNotFoundError: no checkpoint was completed there.
+        SMPCheckpointError: the file is damaged, or the newest checkpoint is of the other kind.
+    """
+    path = folder / "newest"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no file 'newest', so no checkpoint was completed there; give a tag"
+        )
+    tag, found = _from_torch(path) if is_zip(path) else _from_text(path)
+    if found != partial:
+        kinds = {True: "partial", False: "full"}
+        raise SMPCheckpointError(
+            f"the newest checkpoint in {folder}, {tag!r}, is a {kinds[found]} one, and partial={partial} "
+            f"asks for a {kinds[partial]} one. Load it with partial={found}"
+            + ("" if found else ", which brings no optimizer state")
+            + f", or give the tag of a {kinds[partial]} one"
+        )
+    return tag
+
+
+def _from_text(path: Path) -> tuple[str, bool]:
+    with path.open("rb") as file:
+        content = file.read(_LONGEST)
+    try:
+        name = content.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise SMPCheckpointError(f"{path} is damaged: it is no text") from error
+    there = [(path.parent / each).exists() for each in (name, f"user_content_{name}")]
+    if not name or not name.isprintable() or "/" in name or not any(there):
+        raise SMPCheckpointError(f"{path} is damaged: it names {name[:80]!r}, which is not in the folder")
+    partial = name.endswith(_PARTIAL) and (path.parent / name).is_dir()
+    return (name.removesuffix(_PARTIAL) if partial else name), partial
+
+
+def _from_torch(path: Path) -> tuple[str, bool]:
+    content = read(path)
+    try:
+        return str(content["tag"]), bool(content["partial"])
+    except (TypeError, KeyError, IndexError) as error:
+        raise SMPCheckpointError(f"{path} is not what smp.save_checkpoint writes") from error

@@ -1,0 +1,215 @@
+"""smp.save_checkpoint and smp.resume_from_checkpoint: what scripts put into them, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from opensmd.modelparallel import communicate
+from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
+from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
+from opensmd.modelparallel.checkpoint.save_load import load
+from opensmd.modelparallel.checkpoint.seal import Label
+from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
+from opensmd.modelparallel.model_state import ModelState
+from opensmd.modelparallel.optimizer import DistributedOptimizer
+from opensmd.modelparallel.state import state
+from tests.support.partitioned import restart, split
+from tests.support.ranks import RankPool
+
+
+def wrapped(*, width: int = 4, at_once: bool = True) -> tuple[ModelState, Any]:
+    torch.manual_seed(width)
+    plain = nn.Sequential(nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, 2))
+    plain_optimizer = torch.optim.Adam(plain.parameters(), lr=0.1)
+    for parameter in plain.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    plain_optimizer.step()
+    model = ModelState(plain)
+    state.model = model
+    optimizer = DistributedOptimizer(plain_optimizer)
+    if at_once:
+        split(model)
+    return model, optimizer
+
+
+def save_what_scripts_save(folder: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    restart(partitions=2)
+    model, optimizer = wrapped()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: np.float64(0.9) ** step)
+    scheduler.step()
+    content = {
+        "cli_args": argparse.Namespace(lr=0.1, output_dir=Path("/opt/ml")),
+        "model_config": transformers.GPT2Config(n_layer=2),
+        "lr_scheduler": scheduler.state_dict(),
+        "num_params": np.int64(12),
+        "start_train_path_index": 3,
+    }
+    save_checkpoint(folder, "step_10", model=model, optimizer=optimizer, user_content=content)
+    found = resume_from_checkpoint(folder)
+    assert found["cli_args"] == content["cli_args"]
+    assert found["model_config"].to_dict() == content["model_config"].to_dict()
+    assert found["lr_scheduler"] == content["lr_scheduler"]
+    assert type(found["num_params"]) is np.int64
+    save_checkpoint(folder, "last", partial=False, model=model, user_content=content)
+    assert resume_from_checkpoint(folder, partial=False)["start_train_path_index"] == 3
+
+
+def test_what_public_scripts_give_as_user_content_comes_back(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(2).run(save_what_scripts_save, str(tmp_path), backend="gloo")
+
+
+def refuse_on_all(folder: str) -> None:
+    restart(partitions=2)
+    model, optimizer = wrapped()
+    save_checkpoint(folder, "a", model=model, optimizer=optimizer, user_content={"epoch": 1})
+    for partial in (True, False):
+        content = {"epoch": 2, "loss": Fraction(1, 3)}
+        if state.rank == 0:
+            with pytest.raises(
+                TypeError, match=r"^smp.save_checkpoint: user_content\['loss'\] is of type fract"
+            ):
+                save_checkpoint(folder, "b", partial=partial, model=model, user_content=content)
+        else:
+            with pytest.raises(PeerCheckpointError, match=r"mp_rank 0: TypeError: .*user_content\['loss'\]"):
+                save_checkpoint(folder, "b", partial=partial, model=model, user_content=content)
+        communicate.barrier()
+        assert resume_from_checkpoint(folder) == {"epoch": 1}, "the newest is the one before"
+    content = {"loss": Fraction(1, 3)}
+    save_checkpoint(folder, "c", model=model, user_content=content, weights_only=False)
+    with pytest.raises(SMPCheckpointError, match=r"asks for fractions\.Fraction"):
+        resume_from_checkpoint(folder)
+    assert resume_from_checkpoint(folder, weights_only=False) == content
+
+
+def test_content_that_would_not_load_is_refused_on_all_ranks_when_it_is_saved(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(2).run(refuse_on_all, str(tmp_path), backend="gloo")
+
+
+def refuse_beside_replicas(folder: str) -> None:
+    """A replica that saves nothing hears of the failure of the one that does."""
+    restart(partitions=1, ddp=True)
+    model = ModelState(nn.Linear(2, 2))
+    expected = TypeError if state.rank == 0 else PeerCheckpointError
+    with pytest.raises(expected, match=r"user_content\['x'\]"):
+        save_checkpoint(folder, "b", model=model, user_content={"x": Fraction(1, 3)})
+    communicate.barrier()
+
+
+def test_other_replicas_do_not_wait_for_a_save_that_failed(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(2).run(refuse_beside_replicas, str(tmp_path), backend="gloo")
+
+
+def check_newest(folder: str) -> None:
+    restart(partitions=2)
+    model, optimizer = wrapped()
+    newest = Path(folder) / "newest"
+    save_checkpoint(folder, "step_1", model=model, optimizer=optimizer, user_content=1)
+    assert newest.read_text() == "step_1_partial\n"
+    assert (Path(folder) / newest.read_text().strip()).is_dir()
+    with pytest.raises(
+        SMPCheckpointError, match=r"'step_1', is a partial one, and partial=False asks for a full"
+    ):
+        resume_from_checkpoint(folder, partial=False)
+    save_checkpoint(folder, "whole", partial=False, model=model, user_content=2)
+    assert newest.read_text() == "whole\n"
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(
+        SMPCheckpointError, match=r"'whole', is a full one, and partial=True asks for a partial"
+    ):
+        resume_from_checkpoint(folder)
+    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+    assert resume_from_checkpoint(folder, tag="step_1") == 1
+    assert resume_from_checkpoint(folder, partial=False) == 2
+    with pytest.raises(
+        FileNotFoundError, match=r"no partial checkpoint .*whole_partial; whole is of a full one"
+    ):
+        resume_from_checkpoint(folder, tag="whole")
+    with pytest.raises(
+        FileNotFoundError, match=r"no full checkpoint .*step_1; step_1_partial is a partial one"
+    ):
+        resume_from_checkpoint(folder, tag="step_1", partial=False)
+    communicate.barrier()
+    for text in (b"gone_partial\n", b"", b"\xff\xfe", b"../step_1_partial"):
+        if state.rank == 0:
+            newest.write_bytes(text)
+        communicate.barrier()
+        with pytest.raises(SMPCheckpointError, match="newest is damaged"):
+            resume_from_checkpoint(folder)
+        communicate.barrier()
+    if state.rank == 0:  # as earlier versions wrote it
+        torch.save({"tag": "step_1", "partial": True}, newest)
+    communicate.barrier()
+    assert resume_from_checkpoint(folder) == 1
+
+
+def test_newest_is_text_and_knows_full_from_partial(pool: Callable[[int], RankPool], tmp_path: Path) -> None:
+    pool(2).run(check_newest, str(tmp_path), backend="gloo")
+
+
+def refuse_other_shapes(folder: str) -> None:
+    for at_once in (True, False):
+        restart(partitions=dist.get_world_size())
+        model, optimizer = wrapped()
+        save_checkpoint(folder, "model", model=model)
+        _, other = wrapped(width=5)
+        save_checkpoint(folder, "optimizer", optimizer=other)
+        communicate.barrier()
+        if state.rank == 0:
+            for file in (Path(folder) / "optimizer_partial").iterdir():
+                file.replace(Path(folder) / "model_partial" / file.name)
+        communicate.barrier()
+        model, optimizer = wrapped(at_once=at_once)
+        with torch.no_grad():
+            for name, parameter in model.module.named_parameters():
+                if model.is_local(name):
+                    parameter.zero_()
+        before = str(optimizer.state_dict())
+        with pytest.raises(
+            ValueError, match=r"exp_avg of parameter 0: \(5, 3\) in the checkpoint, \(4, 3\) here"
+        ):
+            resume_from_checkpoint(folder, tag="model")
+        assert not any(each.any() for each in model.state_dict().values()), "the model is as it was"
+        assert str(optimizer.state_dict()) == before
+
+
+def test_optimizer_state_of_other_shapes_is_refused_before_anything_changes(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    for size in (1, 2):
+        (tmp_path / str(size)).mkdir()
+        pool(size).run(refuse_other_shapes, str(tmp_path / str(size)), backend="gloo")
+
+
+def load_impossible_sets(folder: str) -> None:
+    restart(partitions=1)
+    path = Path(folder) / "x.pt_0"
+    for parts in (2, 1_000_000_000):
+        label = Label(save="ab", part=0, parts=parts)
+        commit(write_aside({"a": 1}, path, label, caller=Caller()), path)
+        with pytest.raises(
+            SMPCheckpointError, match=rf"parts \[1.*\].* of {parts} are missing from the save ab"
+        ):
+            load(f"{folder}/x.pt")
+
+
+def test_a_set_with_impossibly_many_parts_is_refused_at_once(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(1).run(load_impossible_sets, str(tmp_path), backend="gloo")
