@@ -146,7 +146,7 @@ def check_newest(folder: str) -> None:
     ):
         resume_from_checkpoint(folder, tag="step_1", partial=False)
     communicate.barrier()
-    for text in (b"gone_partial\n", b"", b"\xff\xfe", b"../step_1_partial"):
+    for text in (b"gone_partial\n", b"", b"\xff\xfe", b"../step_1_partial", b"long" * 500):
         if state.rank == 0:
             newest.write_bytes(text)
         communicate.barrier()

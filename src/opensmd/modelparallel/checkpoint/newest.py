@@ -74,8 +74,7 @@ def _from_text(path: Path) -> tuple[str, bool]:
         name = content.decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise SMPCheckpointError(f"{path} is damaged: it is no text") from error
-    there = [(path.parent / each).exists() for each in (name, f"user_content_{name}")]
-    if not name or not name.isprintable() or "/" in name or not any(there):
+    if not {name, f"user_content_{name}"} & {each.name for each in path.parent.iterdir()}:
         raise SMPCheckpointError(f"{path} is damaged: it names {name[:80]!r}, which is not in the folder")
     partial = name.endswith(_PARTIAL) and (path.parent / name).is_dir()
     return (name.removesuffix(_PARTIAL) if partial else name), partial
