@@ -171,7 +171,7 @@ def parts(folder: Path) -> Specimen:
         own = {"m": {**{name: whole[name] for name in names}, "_smp_is_partial": True}}
         label = Label(save="5a5a", part=part, parts=2)
         target = folder / f"parts.pt_{part}"
-        commit(write_aside(own, target, label, caller=Caller()), target)
+        commit(write_aside(own, target, label, caller=Caller()), target, alone=True)
     files = read_files(*(folder / f"parts.pt_{part}" for part in range(2)))
     return Specimen("parts", files, lambda: load(str(path)), {"m": whole})
 

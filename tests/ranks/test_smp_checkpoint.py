@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -23,10 +21,9 @@ from opensmd.modelparallel.checkpoint.save_load import load, save
 from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
 from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.optimizer import DistributedOptimizer
-from opensmd.modelparallel.ranks import CommGroup
 from opensmd.modelparallel.state import state
 from tests.support.partitioned import restart, split
-from tests.support.ranks import RankPool, Ranks, run_once
+from tests.support.ranks import RankPool, run_once
 
 
 def module() -> nn.Module:
@@ -271,39 +268,3 @@ def test_a_rank_killed_in_any_phase_of_saving_leaves_one_whole_checkpoint(
     assert outcomes[victim].kind == "died"
     found = pool(2).run(load_generation, str(tmp_path), backend="gloo")
     assert found == [(generation, 0)] * 2
-
-
-def save_for_ever(folder: str) -> None:
-    restart(partitions=2)
-    for generation in range(1, 1_000_000):
-        data = torch.full((50_000,), float(generation))
-        save({"generation": generation, "rank": state.rank, "data": data}, f"{folder}/g.pt")
-        communicate.barrier(CommGroup.WORLD)
-        (Path(folder) / "saving").touch()
-
-
-def test_all_ranks_killed_while_saving_again_and_again_leave_a_checkpoint_that_loads(
-    pool: Callable[[int], RankPool], tmp_path: Path
-) -> None:
-    seen = []
-
-    def kill_while_saving(ranks: Ranks) -> None:
-        deadline = time.monotonic() + 40
-        while not (tmp_path / "saving").exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        for round_ in range(3):
-            time.sleep(0.05 + 0.017 * round_)
-            for pid in ranks.pids:
-                os.kill(pid, signal.SIGSTOP)
-            copied = tmp_path.parent / f"{tmp_path.name}-{round_}"
-            shutil.copytree(tmp_path, copied)  # what a kill at this moment would leave
-            seen.append(copied)
-            for pid in ranks.pids:
-                os.kill(pid, signal.SIGCONT)
-        for pid in ranks.pids:
-            os.kill(pid, signal.SIGKILL)
-
-    run_once(2, save_for_ever, str(tmp_path), backend="gloo", timeout=60, meanwhile=kill_while_saving)
-    for folder in [*seen, tmp_path]:
-        found = pool(2).run(load_generation, str(folder), backend="gloo")
-        assert found[0][0] == found[1][0] >= 1

@@ -17,7 +17,7 @@ from torch import nn
 from opensmd.modelparallel import communicate
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
-from opensmd.modelparallel.checkpoint.save_load import load
+from opensmd.modelparallel.checkpoint.save_load import load, save
 from opensmd.modelparallel.checkpoint.seal import Label
 from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
 from opensmd.modelparallel.model_state import ModelState
@@ -202,7 +202,7 @@ def load_impossible_sets(folder: str) -> None:
     path = Path(folder) / "x.pt_0"
     for parts in (2, 1_000_000_000):
         label = Label(save="ab", part=0, parts=parts)
-        commit(write_aside({"a": 1}, path, label, caller=Caller()), path)
+        commit(write_aside({"a": 1}, path, label, caller=Caller()), path, alone=True)
         with pytest.raises(
             SMPCheckpointError, match=rf"parts \[1.*\].* of {parts} are missing from the save ab"
         ):
@@ -213,3 +213,18 @@ def test_a_set_with_impossibly_many_parts_is_refused_at_once(
     pool: Callable[[int], RankPool], tmp_path: Path
 ) -> None:
     pool(1).run(load_impossible_sets, str(tmp_path), backend="gloo")
+
+
+def save_full_on_all_ranks(folder: str) -> None:
+    restart(partitions=2)
+    for _ in range(20):
+        save({"a": torch.ones(1000)}, f"{folder}/full.pt", partial=False)
+    communicate.barrier()
+    assert load(f"{folder}/full.pt", partial=False)["a"].sum() == 1000
+    assert [path.name for path in Path(folder).iterdir()] == ["full.pt"]
+
+
+def test_all_ranks_may_write_the_same_full_file_at_once(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(2).run(save_full_on_all_ranks, str(tmp_path), backend="gloo")

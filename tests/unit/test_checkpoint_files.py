@@ -49,7 +49,7 @@ class Malicious:
 
 def put(obj: Any, path: Path, **options: Any) -> None:
     label = Label(save="abc", part=0, parts=1)
-    commit(write_aside(obj, path, label, caller=Caller(), **options), path)
+    commit(write_aside(obj, path, label, caller=Caller(), **options), path, alone=True)
 
 
 def kept(value: Any, tmp_path: Path) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from opensmd.modelparallel.checkpoint.contents import describe, find_unloadable
-from opensmd.modelparallel.checkpoint.names import pending_name
+from opensmd.modelparallel.checkpoint.names import pending_name, pending_of
 from opensmd.modelparallel.checkpoint.records import verify_records
 from opensmd.modelparallel.checkpoint.seal import Label, SealingFile, is_zip, read_seal
 from opensmd.modelparallel.checkpoint.trusted import load_without_trust, refused_name
@@ -98,6 +98,8 @@ def _naming(error: OSError, path: Path) -> OSError:
 def _check_that_it_loads(obj: Any, aside: Path, caller: Caller) -> None:
     try:
         load_without_trust(aside, map_location="cpu", mmap=True)  # no data is read
+    except (OSError, MemoryError):
+        raise
     except Exception as error:
         found = find_unloadable(obj, caller.content)
         where = (
@@ -110,9 +112,17 @@ def _check_that_it_loads(obj: Any, aside: Path, caller: Caller) -> None:
         ) from error
 
 
-def commit(aside: Path, path: Path) -> None:
-    """Let what was written aside take the name, at once and for good; older leftovers go."""
+def commit(aside: Path, path: Path, *, alone: bool) -> None:
+    """Let what was written aside take the name, at once and for good.
+
+    Args:
+        alone: no other process writes under this name, so what waits to take it is of saves that were killed,
+            and goes.
+    """
     aside.replace(path)
+    if alone:
+        for leftover in pending_of(path.name, (each.name for each in path.parent.iterdir())):
+            path.with_name(leftover).unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

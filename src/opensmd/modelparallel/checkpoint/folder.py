@@ -234,7 +234,7 @@ def _on_the_replica(work: Callable[[], None], path: Path) -> None:
 
 def _write(obj: Any, path: Path, content: str, trust: dict[str, Any]) -> None:
     label = Label(save=uuid.uuid4().hex, part=0, parts=1)
-    commit(write_aside(obj, path, label, caller=_caller(content), **trust), path)
+    commit(write_aside(obj, path, label, caller=_caller(content), **trust), path, alone=True)
 
 
 def _caller(content: str) -> Caller:
@@ -247,10 +247,15 @@ def _load_if_saved(folder: Path, name: str, weights_only: bool) -> Any:
 
 
 def _prune(folder: Path, kept: int, *, keep: str) -> None:
-    partials = [each for each in folder.glob("*_partial") if each.is_dir() and each.name != f"{keep}_partial"]
-    partials.sort(key=lambda each: each.stat().st_mtime, reverse=True)
-    for each in partials[max(0, kept - 1) :]:
-        shutil.rmtree(each)
+    partials = [
+        path for path in folder.glob("[!.]*_partial") if path.is_dir() and path.name != f"{keep}_partial"
+    ]
+    partials.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in partials[max(0, kept - 1) :]:
+        removed = path.with_name(f".{path.name}.{uuid.uuid4().hex}.removed")
+        path.replace(removed)  # so that a kill leaves no half of it under its name
+    for removed in folder.glob(".*_partial.*.removed"):
+        shutil.rmtree(removed)
 
 
 def _wrapped(found: Any, name: str) -> Any:

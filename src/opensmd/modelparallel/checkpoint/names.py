@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["partial_name", "parts_of", "pending_name", "pending_parts"]
+__all__ = ["partial_name", "parts_of", "pending_name", "pending_of", "pending_parts"]
 
 _NUMBERS = (r"_(\d+)", r"_(\d+)_0", r"_(\d+)_0_0")
 
@@ -22,6 +22,11 @@ def partial_name(f: str, *, mp_rank: int, rdp_rank: int | None = None, suffix: s
 def pending_name(name: str, save: str) -> str:
     """What a file of this save is called until it is renamed."""
     return f".{name}.{save}.new"
+
+
+def pending_of(name: str, present: Iterable[str]) -> list[str]:
+    """Those of the file names ``present`` that are this file of any save, and wait to be renamed."""
+    return [each for each in present if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-zA-Z]+\.new", each)]
 
 
 def parts_of(name: str, present: Iterable[str], *, suffix: str = "") -> list[str]:

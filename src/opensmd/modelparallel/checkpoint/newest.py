@@ -37,7 +37,7 @@ def write_newest(folder: Path, tag: str, *, partial: bool) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    commit(aside, path)
+    commit(aside, path, alone=True)
 
 
 def read_newest(folder: Path, *, partial: bool) -> str:

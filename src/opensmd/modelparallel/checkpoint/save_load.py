@@ -84,7 +84,8 @@ def save(
         "caller": Caller(),
     }
     if not partial:
-        commit(write_aside(obj, path, Label(save=uuid.uuid4().hex, part=0, parts=1), **options), path)
+        aside = write_aside(obj, path, Label(save=uuid.uuid4().hex, part=0, parts=1), **options)
+        commit(aside, path, alone=False)  # every rank may call this, with the same name
         return
     save_part(obj, path, v3=v3, suffix=suffix, **options)
 
@@ -113,12 +114,10 @@ def save_part(obj: Any, f: Path, *, v3: bool = False, suffix: str = "", **option
         raise
     together(
         group,
-        lambda: commit(aside, path),
+        lambda: commit(aside, path, alone=True),
         failed=f"{f} was written, but its parts did not all get their names, which loading finds",
         rank="mp_rank",
     )
-    for leftover in path.parent.glob(f".{path.name}.*.new"):
-        leftover.unlink(missing_ok=True)
 
 
 def load(

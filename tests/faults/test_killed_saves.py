@@ -1,0 +1,137 @@
+"""Jobs that are killed at moments nobody chose, while they save again and again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from opensmd.modelparallel import communicate
+from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
+from opensmd.modelparallel.checkpoint.save_load import load, save
+from opensmd.modelparallel.model_state import ModelState
+from opensmd.modelparallel.optimizer import DistributedOptimizer
+from opensmd.modelparallel.state import state
+from tests.support.partitioned import restart, split
+from tests.support.ranks import RankPool, Ranks, run_once
+
+SNAPSHOTS = 10
+
+
+def trainee() -> tuple[ModelState, Any]:
+    """A model and an optimizer whose tensors all have one value, the generation."""
+    model = ModelState(nn.Sequential(nn.Linear(200, 60), nn.Linear(60, 40)))
+    plain_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    plain_optimizer.step()
+    state.model = model
+    optimizer = DistributedOptimizer(plain_optimizer)
+    split(model)
+    return model, optimizer
+
+
+def own_tensors(model: ModelState, optimizer: Any) -> list[torch.Tensor]:
+    return [*model.local_parameters(), *(each["momentum_buffer"] for each in optimizer.state.values())]
+
+
+def save_generation(folder: str, kind: str, generation: int, model: ModelState, optimizer: Any) -> None:
+    with torch.no_grad():
+        for tensor in own_tensors(model, optimizer):
+            tensor.fill_(generation)
+    if kind == "save":
+        parts = {"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()}
+        save({**parts, "generation": generation}, f"{folder}/g.pt")
+    elif kind == "partial":
+        save_checkpoint(
+            folder,
+            f"s{generation}",
+            model=model,
+            optimizer=optimizer,
+            user_content=generation,
+            num_kept_partial_checkpoints=2,
+        )
+    else:
+        save_checkpoint(folder, f"s{generation}", partial=False, model=model, user_content=generation)
+
+
+def save_for_ever(folder: str, kind: str) -> None:
+    restart(partitions=2)
+    model, optimizer = trainee()
+    for generation in range(1, 1_000_000):
+        save_generation(folder, kind, generation, model, optimizer)
+        communicate.barrier()
+        if state.rank == 0:
+            done = Path(folder) / "done"
+            done.with_suffix(".new").write_text(str(generation))
+            done.with_suffix(".new").replace(done)
+
+
+def resume(folder: str, kind: str) -> int:
+    """Load what is there, check that all of it is of one generation, and save the next one over it."""
+    restart(partitions=2)
+    model, optimizer = trainee()
+    if kind == "save":
+        found = load(f"{folder}/g.pt")
+        generation = found["generation"]
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+    else:
+        generation = resume_from_checkpoint(folder, partial=kind == "partial")
+    loaded = own_tensors(model, optimizer) if kind != "full" else list(model.local_parameters())
+    assert all(bool((tensor == generation).all()) for tensor in loaded), generation
+    save_generation(folder, kind, generation + 1, model, optimizer)
+    left = [path for path in Path(folder).rglob(".*") if kind != "partial" or path.parent == Path(folder)]
+    assert not left, "the next save takes away what the killed one has left"
+    return int(generation)
+
+
+def stop(pids: list[int]) -> None:
+    """Hold processes where they are, for certain."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize("kind", ["save", "partial", "full"])
+def test_a_job_killed_at_any_moment_of_saving_resumes_from_the_last_or_the_next_save(
+    pool: Callable[[int], RankPool], tmp_path: Path, kind: str
+) -> None:
+    """What is on the disk while all ranks are stopped is what a kill at that moment leaves."""
+    job = tmp_path / "job"
+    job.mkdir()
+    folders = []
+
+    def watch(ranks: Ranks) -> None:
+        deadline = time.monotonic() + 40
+        while not (job / "done").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        for number in range(SNAPSHOTS):
+            time.sleep(random.uniform(0.0, 0.06))
+            stop(ranks.pids)
+            folders.append(tmp_path / f"copy{number}")
+            shutil.copytree(job, folders[-1])
+            for pid in ranks.pids:
+                os.kill(pid, signal.SIGCONT)
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGKILL)
+
+    run_once(2, save_for_ever, str(job), kind, backend="gloo", timeout=60, meanwhile=watch)
+    assert len(folders) == SNAPSHOTS
+    for folder in [*folders, job]:
+        done = int((folder / "done").read_text())
+        for name in ("done", "done.new"):
+            (folder / name).unlink(missing_ok=True)
+        found = pool(2).run(resume, str(folder), kind, backend="gloo")
+        assert found[0] == found[1] and found[0] in (done, done + 1)
