@@ -83,6 +83,7 @@ HARMLESS = [
     range(3),
     slice(1, 2),
     b"bytes",
+    b"",
     10**60,
 ]
 
@@ -314,3 +315,71 @@ def test_the_format_that_torch_had_before_zip_loads(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
     assert load(str(path), partial=False)["a"].tolist() == [1, 1], "torch's own older format loads"
+
+
+class Pickled:
+    """Becomes whatever call, arguments and state it is given."""
+
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def array_of(dtype: Any, data: Any, *, shape: Any = (1,)) -> Pickled:
+    rebuild, arguments, _ = np.zeros(1).__reduce__()  # type: ignore[misc]
+    return Pickled(rebuild, arguments, (1, shape, dtype, False, data))
+
+
+def dtype_of(code: str, *state: Any, copy: bool = True) -> Pickled:
+    return Pickled(np.dtype, (code, False, copy), state)
+
+
+PLAIN = (3, "|", None, None, None, -1, -1, 0)
+SCALAR = np.float64(0).__reduce__()[0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        array_of(dtype_of("O", *PLAIN), b"A" * 8),
+        array_of(dtype_of("f8", *PLAIN[:-1], 63), [1.0]),
+        array_of(dtype_of("f8", *PLAIN, copy=False), b"A" * 8),
+        array_of(dtype_of("V8", 3, "|", None, ("x",), {"x": (np.dtype("O"), 0)}, 8, 1, 0), b"A" * 8),
+        array_of(dtype_of("U2", 3, "<", None, None, None, 800, 4, 8), b"A" * 8),
+        array_of(np.dtype("f8"), b"A" * 8, shape=(1 << 40,)),
+        array_of(np.dtype("f8"), b"A" * 8, shape=(-1,)),
+        Pickled(np.ndarray, ((4,), "O")),
+        Pickled(SCALAR, (dtype_of("O", *PLAIN), b"A" * 8)),
+        Pickled(SCALAR, (np.dtype("O"), [1])),
+        Pickled(SCALAR, (np.dtype("f8"), b"A" * 4)),
+        np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]),
+    ],
+)
+def test_arrays_that_numpy_would_not_have_written_never_reach_it(value: Any, tmp_path: Path) -> None:
+    """NumPy follows pointers that such files contain."""
+    path = tmp_path / "x.pt"
+    torch.save({"fine": np.ones(2), "value": value}, path)
+    with pytest.raises(SMPCheckpointError, match=r"x\.pt holds what torch's safe reader does not know"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "code", ["?", *"bBhHiIlLqQefdgFD", ">f8", ">U3", "S2", "M8[D]", ">m8[25s]", "M8", "U0"]
+)
+def test_arrays_of_all_simple_dtypes_come_back(code: str, tmp_path: Path) -> None:
+    for value in (np.zeros((2, 3), dtype=code), np.zeros((0, 2), dtype=code).T, np.dtype(code)):
+        found, expected = kept(value, tmp_path), pickle.loads(pickle.dumps(value, protocol=2))
+        assert type(found) is type(expected)
+        assert np.array_equal(found, expected)
+        assert getattr(found, "dtype", found) == getattr(expected, "dtype", expected)
+
+
+@pytest.mark.parametrize("named", [b"cnumpy\nndarray\n(K\x04\x85", b"cnumpy\ndtype\n("])
+def test_numpys_types_are_not_made_in_the_other_way_that_pickle_has(named: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({}, path)
+    replace_pickle(path, b"\x80\x02" + named + b"X\x01\x00\x00\x00Ot\x81.")  # NEWOBJ
+    with pytest.raises(SMPCheckpointError, match=r"x\.pt (holds what torch's|cannot be loaded: TypeError)"):
+        read(path)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import functools
 import importlib
 import pathlib
 import re
 import types
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import torch
+
+from opensmd.modelparallel.checkpoint.numpy_values import checking_globals, numpy_globals
 
 __all__ = ["is_trusted", "load_without_trust", "refused_name"]
 
@@ -31,6 +30,7 @@ _PLAIN: tuple[type, ...] = (
     datetime.time,
     datetime.timedelta,
     datetime.timezone,
+    bytes,  # empty ones are written as a call
     frozenset,
     range,
     slice,
@@ -52,10 +52,13 @@ def load_without_trust(source: Path | IO[bytes], **options: Any) -> Any:
         source: a file, in torch's zip format or older ones.
         options: torch.load's.
     """
-    with _allowing(source):
-        if not isinstance(source, Path):
-            source.seek(0)
-        return torch.load(source, weights_only=True, **options)
+    names = _names(source)
+    allowed = [*_PLAIN, *_named_paths(), *_configurations(names)]
+    if any(name.startswith("numpy.") for name in names):
+        checks = {"map_location": "cpu", "mmap": isinstance(source, Path)}  # a map: the data is not read
+        _load_allowing([*allowed, *checking_globals()], source, checks)
+        allowed += numpy_globals()
+    return _load_allowing(allowed, source, options)
 
 
 def refused_name(error: BaseException) -> str | None:
@@ -69,39 +72,33 @@ def is_trusted(kind: type) -> bool:
     return kind in _PLAIN or kind in _PATHS or _is_configuration(kind)
 
 
-def _allowing(source: Path | IO[bytes]) -> AbstractContextManager[Any]:
-    """The context in which torch takes this list; what the script has allowed stays allowed after it."""
-    ours: list[Any] = [*_harmless(), *_configurations(source)]
-    theirs = set(torch.serialization.get_safe_globals())
-    context: AbstractContextManager[Any] = torch.serialization.safe_globals(
-        [each for each in ours if each not in theirs]
-    )
-    return context
+def _load_allowing(ours: list[Any], source: Path | IO[bytes], options: dict[str, Any]) -> Any:
+    """Load where torch takes these; what the script has allowed stays allowed."""
+    theirs = torch.serialization.get_safe_globals()
+    if not isinstance(source, Path):
+        source.seek(0)
+    with torch.serialization.safe_globals([each for each in ours if each not in theirs]):
+        return torch.load(source, weights_only=True, **options)
 
 
-@functools.cache
-def _harmless() -> tuple[Any, ...]:
-    paths = [
-        (path, f"{module}.{path.__name__}") for path in _PATHS for module in ("pathlib", "pathlib._local")
-    ]
-    reduced: tuple[Any, ...] = np.float64(0).__reduce__(), np.zeros(1).__reduce__()
-    functions = [
-        (reduce[0], f"numpy.{core}.multiarray.{reduce[0].__name__}")  # the name before NumPy 2 and since
-        for reduce in reduced
-        for core in ("core", "_core")
-    ]
-    dtypes = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
-    return (*_PLAIN, *paths, *functions, np.ndarray, np.dtype, *dtypes)
-
-
-def _configurations(source: Path | IO[bytes]) -> list[type]:
-    """Configurations of transformers that the file names: data with methods, filled without calls."""
+def _names(source: Path | IO[bytes]) -> list[str]:
+    """What the file names that torch does not allow by itself."""
     try:
         if not isinstance(source, Path):
             source.seek(0)
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(source)
+        return torch.serialization.get_unsafe_globals_in_checkpoint(source)
     except Exception:  # loading says what is wrong with the file
         return []
+
+
+def _named_paths() -> list[tuple[type, str]]:
+    return [
+        (path, f"{module}.{path.__name__}") for path in _PATHS for module in ("pathlib", "pathlib._local")
+    ]
+
+
+def _configurations(names: list[str]) -> list[type]:
+    """Configurations of transformers that the file names: data with methods, filled without calls."""
     found = (_found(*name.rpartition(".")[::2]) for name in names)
     return [kind for kind in found if isinstance(kind, type) and _is_configuration(kind)]
 
