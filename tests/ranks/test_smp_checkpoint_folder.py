@@ -153,6 +153,15 @@ def check_newest(folder: str) -> None:
         with pytest.raises(SMPCheckpointError, match="newest is damaged"):
             resume_from_checkpoint(folder)
         communicate.barrier()
+    if state.rank == 0:
+        newest.write_text("step_1_partial\n")
+    communicate.barrier()
+    elsewhere = folder if state.rank == 0 else f"{folder}/elsewhere"  # a disk that one host does not see
+    with pytest.raises(
+        PeerCheckpointError if state.rank == 0 else FileNotFoundError, match=r"has no file 'newest'"
+    ):
+        resume_from_checkpoint(elsewhere)
+    communicate.barrier()
     if state.rank == 0:  # as earlier versions wrote it
         torch.save({"tag": "step_1", "partial": True}, newest)
     communicate.barrier()

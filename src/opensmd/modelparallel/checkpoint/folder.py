@@ -142,16 +142,16 @@ def resume_from_checkpoint(
     folder = Path(path)
     if load_optimizer_states is not None:
         load_optimizer = load_optimizer_states
-    if tag is None:
-        tag = read_newest(folder, partial=partial)
 
-    def read_content() -> Any:
-        _require(folder, tag, partial=partial)
-        content = folder / f"{tag}_partial" / "user_content.pt" if partial else folder / f"user_content_{tag}"
-        return read(content, weights_only=weights_only) if content.is_file() else None
+    def read_content() -> tuple[str, Any]:
+        wanted = read_newest(folder, partial=partial) if tag is None else tag
+        _require(folder, wanted, partial=partial)
+        beside = f"{wanted}_partial/user_content.pt" if partial else f"user_content_{wanted}"
+        content = folder / beside
+        return wanted, read(content, weights_only=weights_only) if content.is_file() else None
 
-    user_content = together(
-        groups[CommGroup.MP_GROUP], read_content, failed=f"{tag!r} in {path} was not loaded", rank="mp_rank"
+    tag, user_content = together(
+        groups[CommGroup.MP_GROUP], read_content, failed=f"nothing of {path} was loaded", rank="mp_rank"
     )
     optimizer_dict = None
     if partial:
