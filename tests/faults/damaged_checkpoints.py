@@ -86,13 +86,13 @@ class Report:
     def __str__(self) -> str:
         outcomes = sorted({key[2] for key in self.counts})
         rows = sorted({key[:2] for key in self.counts})
-        lines = [f"{'checkpoint':12} {'damage':22} " + " ".join(f"{each:>14}" for each in outcomes)]
+        lines = [f"{'checkpoint':12} {'damage':22} " + " ".join(f"{outcome:>14}" for outcome in outcomes)]
         lines += [
             f"{specimen:12} {damage:22} "
-            + " ".join(f"{self.counts[specimen, damage, each]:14}" for each in outcomes)
+            + " ".join(f"{self.counts[specimen, damage, outcome]:14}" for outcome in outcomes)
             for specimen, damage in rows
         ]
-        lines.append(f"{'all':35} " + " ".join(f"{self.total(each):14}" for each in outcomes))
+        lines.append(f"{'all':35} " + " ".join(f"{self.total(outcome):14}" for outcome in outcomes))
         return "\n".join([*lines, *self.bad[:20]])
 
 
@@ -210,7 +210,7 @@ def checkpoint_folder(folder: Path) -> Specimen:
     expected = (content(), *pickle.loads(saved))
 
     def tensors() -> list[torch.Tensor]:
-        return [*model.parameters(), *(each for own in optimizer.state.values() for each in own.values())]
+        return [*model.parameters(), *(tensor for own in optimizer.state.values() for tensor in own.values())]
 
     def spoil() -> None:
         with torch.no_grad():

@@ -41,7 +41,7 @@ def trainee() -> tuple[ModelState, Any]:
 
 
 def own_tensors(model: ModelState, optimizer: Any) -> list[torch.Tensor]:
-    return [*model.local_parameters(), *(each["momentum_buffer"] for each in optimizer.state.values())]
+    return [*model.local_parameters(), *(moments["momentum_buffer"] for moments in optimizer.state.values())]
 
 
 def save_generation(folder: str, kind: str, generation: int, model: ModelState, optimizer: Any) -> None:

@@ -129,12 +129,12 @@ def check_newest(folder: str) -> None:
         resume_from_checkpoint(folder, partial=False)
     save_checkpoint(folder, "whole", partial=False, model=model, user_content=2)
     assert newest.read_text() == "whole\n"
-    before = {name: each.clone() for name, each in model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(
         SMPCheckpointError, match=r"'whole', is a full one, and partial=True asks for a partial"
     ):
         resume_from_checkpoint(folder)
-    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert resume_from_checkpoint(folder, tag="step_1") == 1
     assert resume_from_checkpoint(folder, partial=False) == 2
     with pytest.raises(
@@ -194,7 +194,7 @@ def refuse_other_shapes(folder: str) -> None:
             ValueError, match=r"exp_avg of parameter 0: \(5, 3\) in the checkpoint, \(4, 3\) here"
         ):
             resume_from_checkpoint(folder, tag="model")
-        assert not any(each.any() for each in model.state_dict().values()), "the model is as it was"
+        assert not any(tensor.any() for tensor in model.state_dict().values()), "the model is as it was"
         assert str(optimizer.state_dict()) == before
 
 

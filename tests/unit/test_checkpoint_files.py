@@ -88,7 +88,9 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize("value", HARMLESS, ids=lambda each: f"{type(each).__module__}.{type(each).__name__}")
+@pytest.mark.parametrize(
+    "value", HARMLESS, ids=lambda value: f"{type(value).__module__}.{type(value).__name__}"
+)
 def test_harmless_values_come_back_as_they_were(value: Any, tmp_path: Path) -> None:
     found = kept(value, tmp_path)
     assert type(found) is type(value)

@@ -301,15 +301,15 @@ class _Methods:
 
     def _check_shapes(self, given: Mapping[str, Any]) -> None:
         if self._smp_layout is None:
-            shapes = [each.shape for group in self.param_groups for each in group["params"]]
+            shapes = [parameter.shape for group in self.param_groups for parameter in group["params"]]
         else:
             shapes = self._smp_layout.shapes
         stored = [number for group in given["param_groups"] for number in group["params"]]
         wrong = [
-            f"{key} of parameter {number}: {tuple(each.shape)} in the checkpoint, {tuple(shape)} here"
+            f"{key} of parameter {number}: {tuple(tensor.shape)} in the checkpoint, {tuple(shape)} here"
             for number, shape in zip(stored, shapes, strict=True)
-            for key, each in given["state"].get(number, {}).items()
-            if isinstance(each, torch.Tensor) and each.numel() != 1 and each.shape != shape
+            for key, tensor in given["state"].get(number, {}).items()
+            if isinstance(tensor, torch.Tensor) and tensor.numel() != 1 and tensor.shape != shape
         ]
         if wrong:
             raise ValueError(

@@ -1,1 +1,7 @@
-"""Checkpoints: collecting parts (gather), merging them (merge), files that survive a kill, save and load."""
+"""Checkpoints, from what users call down to bytes.
+
+The calls are in ``folder`` and ``save_load``; ``agreement`` lets them happen on all ranks or none. Parts are
+put together by ``gather`` and ``merge``. One file is written and read by ``files``, and its end by ``seal``;
+what may be in it is in ``trusted``, ``numpy_values`` and ``contents``. What files are called is in ``names``
+and ``newest``, and ``records`` checks files without a checksum of the whole.
+"""

@@ -56,15 +56,15 @@ def _is_small(value: Any) -> bool:
 
 def _children(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        for key, each in value.items():
+        for key, item in value.items():
             yield f"the key {key!r:.80} of {name}", key
-            yield f"{name}[{key!r:.80}]", each
+            yield f"{name}[{key!r:.80}]", item
     elif isinstance(value, (list, tuple)):
-        yield from ((f"{name}[{index}]", each) for index, each in enumerate(value))
+        yield from ((f"{name}[{index}]", item) for index, item in enumerate(value))
     elif isinstance(value, (set, frozenset)):
-        yield from ((f"an element of {name}", each) for each in value)
+        yield from ((f"an element of {name}", item) for item in value)
     else:
-        yield from ((f"{name}.{key}", each) for key, each in getattr(value, "__dict__", {}).items())
+        yield from ((f"{name}.{key}", item) for key, item in getattr(value, "__dict__", {}).items())
 
 
 def _loads(value: Any) -> bool:

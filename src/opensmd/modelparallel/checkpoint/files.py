@@ -121,7 +121,7 @@ def commit(aside: Path, path: Path, *, alone: bool) -> None:
     """
     aside.replace(path)
     if alone:
-        for leftover in pending_of(path.name, (each.name for each in path.parent.iterdir())):
+        for leftover in pending_of(path.name, (file.name for file in path.parent.iterdir())):
             path.with_name(leftover).unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -193,7 +193,7 @@ def _naming_what_it_asks_for(error: BaseException) -> str:
 
 def _protocol(path: Path) -> int:
     with zipfile.ZipFile(path) as archive:
-        name = next(each for each in archive.namelist() if each.endswith("/data.pkl"))
+        name = next(record for record in archive.namelist() if record.endswith("/data.pkl"))
         with archive.open(name) as record:
             start = record.read(2)
     return start[1] if start[:1] == pickle.PROTO and len(start) == 2 else 0

@@ -242,7 +242,7 @@ def _caller(content: str) -> Caller:
 
 
 def _load_if_saved(folder: Path, name: str, weights_only: bool) -> Any:
-    present = any(each.name.startswith(f"{name}_") for each in folder.iterdir())
+    present = any(file.name.startswith(f"{name}_") for file in folder.iterdir())
     return load(str(folder / name), suffix=".pt", weights_only=weights_only) if present else None
 
 

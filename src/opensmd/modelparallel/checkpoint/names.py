@@ -26,7 +26,7 @@ def pending_name(name: str, save: str) -> str:
 
 def pending_of(name: str, present: Iterable[str]) -> list[str]:
     """Those of the file names ``present`` that are this file of any save, and wait to be renamed."""
-    return [each for each in present if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-zA-Z]+\.new", each)]
+    return [file for file in present if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-zA-Z]+\.new", file)]
 
 
 def parts_of(name: str, present: Iterable[str], *, suffix: str = "") -> list[str]:
@@ -52,5 +52,5 @@ def pending_parts(name: str, save: str, present: Iterable[str], *, suffix: str =
 
 
 def _numbered(name: str, ending: str, present: list[str]) -> dict[int, str]:
-    matches = (re.fullmatch(re.escape(name) + ending, each) for each in present)
+    matches = (re.fullmatch(re.escape(name) + ending, file) for file in present)
     return {int(match[1]): match[0] for match in matches if match is not None}

@@ -74,7 +74,7 @@ def _from_text(path: Path) -> tuple[str, bool]:
         name = content.decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise SMPCheckpointError(f"{path} is damaged: it is no text") from error
-    if not {name, f"user_content_{name}"} & {each.name for each in path.parent.iterdir()}:
+    if not {name, f"user_content_{name}"} & {file.name for file in path.parent.iterdir()}:
         raise SMPCheckpointError(f"{path} is damaged: it names {name[:80]!r}, which is not in the folder")
     partial = name.endswith(_PARTIAL) and (path.parent / name).is_dir()
     return (name.removesuffix(_PARTIAL) if partial else name), partial

@@ -109,7 +109,7 @@ def _check_data(dtype: object, data: object, count: int) -> None:
 
 
 def _is_shape(shape: object) -> bool:
-    return isinstance(shape, tuple) and all(type(each) is int and 0 <= each < 1 << 48 for each in shape)
+    return isinstance(shape, tuple) and all(type(size) is int and 0 <= size < 1 << 48 for size in shape)
 
 
 def _is_unit(metadata: object) -> bool:
@@ -120,5 +120,5 @@ def _is_unit(metadata: object) -> bool:
         isinstance(unit, tuple)
         and len(unit) == 4
         and unit[0] in (b"generic", *b"Y M W D h m s ms us ns ps fs as".split(), "μs".encode())
-        and all(type(each) is int and 0 < each < 1 << 31 for each in unit[1:])
+        and all(type(number) is int and 0 < number < 1 << 31 for number in unit[1:])
     )

@@ -181,7 +181,7 @@ def _load_parts(files: list[Path], part: int, parts: int, options: dict[str, Any
     """This rank's part if there are as many as ranks, all parts put together otherwise."""
     if len(files) == parts:
         return read(files[part], **options)
-    return merge_trees([read(each, **options) for each in files])
+    return merge_trees([read(file, **options) for file in files])
 
 
 def _complete_set(path: Path, suffix: str) -> list[Path]:
@@ -191,14 +191,14 @@ def _complete_set(path: Path, suffix: str) -> list[Path]:
     found = [path.with_name(name) for name in parts_of(path.name, _names_in(path.parent), suffix=suffix)]
     if not found:
         raise FileNotFoundError(_missing(path, partial=True))
-    labels = [read_label(each) for each in found]
+    labels = [read_label(file) for file in found]
     if all(label is None for label in labels):
         return found  # another library wrote them: nothing tells whether they belong together
     tried = []
     for save, parts in dict.fromkeys((label.save, label.parts) for label in labels if label is not None):
         files = {
-            label.part: each
-            for each, label in zip(found, labels, strict=True)
+            label.part: file
+            for file, label in zip(found, labels, strict=True)
             if label is not None and label.save == save and label.parts == parts
         }
         waiting = pending_parts(path.name, save, _names_in(path.parent), suffix=suffix)
@@ -227,7 +227,7 @@ def _missing(path: Path, *, partial: bool) -> str:
 
 
 def _names_in(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())
+    return sorted(file.name for file in folder.iterdir())
 
 
 def _checked(f: object, name: str) -> Path:

@@ -77,7 +77,7 @@ def _load_allowing(ours: list[Any], source: Path | IO[bytes], options: dict[str,
     theirs = torch.serialization.get_safe_globals()
     if not isinstance(source, Path):
         source.seek(0)
-    with torch.serialization.safe_globals([each for each in ours if each not in theirs]):
+    with torch.serialization.safe_globals([entry for entry in ours if entry not in theirs]):
         return torch.load(source, weights_only=True, **options)
 
 
