@@ -25,10 +25,12 @@ struct Outcome {
 class Processes {
  public:
   using Body = std::function<void(opensmd::Group&, Outcome&)>;
+  static constexpr int kNobody = -1;
 
-  // Ranks in `absent` never start.
-  Processes(int size, std::chrono::milliseconds timeout, const Body& body, int absent = -1)
-      : size_(size), file_(opensmd::create_arena_file(small_shape(size))),
+  // Rank `absent` never starts.
+  Processes(int size, std::chrono::milliseconds timeout, const Body& body, int absent = kNobody,
+            opensmd::Waiting waiting = {})
+      : size_(size), waiting_(waiting), file_(opensmd::create_arena_file(small_shape(size))),
         outcomes_(static_cast<Outcome*>(mmap(nullptr, sizeof(Outcome) * static_cast<size_t>(size),
                                              PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
     for (int i = 0; i < size; ++i) new (&outcomes_[i]) Outcome;
@@ -61,7 +63,7 @@ class Processes {
  private:
   template <class Condition>
   void wait_until(const Condition& condition, const std::string& otherwise) {
-    for (int i = 0; i < 10000 && !condition(); ++i) usleep(1000);
+    for (int i = 0; i < 60000 && !condition(); ++i) usleep(1000);
     CHECK(condition(), otherwise);
   }
 
@@ -80,6 +82,7 @@ class Processes {
       config.size = size_;
       config.fd = file_.fd;
       config.timeout = timeout;
+      config.waiting = waiting_;
       opensmd::Group group(config);
       body(group, outcome);
     } catch (const opensmd::PeerLost& error) {
@@ -100,6 +103,7 @@ class Processes {
   }
 
   int size_;
+  opensmd::Waiting waiting_;
   opensmd::ArenaFile file_;
   Outcome* outcomes_;
   std::vector<pid_t> pids_;

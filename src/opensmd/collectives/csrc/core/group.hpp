@@ -63,7 +63,7 @@ size_t default_heap_bytes(int size);  // min(RAM / 2, 64 GiB) shared by `size` m
 
 struct Waiting {
   int spin_microseconds = -1;  // -1: 2 with a core for each member, else 0
-  int yields = 200;            // sched_yield calls before sleeping in the kernel
+  int yields = 200;            // sched_yield calls before sleeping in the kernel, if a millisecond has room for them
 };
 
 struct GroupConfig {

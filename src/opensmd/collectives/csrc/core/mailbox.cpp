@@ -1,12 +1,11 @@
 #include "mailbox.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cassert>
 
 #include "clock.hpp"
 #include "futex.hpp"
+#include "yielding.hpp"
 
 namespace opensmd {
 
@@ -446,16 +445,23 @@ size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseco
     if ((found = look(find, false, &moved)) != kNotYet) return found;
     cpu_relax();
   }
-  for (int idle = 0; idle < context_.config.waiting.yields; idle = moved ? 0 : idle + 1) {
-    sched_yield();
-    if ((found = look(find, false, &moved)) != kNotYet) return found;
-  }
   const uint64_t deadline = start + context_.timeout_ns(timeout);
-  for (;;) {
-    const uint64_t now = now_ns();
-    if (now >= deadline) time_out(expected(), now - start);
-    if ((found = sleep_until(find, std::min(deadline, now + kCheckInterval))) != kNotYet) return found;
+  const auto check = [&](uint64_t now) {
     for (const Expectation& expectation : expected()) look_after_peers(expectation, find);
+    if (now >= deadline) time_out(expected(), now - start);
+  };
+  uint64_t next_look = start + kCheckInterval;
+  Yielding yielding(context_.config.waiting.yields);
+  while (yielding.once()) {
+    if ((found = look(find, false, &moved)) != kNotYet) return found;
+    if (moved) yielding.restart();
+    if (yielding.now() < next_look) continue;
+    check(yielding.now());
+    next_look = yielding.now() + kCheckInterval;
+  }
+  for (;;) {
+    if ((found = sleep_until(find, std::min(deadline, now_ns() + kCheckInterval))) != kNotYet) return found;
+    check(now_ns());
   }
 }
 

@@ -1,12 +1,11 @@
 #include "round.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <exception>
 
 #include "clock.hpp"
 #include "futex.hpp"
+#include "yielding.hpp"
 
 namespace opensmd {
 
@@ -101,8 +100,8 @@ void Round::wait_slowly(const std::atomic<uint32_t>& word, uint32_t target, int 
       if (watch(word, target)) return;
     } while (now_ns() < end);
   }
-  for (int i = 0; i < context_.config.waiting.yields; ++i) {
-    sched_yield();
+  Yielding yielding(context_.config.waiting.yields);
+  while (yielding.once()) {
     if (reached(word.load(std::memory_order_acquire), target)) return;
   }
   sleep(word, target, owner);
