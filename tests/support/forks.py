@@ -7,6 +7,7 @@ what the C library reads from the environment at a process's start they cannot b
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -66,8 +67,10 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         """Send a signal, if the process lives."""
+        # The fork server may have seen its end before we are told.
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End the process at once."""
