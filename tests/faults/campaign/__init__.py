@@ -1,0 +1,1 @@
+"""Random faults in collectives, and an oracle for what every surviving rank must see."""
