@@ -175,6 +175,14 @@ def test_a_rank_that_never_comes_is_named() -> None:
         assert f"rank {VICTIM}" in reduction and "all_reduce" in reduction
 
 
+def test_expired_waits_are_told_once_in_the_words_of_torchs_own_backends() -> None:
+    first, _, third = run_once(3, run_absent, timeout=20.0, silent=[VICTIM])
+    assert f"Rank {VICTIM} failed to pass monitoredBarrier in " in first.value[0]
+    assert third.value[0].startswith("Rank 2 successfully reached monitoredBarrier, but received errors")
+    for text in (*first.value, *third.value):
+        assert text.count(" Timed out ") == 1, text
+
+
 KINDS = ["operation", "shape", "large shape", "dtype", "reduction", "root", "split sizes"]
 
 

@@ -146,7 +146,7 @@ def test_a_stopped_stage_is_reported_by_the_other_within_the_timeout(
     waiting: dict[str, Ranks],
 ) -> None:
     survivor, _ = waiting["stopped"].answers(silent=[1])
-    assert "rank 1" in told(survivor) and "timed out" in told(survivor)
+    assert "rank 1" in told(survivor) and "Timed out" in told(survivor)
 
 
 def test_ranks_that_leave_the_common_program_say_where_they_were(waiting: dict[str, Ranks]) -> None:
@@ -164,4 +164,4 @@ def test_replicas_wait_for_one_that_has_failed_no_longer_than_the_script_allows(
     *waiting, third, fourth = run_once(4, replicas_one_of_which_fails, timeout=PATIENCE, group_timeout=3.0)
     assert all(isinstance(each.value, ZeroDivisionError) for each in (third, fourth))
     for rank, outcome in enumerate(waiting):
-        assert "timed out after 3000 ms" in told(outcome) and f"not arrived: rank {rank + 2}" in told(outcome)
+        assert "Timed out after 3000 ms" in told(outcome) and f"not arrived: rank {rank + 2}" in told(outcome)

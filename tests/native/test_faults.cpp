@@ -100,7 +100,7 @@ TEST(stopped, "a timeout names the rank whose process is stopped and where it wa
   ranks.wait_for_stage(1, 1);
   ranks.signal(1, SIGSTOP);
   std::string both = ranks.message(0) + ranks.message(2);
-  contains(both, {"TimedOut", "timed out after 300 ms", "not arrived: rank 1", "stopped", "its last call was barrier() #1"});
+  contains(both, {"TimedOut", "Timed out after 300 ms", "not arrived: rank 1", "stopped", "its last call was barrier() #1"});
   CHECK(both.find("PeerLost") == std::string::npos, both);
 }
 
@@ -285,7 +285,7 @@ TEST(given_up, "memory of a message that was given up is left alone, even if its
   ranks.signal(1, SIGCONT);
   contains(ranks.message(1), {"TimedOut", "send(to rank 0"});
   ranks.of(0).stage = 3;
-  contains(ranks.message(0), {"TimedOut", "recv(from rank 1", "timed out after", "stopped"});
+  contains(ranks.message(0), {"TimedOut", "recv(from rank 1", "Timed out after", "stopped"});
 }
 
 TEST(message_timeout, "a receive that nothing matches times out and says from whom") {
@@ -298,7 +298,7 @@ TEST(message_timeout, "a receive that nothing matches times out and says from wh
   });
   // Whoever is first to time out says so; the other one gives up with its words.
   for (int i = 0; i < 2; ++i) {
-    contains(ranks.message(i), {"TimedOut", "tag=1", "timed out after 300 ms", "has sent nothing that matches: rank"});
+    contains(ranks.message(i), {"TimedOut", "tag=1", "Timed out after 300 ms", "has sent nothing that matches: rank"});
   }
 }
 

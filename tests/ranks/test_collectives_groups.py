@@ -90,6 +90,19 @@ def run_properties() -> None:
     dist.barrier()
 
 
+def run_barriers_with_devices() -> None:
+    for device in (0, 1, 7):
+        dist.barrier(device_ids=[device])
+    dist.barrier(async_op=True, device_ids=[0]).wait()
+
+
+def run_barrier_without_time() -> None:
+    group = dist.new_group()
+    with pytest.raises(RuntimeError, match=f"Rank {dist.get_rank()} timed out in monitoredBarrier"):
+        dist.monitored_barrier(group, timeout=timedelta(0))
+    assert total(group) == sum(range(dist.get_world_size()))  # nobody was waited for: the group lives
+
+
 def run_records(folder: str) -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     dist.all_reduce(torch.ones(3, 5))
@@ -251,6 +264,15 @@ def test_split_group_works_without_an_accelerator(pool: Pool) -> None:
 
 def test_properties_that_torch_asks_a_backend_for(pool: Pool) -> None:
     pool(2).run(run_properties)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the barrier is NCCL's, which needs a GPU a rank")
+def test_device_ids_of_a_barrier_mean_nothing_where_there_are_no_devices(pool: Pool) -> None:
+    pool(2).run(run_barriers_with_devices)
+
+
+def test_a_monitored_barrier_without_time_says_so_and_leaves_the_group_usable(pool: Pool) -> None:
+    pool(2).run(run_barrier_without_time)
 
 
 def test_any_rank_can_read_what_all_ranks_did(pool: Pool, tmp_path: Path) -> None:

@@ -189,11 +189,10 @@ def _gloo(place: Membership, exchange: Exchange) -> Any:
 def _nccl(place: Membership, exchange: Exchange) -> Any:
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         raise RuntimeError(
-            "smddp: this group got a CUDA tensor, or a barrier with device_ids, which only torch's NCCL "
-            f"can serve, and here "
+            "smddp: this group got a CUDA tensor, which only torch's NCCL can serve, and here "
             f"torch.cuda.is_available() is {torch.cuda.is_available()} and "
             f"torch.distributed.is_nccl_available() is {dist.is_nccl_available()}. Install a torch built "
-            "with CUDA, or use CPU tensors and leave out device_ids."
+            "with CUDA, or use CPU tensors."
         )
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = place.timeout

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace opensmd {
 
@@ -22,6 +24,14 @@ class PeerLost : public CollectiveError {
 class TimedOut : public CollectiveError {
  public:
   using CollectiveError::CollectiveError;
+  TimedOut(const std::string& message, std::vector<std::string> absent)
+      : CollectiveError(message), absent_(std::move(absent)) {}
+
+  // Names of the members that had not entered the collective.
+  const std::vector<std::string>& absent() const { return absent_; }
+
+ private:
+  std::vector<std::string> absent_;
 };
 
 // Members called different operations, sizes, dtypes, reductions or roots at one sequence number.

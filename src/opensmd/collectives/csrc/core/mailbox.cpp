@@ -510,8 +510,8 @@ void Mailbox::time_out(const std::vector<Expectation>& expected, uint64_t waited
       peers.push_back(context_.name(i) + " (" + context_.whereabouts(i) + ")");
     }
     const bool send = expectation.kind == Message::Kind::Send;
-    text += (text.empty() ? "" : "; also ") + expectation.title + " timed out after " +
-            std::to_string(waited_ns / 1000000u) + " ms; " +
+    const std::string waited = ": Timed out after " + std::to_string(waited_ns / 1000000u) + " ms; ";
+    text += (text.empty() ? "" : "; also ") + expectation.title + (text.empty() ? waited : ": ") +
             (send ? "does not receive: " : "has sent nothing that matches: ") + join_names(peers);
   }
   give_up(ErrorKind::TimedOut, text);

@@ -135,7 +135,9 @@ void Round::fail(ErrorKind kind, const std::string& text) { context_.fail(kind, 
 void Round::look_after_peers() {
   if (context_.aborted()) {
     const std::string cause = context_.abort_text();
-    throw_error(context_.abort_kind(), title() + " was given up: " + cause);
+    const std::string text = title() + " was given up: " + cause;
+    if (context_.abort_kind() == ErrorKind::TimedOut) throw TimedOut(text, absent());
+    throw_error(context_.abort_kind(), text);
   }
   for (int i = 0; i < context_.size; ++i) {
     if (i == context_.rank) continue;
@@ -159,10 +161,19 @@ void Round::time_out() {
     std::vector<std::string>& list = progress.entered.load() < sequence_ ? missing : inside;
     list.push_back(context_.name(i) + " (" + context_.whereabouts(i) + ")");
   }
-  std::string text = "timed out after " + std::to_string(timeout_ns_ / 1000000u) + " ms";
+  std::string text = title() + ": Timed out after " + std::to_string(timeout_ns_ / 1000000u) + " ms";
   if (!missing.empty()) text += "; not arrived: " + join_names(missing);
   if (!inside.empty()) text += "; arrived but not finished: " + join_names(inside);
-  fail(ErrorKind::TimedOut, text);
+  context_.abort(ErrorKind::TimedOut, text);
+  throw TimedOut(text, absent());
+}
+
+std::vector<std::string> Round::absent() const {
+  std::vector<std::string> names;
+  for (int i = 0; i < context_.size; ++i) {
+    if (context_.arena.member(i).progress.entered.load() < sequence_) names.push_back(context_.name(i));
+  }
+  return names;
 }
 
 }  // namespace opensmd

@@ -50,6 +50,7 @@ class Round {
   void compare_signatures();
   [[noreturn]] void time_out();
   std::string title() const;
+  std::vector<std::string> absent() const;  // names of the members that have not entered this call
 
   Context& context_;
   const uint64_t sequence_;

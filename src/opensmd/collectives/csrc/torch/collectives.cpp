@@ -427,8 +427,34 @@ WorkPtr SmddpBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::
 
 // ---------------------------------------------------------------- barriers
 
+namespace {
+
+std::string words_without_time(int rank) {
+  return c10::str("Rank ", rank, " timed out in monitoredBarrier after 0 ms: the timeout leaves no time to meet");
+}
+
+// What torch's Gloo says, which scripts and torch's own tests look for: rank 0 tells who is missing.
+std::string words_of_monitored_barrier(const TimedOut& error, int rank, Milliseconds timeout, bool wait_all_ranks) {
+  if (rank != 0) {
+    return c10::str("Rank ", rank, " successfully reached monitoredBarrier, but received errors while waiting for "
+                    "send/recv from rank 0: ");
+  }
+  const auto& absent = error.absent();
+  if (absent.empty()) return "";
+  std::string numbers;
+  for (const auto& name : absent) {
+    if (!numbers.empty() && !wait_all_ranks) break;
+    numbers += (numbers.empty() ? "" : ", ") + name.substr(name.rfind(' ') + 1);
+  }
+  return c10::str(wait_all_ranks ? "Ranks " : "Rank ", numbers, " failed to pass monitoredBarrier in ", timeout.count(),
+                  " ms: ");
+}
+
+}  // namespace
+
 WorkPtr SmddpBackend::barrier(const c10d::BarrierOptions& opts) {
-  bool on_device = opts.device ? !opts.device->is_cpu() : !opts.device_ids.empty();
+  // Clients name a device on hosts that have none, too; as with Gloo it means nothing there.
+  const bool on_device = at::hasCUDA() && (opts.device ? !opts.device->is_cpu() : !opts.device_ids.empty());
   if (on_device) return device_backend()->barrier(opts);
   return issue(c10d::OpType::BARRIER, "smddp:barrier", opts.asyncOp, {}, [this, timeout = opts.timeout] {
     transport_->barrier({{}, timeout.count() > 0 ? timeout : timeout_.load()});
@@ -436,9 +462,15 @@ WorkPtr SmddpBackend::barrier(const c10d::BarrierOptions& opts) {
 }
 
 // The core's barrier names every member that has not arrived, so waiting for all ranks costs nothing more.
-void SmddpBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /* wait_all_ranks */) {
-  issue(c10d::OpType::BARRIER, "smddp:monitored_barrier", false, {}, [this, timeout = opts.timeout] {
-    transport_->barrier({"monitored_barrier", timeout.count() > 0 ? timeout : timeout_.load()});
+void SmddpBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? timeout_.load() : opts.timeout;
+  issue(c10d::OpType::BARRIER, "smddp:monitored_barrier", false, {}, [this, timeout, wait_all_ranks] {
+    if (timeout.count() <= 0) throw TimedOut(words_without_time(rank_));
+    try {
+      transport_->barrier({"monitored_barrier", timeout});
+    } catch (const TimedOut& error) {
+      throw TimedOut(words_of_monitored_barrier(error, rank_, timeout, wait_all_ranks) + error.what());
+    }
   });
 }
 
