@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from opensmd.modelparallel._amp_torch_internals import scales_made_for_real
 from opensmd.modelparallel._torch_internals import backward_left_out
 from opensmd.modelparallel.cost import accumulation_seconds
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.function_caches import forget_fake_results
 from opensmd.modelparallel.observe import Clock, Observer, Position
 from opensmd.modelparallel.plan import ancestors
@@ -30,6 +33,7 @@ __all__ = ["capture", "describe", "is_tracing"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 _local = threading.local()
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def is_tracing() -> bool:
@@ -60,13 +64,13 @@ def capture(
 
     Raises:
         ValueError: the model has lazy modules that have not seen data yet.
-        Exception: whatever ``call`` raises in the real run.
+        Exception: whatever ``call`` raises in the real run; and in the fake one, if not because of the fakes.
     """
     tree = _Tree(module)
     names = tree.followed()
     observer: Observer | None = None
     if not memory:
-        observer = _observe_fake(module, call, tree, names)
+        observer = _observe_fake_unless_impossible(module, call, tree, names)
     if observer is None:
         observer = _observe_real(module, call, tree, names)
     if not observer.position.entered:
@@ -176,10 +180,38 @@ def _is_opened(module: nn.Module, name: str, calls: dict[str, int]) -> bool:
     return any(calls.get(f"{name}.{child}") for child, _ in module.named_modules() if child)
 
 
-def _observe_fake(
+def _observe_fake_unless_impossible(
     module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
 ) -> Observer | None:
-    """Run under fake tensors; None if the script or an operation needs data."""
+    """Run under fake tensors; None if the script or an operation needs data.
+
+    Raises:
+        Exception: the script's own, which it does not raise a second time: no fault of the fakes.
+    """
+    try:
+        return _observe_fake(module, call, tree, names)
+    except SMPError:
+        raise
+    except Exception as error:
+        logger.debug("the dry run under fake tensors failed (%r); running the step once for real", error)
+        if _comes_from_torch(error):  # fakes are torch's, so theirs are raised there
+            return None
+        try:
+            _observe_fake(module, call, tree, names)
+        except Exception:  # whatever it is, the real run decides whether it is the script's fault
+            return None
+        raise
+
+
+def _comes_from_torch(error: Exception) -> bool:
+    """Whether the line that raised is torch's, or C++ code called there."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return bool(frames) and frames[0].filename.startswith(_TORCH)
+
+
+def _observe_fake(
+    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
+) -> Observer:
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     observer = Observer(Position(), tree.owners)
     written = WrittenParameters(module)
@@ -195,9 +227,6 @@ def _observe_fake(
             observer.watching(names),
         ):
             observer.result(call())
-    except Exception as error:  # whatever it is, the real run decides whether it is the script's fault
-        logger.debug("the dry run under fake tensors failed (%r); running the step once for real", error)
-        return None
     finally:
         forget_fake_results()
     return observer

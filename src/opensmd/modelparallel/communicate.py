@@ -3,7 +3,8 @@
 Any picklable object goes through a process group of its own, so it never meets the script's own tensors.
 Sends return when the receiver has the object: it answers with a number that is no length of an object.
 As documented, ``broadcast`` is called by the sender alone, and every other member of the group calls
-``recv_from``.
+``recv_from``. Over several partitions none of this goes into a step function: rank 0 runs it once more than
+the others, for its plan, and every rank takes its microbatches in an order of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from opensmd.modelparallel.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks import CommGroup, RankType
 from opensmd.modelparallel.state import state
@@ -91,6 +93,8 @@ def _group(given: object, name: str) -> CommGroup:
     if not isinstance(given, CommGroup):
         valid = ", ".join(f"smp.{each.name}" for each in CommGroup)
         raise TypeError(f"{name}: group={given!r} is not a smp.CommGroup; expected one of {valid}")
+    if state.groups.size(given) > 1:
+        _require_no_step(name)
     return given
 
 
@@ -100,6 +104,7 @@ def _peer(rank: int, rank_type: object, name: str) -> int:
     if not isinstance(rank_type, RankType):
         valid = ", ".join(f"smp.RankType.{each.name}" for each in RankType)
         raise TypeError(f"{name}: rank_type={rank_type!r} is not a smp.RankType; expected one of {valid}")
+    _require_no_step(name)
     members = state.groups.members(rank_type.group)
     if not isinstance(rank, int):
         raise TypeError(f"{name}: the rank must be an int, got {rank!r}")
@@ -111,6 +116,20 @@ def _peer(rank: int, rank_type: object, name: str) -> int:
     if members[rank] == state.rank:
         raise ValueError(f"{name}: {rank_type.name} {rank} is the calling rank {state.rank} itself")
     return members[rank]
+
+
+def _in_step() -> bool:
+    return state.model is not None and state.model.running > 0
+
+
+def _require_no_step(name: str) -> None:
+    if state.groups.size(CommGroup.PP_GROUP) > 1 and (is_tracing() or _in_step()):
+        raise SMPError(
+            f"{name} was called on rank {state.rank} inside a smp.step function. Its microbatches take "
+            "turns, on each rank in an order of its own, and rank 0 runs it once more to plan the "
+            "partitions, so the ranks would not meet: return what is to be sent from the step function, "
+            f"and call {name} after the step"
+        )
 
 
 def _post(obj: Any, rank: int) -> None:

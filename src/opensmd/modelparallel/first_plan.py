@@ -15,6 +15,7 @@ from opensmd.modelparallel.capture import capture, describe
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.cost import optimizer_state_ratio
 from opensmd.modelparallel.exceptions import PeerFailed
+from opensmd.modelparallel.heartbeat import keep_waiting, wait_for
 from opensmd.modelparallel.inner_hooks import may_carry
 from opensmd.modelparallel.partition import manual_partition, partition
 from opensmd.modelparallel.placement import fixed_places
@@ -36,7 +37,7 @@ def agree_on_plan(
     group: dist.ProcessGroup,
     replicas: int,
 ) -> Plan:
-    """Collective over ``group``: its first rank plans, the others learn.
+    """Collective over ``group``: its first rank plans, the others wait for as long as that takes, and learn.
 
     Args:
         module: the user's model, whole on every rank.
@@ -54,12 +55,15 @@ def agree_on_plan(
     told: list[Any] = [None]
     failure: BaseException | None = None
     if dist.get_rank(group) == 0:
-        try:
-            late = _late_microbatches(module, cfg, group, replicas)
-            told = [_plan(module, call, cfg, optimizer, times, memory, device, late).to_json()]
-        except Exception as error:
-            failure = error
-            told = [error_text(error)]
+        with keep_waiting(group):
+            try:
+                late = _late_microbatches(module, cfg, group, replicas)
+                told = [_plan(module, call, cfg, optimizer, times, memory, device, late).to_json()]
+            except BaseException as error:
+                failure = error
+                told = [error_text(error)]
+    else:
+        wait_for(0, group, "runs the step function once to plan the partitions")
     dist.broadcast_object_list(told, group=group, group_src=0)
     if failure is not None:
         raise failure

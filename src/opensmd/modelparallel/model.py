@@ -271,7 +271,7 @@ class DistributedModel(NotForDDP, ModelState):
         Returns:
             What ``function`` returned for each microbatch; tensors are real on every rank.
         """
-        if self._step is not None:
+        if self._step is not None or is_tracing():
             raise SMPError("a smp.step function was called inside another one; call them one after the other")
         if self.gathered:
             raise SMPError(
@@ -283,10 +283,18 @@ class DistributedModel(NotForDDP, ModelState):
             self._engine = self._engine or Engine(pipeline, smp_state.cfg)
             args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
         calls = split(args, kwargs)
-        if not self.partitioned:
+        first = not self.partitioned
+        if first:
             self._place(lambda: function(*calls[0][0], **calls[0][1]))
         elif self._placed is not None:
             self._placed.require_no_others()
+        with contextlib.nullcontext() if self._engine is None else self._engine.ending_alike(confirm=first):
+            results = self._run_placed(function, calls, detach)
+        self.finish_step()
+        return results
+
+    def _run_placed(self, function: Callable[..., Any], calls: list[Arguments], detach: bool) -> list[Any]:
+        """A step of a model that has its places."""
         for scaler in smp_state.scalers.values():
             scaler.follow_owners()
         if self._replicas is not None:
@@ -304,7 +312,6 @@ class DistributedModel(NotForDDP, ModelState):
             self._step = None
         if self._replicas is not None:
             self._replicas.after_step(backward_ran=step.backwards.total > 0)
-        self.finish_step()
         return results
 
     def _run(

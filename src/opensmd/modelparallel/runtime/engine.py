@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -229,7 +229,47 @@ class Engine:
         """A step's arguments, the same on all ranks (the first rank's where they differ)."""
         if self._failed:
             raise SMPError(f"an earlier step of this pipeline failed, and it cannot go on: {self._failed}")
-        return agreed_inputs(function, args, kwargs, self.group, self._control_device)
+        if self._shared is None:
+            return agreed_inputs(function, args, kwargs, self.group, self._control_device)
+        with self.ending_alike(confirm=False):
+            self._shared.transport.require_no_abort()
+            try:
+                return agreed_inputs(function, args, kwargs, self.group, self._control_device)
+            except RuntimeError:
+                self._shared.transport.require_no_abort()  # which tells the cause
+                raise
+
+    @contextlib.contextmanager
+    def ending_alike(self, *, confirm: bool) -> Iterator[None]:
+        """What the body raises on one rank is raised on all, at the latest when they begin their next step.
+
+        Args:
+            confirm: already at the body's end, for which every rank then waits.
+
+        Raises:
+            PeerFailed: the body failed on another rank.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._announce(error)
+            if confirm and isinstance(error, Exception) and not self._in_order:
+                with contextlib.suppress(RuntimeError):
+                    self._confirm(ended=False)
+            raise
+        if confirm and not self._confirm(ended=True):
+            assert self._shared is not None
+            try:
+                self._shared.transport.require_no_abort()
+                raise PeerFailed("another rank of the pipeline failed at the end of this step")
+            except PeerFailed as error:
+                self._announce(error)
+                raise
+
+    def _confirm(self, *, ended: bool) -> bool:
+        """Whether all ranks ended this step well."""
+        mine = torch.tensor([ended], dtype=torch.int64, device=self._control_device)
+        return bool(gathered(mine, self.group).all())
 
     def run(self, function: Callable[..., Any], calls: Sequence[Call], *, detach: bool) -> list[Any]:
         """Run ``function`` once for each of ``calls``; tensors in the results are real on every rank.
@@ -284,7 +324,7 @@ class Engine:
             self._postponed.run_all()
             return results.received()
         except BaseException as error:
-            self._fail(error, runs)
+            self._announce(error, runs)
             for run in runs:
                 run.release()
             raise
@@ -361,13 +401,16 @@ class Engine:
         )
         return ReadyFirst(self.config.pipeline, size)
 
-    def _fail(self, error: BaseException, runs: Sequence[MicrobatchRun]) -> None:
+    def _announce(self, error: BaseException, runs: Sequence[MicrobatchRun] = ()) -> None:
+        """Go no further after ``error``, and tell the others, once."""
+        if self._failed:
+            return
         self._failed = f"{type(error).__name__}: {error}"
         _spoilt.add(self.group)
         if isinstance(error, PeerFailed):
             return
-        assert self._shared is not None and self._baton is not None
-        failed = self._baton.failed
+        assert self._shared is not None
+        failed = None if self._baton is None else self._baton.failed
         where = "" if failed is None else f" in microbatch {failed}, after {runs[failed].point}"
         rank = dist.get_global_rank(self.group, self.rank)
         text = f"rank {rank} (pipeline rank {self.rank}) failed{where}: {self._failed}"

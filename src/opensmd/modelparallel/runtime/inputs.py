@@ -1,7 +1,8 @@
 """A step's beginning: all ranks of a pipeline call the same function with the same arguments.
 
 Usually every rank loads the same batch, and comparing fingerprints is all there is to do. Where they differ,
-those of the first rank count, as in the original, where the others may pass empty tensors.
+those of the first rank count, as in the original, where the others may pass empty tensors. Tensors that are
+not empty, and other than the first rank's, are most likely a mistake, which is said.
 """
 
 from __future__ import annotations
@@ -140,11 +141,13 @@ def _first_rank_arguments(
     if first:
         positional = [_dumped(each, tensors) for each in args]
         named = {name: _dumped(each, tensors) for name, each in kwargs.items()}
+        forms = _forms(args, kwargs)
         shapes = [(tuple(each.shape), each.dtype, each.device.type) for each in tensors]
-        told = [(positional, named, shapes)]
+        told = [(positional, named, shapes, forms)]
     dist.broadcast_object_list(told, group=group, group_src=0)
-    positional, named, shapes = told[0]
+    positional, named, shapes, forms = told[0]
     if not first:
+        _warn_of_other_forms(_forms(args, kwargs), forms)
         tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in shapes]
     for tensor in tensors:
         data = sendable(tensor)
@@ -164,6 +167,32 @@ def _first_rank_arguments(
             for name, each in named.items()
         },
     )
+
+
+def _forms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[torch.Size]]:
+    """The shapes of the tensors in each argument."""
+    named = {f"argument {place + 1}": value for place, value in enumerate(args)}
+    named.update({f"argument {name!r}": value for name, value in kwargs.items()})
+    forms: dict[str, list[torch.Size]] = {}
+    for name, value in named.items():
+        leaves: list[Tensor] = []
+        structure.collect(value, leaves)
+        forms[name] = [leaf.shape for leaf in leaves]
+    return forms
+
+
+def _warn_of_other_forms(mine: dict[str, list[torch.Size]], first: dict[str, list[torch.Size]]) -> None:
+    for name, shapes in mine.items():
+        for shape, wanted in zip(shapes, first.get(name, ()), strict=False):
+            if shape != wanted and shape.numel() > 0:
+                warnings.warn(
+                    f"{name} of the step is a tensor of shape {tuple(shape)} on rank {dist.get_rank()}, and "
+                    f"of shape {tuple(wanted)} on the first rank of the pipeline, whose data is used. Give "
+                    "all ranks of smp.get_mp_group() the same batches, or empty tensors to those after the "
+                    "first",
+                    stacklevel=6,
+                )
+                return
 
 
 def _dumped(argument: Any, tensors: list[Tensor]) -> bytes | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime import structure
 from opensmd.modelparallel.runtime.layout import arranged, in_memory_order, strides_kept
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
@@ -56,13 +57,30 @@ class _Part(NamedTuple):
         return arranged(numbers, shape, strides_kept(shape, stride))
 
 
+class _Ended(torch.autograd.Function):
+    """A result's way back into its graph, which is spread over the ranks: it ends with the step on all."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Tensor, result: Tensor) -> Tensor:
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise SMPError(
+            "backward was called after the step on a tensor that a smp.step function returned. Its graph is "
+            "spread over the partitions, which go through it together inside the step: call model.backward "
+            "there"
+        )
+
+
 class Results:
     """The results of one step.
 
     Args:
         shared: the pipeline.
         count: of microbatches.
-        detach: detach what is returned from its graph.
+        detach: detach what is returned from its graph. Otherwise it requires gradients on all ranks, and
+            backward says that it belongs into the step.
     """
 
     def __init__(self, shared: Shared, count: int, *, detach: bool) -> None:
@@ -71,6 +89,7 @@ class Results:
         self._values: list[Any] = [None] * count
         self._tensors: list[list[Tensor]] = [[] for _ in range(count)]
         self._parts: list[list[_Part]] = [[] for _ in range(shared.size)]  # by home
+        self._in_graphs: list[tuple[int, int]] = []  # microbatch and place of what has a graph
 
     def share(self, run: MicrobatchRun, value: Any) -> None:
         """Take a microbatch's result, after the microbatch's end."""
@@ -88,10 +107,12 @@ class Results:
             if tag.home == shared.rank:
                 real = run.real(leaf)
                 data = real.detach()
-                tensors[place] = data if self._detach else real.view_as(real)
+                tensors[place] = data
             form = form_of(leaf, tag)
             part = _Part(run.index, place, math.prod(form[0]), form, data)
             self._parts[tag.home].append(part)
+            if tag.requires_grad and not self._detach:
+                self._in_graphs.append((run.index, place))
             if data is not None and not shared.transport.ordered and not part.is_small:
                 self._send(part, part.leaving().clone())  # the caller may change what it gets
 
@@ -108,6 +129,10 @@ class Results:
                     self._receive(home, together)
                 elif self._shared.transport.ordered or together[0].is_small:
                     self._send(together[0], torch.cat([part.leaving() for part in together]))
+        for microbatch, place in self._in_graphs:
+            tensors = self._tensors[microbatch]
+            graph = torch.empty(0, requires_grad=True)
+            tensors[place] = _Ended.apply(graph, tensors[place])  # type: ignore[no-untyped-call]
         return [
             structure.substitute(value, iter(tensors)) if tensors else value
             for value, tensors in zip(self._values, self._tensors, strict=True)

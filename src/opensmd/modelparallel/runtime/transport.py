@@ -96,6 +96,9 @@ class Transport(Protocol):
     def flush(self) -> None:
         """Wait until everything sent may be changed."""
 
+    def require_no_abort(self) -> None:
+        """Raise PeerFailed if a rank has announced that it failed; ordered transports cannot know."""
+
 
 def control_device(group: dist.ProcessGroup) -> torch.device:
     """Where small tensors must be for ``group`` to carry them: the CPU, unless only an accelerator's backend
@@ -178,6 +181,11 @@ class MailboxTransport:
     def flush(self) -> None:
         self._mailbox.flush()
 
+    def require_no_abort(self) -> None:
+        for source, tag in self._aborts:
+            if self._mailbox.ready(source, tag):
+                raise PeerFailed(self._receive_object(source, tag))
+
 
 class GroupTransport:
     """Over the send and recv of any process group, in the order of the program.
@@ -258,6 +266,9 @@ class GroupTransport:
         while self._leaving:
             work, _ = self._leaving.popleft()
             work.wait()
+
+    def require_no_abort(self) -> None:
+        pass
 
 
 def abort(transport: Transport, ranks: Sequence[int], text: str) -> None:

@@ -1,0 +1,301 @@
+"""The first step runs the step function once more, on one rank; all ranks must see it end alike."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.exceptions import PeerFailed
+from tests.support.ranks import RankPool
+
+Pools = Callable[[int], RankPool]
+
+
+class Net(nn.Module):
+    """Two layers to cut between; with a parameter in the first or the second that nothing uses."""
+
+    def __init__(self, unused: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(4, 8)
+        self.second = nn.Linear(8, 2)
+        if unused:
+            getattr(self, unused).spare = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+@contextlib.contextmanager
+def started(*, fails: bool = False, **config: Any) -> Iterator[None]:
+    """``fails``: messages of a failed step may be left, so that the next test needs another group."""
+    smp.shutdown()
+    smp.init({"partitions": 2, "microbatches": 2, **config})
+    try:
+        yield
+    finally:
+        smp.shutdown()
+        if fails:
+            dist.destroy_process_group()
+
+
+def rows(count: int = 4) -> Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """What came of a call, in words."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "fine"
+
+
+# --- what does not go into a step ----------------------------------------------------------------------
+
+
+def step_in_a_step(steps_before: int) -> str:
+    with started(fails=True):
+        model = smp.DistributedModel(Net())
+        inner = smp.step(lambda x: model(x).sum())
+        for _ in range(steps_before):
+            inner(rows())
+        return outcome(lambda: smp.step(lambda x: inner(x))(rows()))
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_step_in_a_step_is_an_error_also_in_the_first(pool: Pools, steps_before: int) -> None:
+    for told in pool(2).run(step_in_a_step, steps_before):
+        assert "a smp.step function was called inside another one" in told
+
+
+def _talk(name: str) -> Callable[[], Any]:
+    return {
+        "smp.allgather": lambda: smp.allgather(1, smp.MP_GROUP),
+        "smp.broadcast": lambda: smp.broadcast(1, smp.WORLD),
+        "smp.send": lambda: smp.send(1, 1 - smp.rank(), smp.WORLD_RANK),
+        "smp.recv_from": lambda: smp.recv_from(1 - smp.rank(), smp.PP_RANK),
+        "smp.barrier": smp.barrier,
+        "smp.mp_barrier": smp.mp_barrier,
+    }[name]
+
+
+def talking(name: str, placed: bool) -> str:
+    by_hand = {"auto_partition": False, "default_partition": 0} if placed else {}
+    with started(fails=True, **by_hand):
+        model = smp.DistributedModel(Net())
+        if placed:
+            smp.set_partition(model.module.second, 1)
+        smp.dp_barrier()  # of one rank
+
+        def talk(x: Tensor) -> Tensor:
+            smp.dp_barrier()
+            _talk(name)()
+            return model(x)
+
+        return outcome(lambda: smp.step(talk)(rows()))
+
+
+@pytest.mark.parametrize(
+    ("name", "placed"),
+    [
+        ("smp.allgather", False),
+        ("smp.allgather", True),
+        ("smp.broadcast", False),
+        ("smp.send", False),
+        ("smp.recv_from", False),
+        ("smp.barrier", True),
+        ("smp.mp_barrier", False),
+    ],
+)
+def test_objects_and_barriers_in_a_step_function_are_refused_on_all_ranks(
+    pool: Pools, name: str, placed: bool
+) -> None:
+    name_in_text = "smp.barrier" if "barrier" in name else name
+    for told in pool(2).run(talking, name, placed):
+        assert f"{name_in_text} was called on rank" in told and "after the step" in told
+
+
+def gathering_with_one_partition() -> list[int]:
+    with started(partitions=1, ddp=True):
+        model = smp.DistributedModel(Net())
+
+        @smp.step
+        def gather(x: Tensor) -> int:
+            model(x)
+            return sum(smp.allgather(smp.rank() + 1, smp.DP_GROUP))
+
+        numbers: list[int] = gather(rows())
+        return numbers
+
+
+def test_with_one_partition_a_step_function_may_gather_objects(pool: Pools) -> None:
+    assert pool(2).run(gathering_with_one_partition) == [[3, 3], [3, 3]]
+
+
+# --- the same outcome everywhere -----------------------------------------------------------------------
+
+
+def kept_graphs() -> list[Any]:
+    with started():
+        model = smp.DistributedModel(Net())
+        step = smp.step(detach_outputs=False)(lambda x: (model(x), x + 1))
+        out, plain = step(rows())
+        told = outcome(lambda: out.reduce_mean().sum().backward())
+        again, _ = step(rows())  # the refusal has broken nothing
+        assert torch.equal(again.concat(), out.concat())
+        return [out.outputs[0].requires_grad, plain.outputs[0].requires_grad, told]
+
+
+def test_outputs_that_are_not_detached_are_the_same_on_all_ranks(pool: Pools) -> None:
+    for result in pool(2).run(kept_graphs):
+        assert result[:2] == [True, False]
+        assert "call model.backward there" in result[2]
+
+
+def with_unused(name: str) -> tuple[str, str]:
+    with started(fails=True, ddp=True):
+        model = smp.DistributedModel(Net(name))
+        step = smp.step(lambda x: model.backward(model(x).square().sum()))
+        return outcome(lambda: step(rows())), outcome(lambda: step(rows()))
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_an_unused_parameter_fails_the_step_on_all_stages_of_all_replicas(pool: Pools, name: str) -> None:
+    for told, later in pool(4).run(with_unused, name):
+        assert f"1 have no gradient: {name}.spare" in told
+        assert "an earlier step of this pipeline failed" in later
+
+
+def failing(rank: int, good: int, late: bool) -> list[str]:
+    """``late``: in the last microbatch, after its backward, when other ranks may have done their part."""
+    with started(fails=True):
+        model = smp.DistributedModel(Net())
+        done = 0
+
+        def train(x: Tensor) -> None:
+            nonlocal done
+            model.backward(model(x).sum())
+            if not smp.is_tracing():
+                done += 1
+                if smp.rank() == rank and done == 2 * good + (2 if late else 1):
+                    raise ValueError("mine")
+
+        step = smp.step(train)
+        return [outcome(lambda: step(rows())) for _ in range(good + 2)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("good", [0, 1])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failed_step_fails_on_all_ranks(pool: Pools, rank: int, good: int, late: bool) -> None:
+    results = pool(2).run(failing, rank, good, late)
+    assert all(result[:good] == ["fine"] * good for result in results)
+    assert results[rank][good] == "ValueError: mine"
+    other = results[1 - rank]
+    if good == 0:
+        assert other[0].startswith("PeerFailed") and "mine" in other[0]
+    else:  # it may have ended its part of the step before
+        failed = next(told for told in other[good:] if told != "fine")
+        assert failed.startswith("PeerFailed") and "mine" in failed
+    assert "mine" in other[-1]
+
+
+# --- arguments -----------------------------------------------------------------------------------------
+
+
+def other_batch(count: int) -> tuple[list[str], list[Tensor]]:
+    with started(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = smp.DistributedModel(Net())
+        step = smp.step(lambda x: model(x))
+        mine = rows() if smp.rank() == 0 else rows(count)
+        out = step(mine).concat()
+        return [str(each.message) for each in caught], [out.detach()]
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, False), (6, True)])
+def test_another_batch_size_of_a_later_stage_is_said_and_an_empty_one_is_not(
+    pool: Pools, count: int, said: bool
+) -> None:
+    (first, wanted), (second, result) = pool(2).run(other_batch, count)
+    torch.testing.assert_close(result, wanted)
+    assert wanted[0].shape == (4, 2) and not any("of shape" in each for each in first)
+    told = [each for each in second if "argument 1 of the step is a tensor of shape (6, 4) on rank 1" in each]
+    assert bool(told) is said
+
+
+# --- planning ------------------------------------------------------------------------------------------
+
+
+def failing_once() -> list[str]:
+    with started():
+        model = smp.DistributedModel(Net())
+        calls = 0
+
+        def train(x: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == 1 and smp.rank() == 0:
+                raise OSError("the disk is gone")
+            return model(x)
+
+        step = smp.step(train)
+        told = outcome(lambda: step(rows()))
+        step(rows())  # planning can be tried again
+        return [told]
+
+
+def test_an_exception_of_the_first_call_alone_is_raised(pool: Pools) -> None:
+    (first,), (second,) = pool(2).run(failing_once)
+    assert first == "OSError: the disk is gone"
+    assert second == "PeerFailed: rank 0 could not partition the model: OSError: the disk is gone"
+
+
+class Exits(nn.Module):
+    """Ends the program in the dry run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if smp.is_tracing():
+            raise SystemExit("enough")
+        return x
+
+
+def exiting() -> None:
+    with started():
+        model = smp.DistributedModel(nn.Sequential(Net(), Exits()))
+        wanted: type[BaseException] = SystemExit if smp.rank() == 0 else PeerFailed
+        with pytest.raises(wanted, match="enough"):
+            smp.step(lambda x: model(x))(rows())
+
+
+def test_a_program_that_ends_in_the_dry_run_tells_the_others(pool: Pools) -> None:
+    pool(2).run(exiting)
+
+
+def planning_for_long(seconds: float) -> float:
+    with started():
+        model = smp.DistributedModel(Net())
+
+        def slow(x: Tensor) -> Tensor:
+            if smp.is_tracing():
+                time.sleep(seconds)
+            return model(x)
+
+        began = time.monotonic()
+        smp.step(slow)(rows())
+        return time.monotonic() - began
+
+
+def test_the_others_wait_while_rank_0_plans_for_longer_than_the_groups_timeout(pool: Pools) -> None:
+    assert all(taken > 5 for taken in pool(2).run(planning_for_long, 5.0, group_timeout=2.0))
