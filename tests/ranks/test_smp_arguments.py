@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import smdistributed.modelparallel
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from smdistributed.modelparallel.torch.patches.checkpoint import checkpoint_sequential
@@ -256,3 +257,77 @@ def torchs_scaler_in_a_step() -> None:
 
 def test_torchs_own_scaler_works_in_a_step_and_is_warned_of(pool: Pools) -> None:
     pool(2).run(torchs_scaler_in_a_step)
+
+
+def scalers_on_a_device() -> None:
+    with started():
+        for made in (
+            smp.amp.GradScaler("cpu", 32.0, 3.0),
+            smp.amp.GradScaler(torch.device("cpu"), init_scale=32.0, growth_factor=3.0),
+            smp.amp.GradScaler(32.0, 3.0, device="cpu"),
+        ):
+            assert (made.get_scale(), made.get_growth_factor(), made.is_enabled()) == (32.0, 3.0, True)
+            assert made.scale(torch.ones(1)).device.type == "cpu"
+        assert smp.amp.GradScaler("cuda", enabled=False).scale(torch.ones(1)).item() == 1.0
+        with pytest.raises(TypeError, match=r"two devices, 'cpu' and device='cuda'"):
+            smp.amp.GradScaler("cpu", device="cuda")  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="growth"):
+            smp.amp.GradScaler("cpu", growth=2.0)  # type: ignore[call-overload]
+
+
+def test_scripts_that_ask_for_the_last_version_find_it() -> None:
+    assert smdistributed.modelparallel.__version__ == "1.15.0"
+
+
+def test_a_scaler_takes_its_device_first_or_by_name(pool: Pools) -> None:
+    pool(1).run(scalers_on_a_device)
+
+
+class Trainer:
+    """As transformers' trainer has its steps: in a class body, with and without ``self``."""
+
+    factor = 2.0
+
+    @smp.step
+    def without(model: Any, x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        model.backward(loss)
+        return loss.detach()
+
+    @smp.step()
+    def method(self, model: Any, x: Tensor) -> Tensor:
+        loss: Tensor = self.factor * model(x).square().mean()
+        model.backward(loss)
+        return loss.detach()
+
+    @classmethod
+    @smp.step
+    def of_class(cls, model: Any, x: Tensor) -> Tensor:
+        return cls.factor * model(x).square().mean()
+
+    @staticmethod
+    @smp.step
+    def static(model: Any, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    @smp.step
+    def hidden(*args: Any) -> Tensor:
+        self, model, x = args
+        return self.factor * model(x).square().mean()
+
+
+def steps_in_a_class_body() -> None:
+    with started():
+        model, trainer, x = smp.DistributedModel(net()), Trainer(), rows(0)
+        once = [
+            each(model, x).reduce_mean()
+            for each in (trainer.without, Trainer.without, trainer.static, Trainer.static)
+        ]
+        twice = [each(model, x).reduce_mean() for each in (trainer.method, trainer.of_class, trainer.hidden)]
+        torch.testing.assert_close(torch.stack(once), torch.stack([once[0]] * 4))
+        torch.testing.assert_close(torch.stack(twice), torch.stack([2 * once[0]] * 3))
+        assert Trainer.without.__name__ == "without"
+
+
+def test_a_step_in_a_class_body_is_a_method_only_where_it_has_a_self(pool: Pools) -> None:
+    pool(2).run(steps_in_a_class_body)

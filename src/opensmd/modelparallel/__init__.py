@@ -3,8 +3,8 @@
 Every rank of a pipeline group runs the user's step function, and really executes only what lives on it.
 """
 
-# The version of the documented interface. From 1.10 on, Hugging Face's Trainer saves and resumes through
-# save_checkpoint's and resume_from_checkpoint's way, which works here.
-INTERFACE_VERSION = "1.10.0"
+# The last version of the documented interface; scripts choose by it. From 1.10 on, Hugging Face's Trainer
+# saves and resumes through save_checkpoint's and resume_from_checkpoint's way, which works here.
+INTERFACE_VERSION = "1.15.0"
 
 __all__ = ["INTERFACE_VERSION"]

@@ -8,6 +8,7 @@ because scripts guard ``scaler.step(optimizer)`` with ``len(list(model.local_par
 from __future__ import annotations
 
 import itertools
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,8 @@ from opensmd.modelparallel.state import state
 
 __all__ = ["GradScaler"]
 
+Device = str | torch.device
+
 _numbers = itertools.count()
 
 
@@ -27,23 +30,44 @@ class GradScaler(UnscalingScaler):
     ``scale(loss)`` goes inside the step function, ``step(optimizer)`` and ``update()`` outside, on all ranks.
 
     Args:
-        init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's.
-        device: "cuda" or "cpu"; by default "cuda" where there is one.
+        device: "cuda" or "cpu"; by default "cuda" where there is one. It may come first, as torch's does now,
+            or be named.
+        init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's, in this order.
+
+    Raises:
+        TypeError: a device both first and by name, or a setting that torch's has not.
     """
 
+    @overload
     def __init__(
         self,
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
+        init_scale: float = ...,
+        growth_factor: float = ...,
+        backoff_factor: float = ...,
+        growth_interval: int = ...,
+        enabled: bool = ...,
         *,
-        device: str | None = None,
-    ) -> None:
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        self.start_scale(torch.device(device))
+        device: Device | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        device: Device,
+        init_scale: float = ...,
+        growth_factor: float = ...,
+        backoff_factor: float = ...,
+        growth_interval: int = ...,
+        enabled: bool = ...,
+    ) -> None: ...
+
+    def __init__(self, *settings: Any, device: Device | None = None, **named: Any) -> None:
+        if settings and isinstance(settings[0], Device):
+            if device is not None:
+                raise TypeError(f"smp.amp.GradScaler: two devices, {settings[0]!r} and device={device!r}")
+            device, settings = settings[0], settings[1:]
+        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        super().__init__(found.type, *settings, **named)
+        self.start_scale(found)
         state.scalers[next(_numbers)] = self
 
     def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, overload
 
@@ -39,6 +40,9 @@ def step(
 
     The tensors among the arguments are cut into ``microbatches`` pieces and the function runs for each.
     Tensors in what it returns become :class:`~opensmd.modelparallel.outputs.StepOutput`, other values lists.
+
+    In a class body, a function whose first parameter is called ``self`` is a method; any other is called with
+    what it is given, also through an instance.
 
     Args:
         function: the function.
@@ -85,7 +89,16 @@ def step(
         results = model.run_step(wanted, args, kwargs, split, detach=detach_outputs)
         return merge_results(results)
 
-    return run
+    return run if _takes_its_instance(wanted) else staticmethod(run)
+
+
+def _takes_its_instance(function: Function) -> bool:
+    """Whether a function in a class body is a method; trainers call others through their instance, too."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except ValueError:  # builtins without a signature
+        return True
+    return first is not None and (first.name in ("self", "cls") or first.kind is first.VAR_POSITIONAL)
 
 
 def _check_options(names: object, axes: object) -> None:

@@ -184,7 +184,7 @@ def main():
     }
     smp.init(smp_config)
     torch.manual_seed(7)
-    assert SMP_VERSION >= (1, 10)
+    assert SMP_VERSION >= (1, 15)
     with smp.model_creation(tensor_parallelism=False, dtype=torch.get_default_dtype()):
         model = GPT2LMHeadModel(configuration())
     model = smp.DistributedModel(model, trace_device="gpu", backward_passes_per_step=1)
