@@ -397,3 +397,15 @@ def test_a_module_whose_layers_others_call_is_a_list_of_them() -> None:
     model = CallsWhatIsInside()
     modules = capture(model, lambda: model(torch.ones(2, 3))).modules
     assert [name for name, info in modules.items() if info.container] == ["gone_through"]
+
+
+def test_parameters_in_the_same_memory_are_shared_and_neighbours_in_it_are_not() -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[2].weight = nn.Parameter(tied[0].weight.detach())
+    assert describe(tied).shared == (("0.weight", "2.weight"),)
+    flat = torch.zeros(3 * 20)
+    for layer, piece in zip(tied, flat.chunk(3), strict=True):
+        layer.weight.data, layer.bias.data = piece[:16].view(4, 4), piece[16:]
+    assert describe(tied).shared == ()
+    tied[1].bias.data = flat[18:22]  # the last two of the first bias and the first two of its own weight
+    assert describe(tied).shared == (("0.bias", "1.weight", "1.bias"),)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.function_caches import forget_fake_results
 from opensmd.modelparallel.observe import Clock, Observer, Position
 from opensmd.modelparallel.plan import ancestors
+from opensmd.modelparallel.storages import overlapping
 from opensmd.modelparallel.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
 from opensmd.modelparallel.untouched import WrittenParameters, untouched
 
@@ -108,7 +109,7 @@ class _Tree:
                 self.names[each] = name
         self.owners: dict[int, list[str]] = {}
         self.parameters: dict[int, nn.Parameter] = {}
-        full_names: dict[int, list[str]] = {}
+        full_names: dict[str, nn.Parameter] = {}
         for each, name in self.names.items():
             for own, parameter in each._parameters.items():
                 if parameter is None:
@@ -120,11 +121,11 @@ class _Tree:
                     )
                 self.parameters[id(parameter)] = parameter
                 self.owners.setdefault(id(parameter), []).append(name)
-                full_names.setdefault(id(parameter), []).append(f"{name}.{own}" if name else own)
+                full_names[f"{name}.{own}" if name else own] = parameter
             for buffer in each._buffers.values():
                 if buffer is not None:
                     self.owners.setdefault(id(buffer), []).append(name)
-        self.shared = tuple(tuple(each) for each in full_names.values() if len(each) > 1)
+        self.shared = _shared(full_names)
         first = next(module.parameters(), None)
         self.device = first.device if first is not None else torch.device("cpu")
 
@@ -331,6 +332,15 @@ def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -
         guests=frozenset(position.guests),
         measured=measured is not None,
     )
+
+
+def _shared(parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[str, ...], ...]:
+    """The names of parameters that are one, or several in the same memory, as ``assign=True`` makes them."""
+    one_of = overlapping(parameters.values())
+    groups: dict[int, list[str]] = {}
+    for name, parameter in parameters.items():
+        groups.setdefault(one_of[id(parameter)], []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
 
 def _size(tensor: Tensor) -> int:

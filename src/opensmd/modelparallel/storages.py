@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["StorageReference", "StorageSet", "lies_in"]
+__all__ = ["StorageReference", "StorageSet", "has_storage", "lies_in", "overlapping"]
 
 
 class StorageReference:
@@ -43,3 +46,35 @@ class StorageSet:
 def lies_in(tensor: Tensor, storages: frozenset[int]) -> bool:
     """Whether the tensor is in one of ``storages``, which live on (``untyped_storage()._cdata``)."""
     return bool(storages) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Whether the tensor's data is in one storage: it is strided, and no subclass made of other tensors."""
+    return tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
+
+
+def overlapping(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Which tensors have bytes in common, directly or through others.
+
+    Returns:
+        For the ``id`` of every tensor that of one in its group, the same for all of the group.
+    """
+    given = list(tensors)
+    one_of = {id(each): id(each) for each in given}
+    with_bytes = [each for each in given if has_storage(each) and each.numel()]
+    end, group = (0, 0), 0
+    for (storage, first, last), number in sorted((_extent(each), id(each)) for each in with_bytes):
+        if storage == end[0] and first < end[1]:
+            last = max(last, end[1])
+        else:
+            group = number
+        one_of[number] = group
+        end = (storage, last)
+    return one_of
+
+
+def _extent(tensor: Tensor) -> tuple[int, int, int]:
+    """The tensor's storage, and the first of its bytes and the one after the last."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = int(tensor.storage_offset()) * tensor.itemsize
+    return tensor.untyped_storage()._cdata, first, first + (int(reach) + 1) * tensor.itemsize

@@ -94,10 +94,10 @@ class ModelTrace:
 
     ``modules`` has each module object once; ``aliases`` maps every further name to that first one. ``uses``
     says in which unit a module's own parameters are first used (absent: no operation touched them).
-    ``shared`` are groups of parameter names that are one tensor. ``hooked`` are modules with forward hooks,
-    and ``escapes`` what such hooks carried away. ``guests`` are pairs of a module and one
-    that was called in it without being below it, as an argument may be. ``measured`` tells times of a clock
-    from estimates.
+    ``shared`` are groups of parameter names that are one tensor, or lie in the same memory. ``hooked`` are
+    modules with forward hooks, and ``escapes`` what such hooks carried away. ``guests`` are pairs of a module
+    and one that was called in it without being below it, as an argument may be. ``measured`` tells times of a
+    clock from estimates.
     """
 
     modules: Mapping[str, ModuleInfo]

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel._torch_internals import without_modes
-from opensmd.modelparallel.storages import lies_in
+from opensmd.modelparallel.storages import has_storage, lies_in
 
 __all__ = ["WrittenParameters", "untouched"]
 
@@ -28,7 +28,7 @@ class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         super().__init__()  # type: ignore[no-untyped-call]
         self._parameters: dict[int, list[Tensor]] = defaultdict(list)
         for each in module.parameters():
-            if _has_memory(each):
+            if has_storage(each):
                 self._parameters[_memory(each)].append(each)
         self._memory = frozenset(self._parameters)
         self._kept: dict[int, list[Tensor]] = {}
@@ -79,7 +79,7 @@ def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[
     ]
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    data = [(each, each.data) for each in (*module.parameters(), *module.buffers()) if _has_memory(each)]
+    data = [(each, each.data) for each in (*module.parameters(), *module.buffers()) if has_storage(each)]
     for parameter, *_ in parameters:
         parameter.grad = None
     try:
@@ -102,10 +102,6 @@ def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[
                 buffer.copy_(kept_data)
         if written is not None:
             written.put_back()
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
 
 
 def _memory(tensor: Tensor) -> int:

@@ -35,7 +35,7 @@ from opensmd.modelparallel.runtime.interception import current_run, intercepted,
 from opensmd.modelparallel.runtime.keys import stable_hash
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.own import Own
-from opensmd.modelparallel.runtime.placeholder import make_remote
+from opensmd.modelparallel.runtime.placeholder import make_remote, out_of_mapping
 from opensmd.modelparallel.runtime.postponed import Postponed
 from opensmd.modelparallel.runtime.random import OwnRandom, ReplicatedRandom, default_generators
 from opensmd.modelparallel.runtime.record import Record, Stretch
@@ -210,15 +210,21 @@ class Engine:
         """
         split = plan.split()
         placed, replicated = set(), set()
+        moved: dict[Tensor, Tensor] = {}  # buffers of several modules stay one
         for name, module in modules.items():
-            for buffer in module._buffers.values():
+            for own, buffer in module._buffers.items():
                 if buffer is None:
                     continue
                 if name in split:
                     replicated.add(buffer.untyped_storage()._cdata)
-                else:
-                    placed.add(buffer.untyped_storage()._cdata)
-                    put_tag(buffer, Tag(plan.homes[name]))
+                    continue
+                home = plan.homes[name]
+                if home != self.rank:
+                    if buffer not in moved:
+                        moved[buffer] = out_of_mapping(buffer)
+                    buffer = module._buffers[own] = moved[buffer]
+                placed.add(buffer.untyped_storage()._cdata)
+                put_tag(buffer, Tag(home))
         return frozenset(placed), frozenset(replicated)
 
     # --- steps -----------------------------------------------------------------------------------------

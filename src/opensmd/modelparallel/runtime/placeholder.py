@@ -12,7 +12,7 @@ from opensmd.modelparallel.clipping import warn_of_clipping
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.operations import getter
 
-__all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "make_remote"]
+__all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "make_remote", "out_of_mapping"]
 
 _GRAD = getter("grad")
 
@@ -113,7 +113,25 @@ class RemoteParameter(RemoteTensor, nn.Parameter):
 
 
 def make_remote(parameter: nn.Parameter) -> None:
-    """Give back the memory of ``parameter``; it stays the same object with the same shape."""
+    """Let go of the data of ``parameter``; it stays the same object with the same shape and strides.
+
+    It gets an empty storage of its own. Its old one may be a mapped file's or NumPy's, which cannot be made
+    smaller, or hold other parameters, too; it is gone with the last tensor that lies in it.
+    """
     parameter.grad = None
-    parameter.untyped_storage().resize_(0)
+    shape, strides = parameter.shape, parameter.stride()
+    parameter.data = parameter.new_empty(0)  # before an empty storage is made by way of a full one
+    emptied = torch.empty_strided(shape, strides, dtype=parameter.dtype, device=parameter.device)
+    emptied.untyped_storage().resize_(0)
+    parameter.data = emptied
     parameter.__class__ = RemoteParameter
+
+
+def out_of_mapping(buffer: Tensor) -> Tensor:
+    """A buffer of another rank that keeps no mapped file open: itself, or a copy where it lies in one.
+
+    The copy is another tensor, because what loads such files makes views, and a view keeps its base.
+    """
+    if buffer.layout is not torch.strided or buffer.untyped_storage().resizable():
+        return buffer
+    return buffer.detach().clone()
