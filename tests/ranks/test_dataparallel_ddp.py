@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -199,6 +200,7 @@ def a_group_asked_of_nccl() -> list[float]:
         model = nn.parallel.DistributedDataParallel(network().double().cuda(), device_ids=[dist_rank()])
         nn.functional.mse_loss(model(mine(x).cuda()), mine(y).to("cuda")).backward()
         dist.barrier(device_ids=[dist_rank()])
+        dist.barrier(timeout=timedelta(seconds=30))
         part = dist.new_group([0, 1], backend="nccl")
         total = torch.ones(1, device="cuda")
         dist.all_reduce(total, group=part)

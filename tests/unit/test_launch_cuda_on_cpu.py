@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 from opensmd.launch import cuda_on_cpu
 from opensmd.launch.cpu_device import device_index, without_cuda
-from opensmd.launch.cuda_on_cpu import _places, _without_nccl
+from opensmd.launch.cuda_on_cpu import _barrier_without_devices, _places, _without_nccl
 
 
 @pytest.fixture
@@ -165,6 +166,13 @@ def test_nccl_becomes_smddp(given: str | None, expected: str | None) -> None:
 )
 def test_only_cuda_is_translated(given: object, expected: object) -> None:
     assert without_cuda(given) == expected
+
+
+def test_a_barrier_keeps_its_timeout_and_forgets_its_devices() -> None:
+    given: dict[str, object] = {}
+    barrier = _barrier_without_devices(lambda **arguments: given.update(arguments))
+    barrier(None, True, [0], timedelta(seconds=3))
+    assert given == {"group": None, "async_op": True, "timeout": timedelta(seconds=3)}
 
 
 def test_no_device_means_the_current_one() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import wraps
 from typing import Any
 
@@ -247,7 +248,9 @@ def _without_nccl(backend: Any) -> Any:
 
 def _barrier_without_devices(barrier: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(barrier)
-    def call(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        return barrier(group=group, async_op=async_op)
+    def call(
+        group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: timedelta | None = None
+    ) -> Any:
+        return barrier(group=group, async_op=async_op, timeout=timeout)
 
     return call
