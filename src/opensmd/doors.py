@@ -1,8 +1,8 @@
 """The doors to names torch once had: ``torch.distributed.deprecated`` and ``torch.nn.parallel.deprecated``.
 
 torch itself calls :func:`open_doors` at the end of ``import torch`` (entry point group ``torch.backends``),
-so this file imports nothing that is not loaded anyway. A door is an alias: the module behind the old name
-*is* the room in opensmd, one object under two names.
+so this file imports nothing that is not loaded anyway. The same call lets torch know the name "smddp". A door
+is an alias: the module behind the old name *is* the room in opensmd, one object under two names.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import CodeType, ModuleType
+
+from opensmd.collectives.name import make_known
 
 __all__ = ["open_doors"]
 
@@ -71,13 +73,15 @@ def _spec(fullname: str, room: str) -> ModuleSpec | None:
 
 
 def open_doors() -> None:
-    """Let the old names be imported, and be reached as attributes of a torch that is already imported.
+    """Let the old names be imported, and be reached as attributes of a torch that is already imported,
+    and ``init_process_group("smddp")`` be called without an import of this package.
 
     Does nothing where it has been called before.
     """
     if any(isinstance(finder, DoorFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, DoorFinder())
+    make_known()
     for door in DOORS:
         house = sys.modules.get(door.rpartition(".")[0])
         if house is not None and not hasattr(house, "__getattr__") and not _torch_has(door, house.__path__):

@@ -71,10 +71,11 @@ print("one")
     assert done.stdout == "one\n", done.stderr
 
 
-def test_import_torch_alone_loads_nothing_of_the_package_but_the_doors() -> None:
+def test_import_torch_alone_loads_nothing_of_the_package_but_the_doors_and_the_name() -> None:
     script = "import torch, sys; print(sorted(name for name in sys.modules if name.startswith('opensmd')))"
     done = python("-c", script)
-    assert done.stdout == "['opensmd', 'opensmd.doors']\n", done.stderr
+    loaded = ["opensmd", "opensmd.collectives", "opensmd.collectives.name", "opensmd.doors"]
+    assert done.stdout == f"{loaded}\n", done.stderr
 
 
 def test_where_torch_does_not_load_extensions_importing_opensmd_legacy_opens_the_doors() -> None:

@@ -23,12 +23,12 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.distributed_c10d import GroupName
 
 from opensmd.collectives import _torch_internals, build
+from opensmd.collectives.name import DEVICES, NAME
 from opensmd.collectives.settings import Settings
 from opensmd.collectives.topology import Exchange, Plan, make_plan, own_identity, share_arena
 
-__all__ = ["NAME", "register"]
+__all__ = ["NAME", "create", "register"]
 
-NAME = "smddp"
 # As many as one arena takes; larger groups of one host are served by Gloo.
 MOST_IN_ARENA = 64
 
@@ -38,7 +38,7 @@ def register() -> None:
     """Make "smddp" a backend of torch.distributed. Calling it again changes nothing."""
     # DDP asks a backend for the memory of its buckets only where this is "0"; a user's own value stands.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICES))
     _torch_internals.open_to_smddp(NAME)
     # smdrun says where its store is; under torchrun the script has hardly changed it before its imports
     at = os.environ.get("SMDRUN_STORE") or _torch_internals.meeting_address()
@@ -60,7 +60,7 @@ class Membership:
         return len(self.ranks)
 
 
-def _create(torch_options: Any, own_options: Any = None) -> Any:
+def create(torch_options: Any, own_options: Any = None) -> Any:
     """What torch calls for every group whose backend is "smddp"."""
     ranks = torch_options.global_ranks_in_group or range(torch_options.group_size)
     timeout = own_options._timeout if own_options is not None else torch_options.timeout

@@ -1,0 +1,32 @@
+"""The name "smddp", which torch.distributed knows as soon as torch is imported.
+
+Frameworks that make the process group themselves are given a backend by its name, and some of them ask
+whether torch knows it before they make anything. So the name comes first, with nothing behind it: the backend
+is imported, and its core built, with the first group that asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["DEVICES", "NAME", "make_known"]
+
+NAME = "smddp"
+DEVICES = ["cpu", "cuda"]
+
+
+def make_known() -> None:
+    """Let torch take "smddp" for a backend; a backend that has the name already keeps it."""
+    import torch.distributed as dist  # not above: torch calls this while it is imported
+
+    known = getattr(dist, "Backend", None)  # a torch built without torch.distributed has none
+    if known is not None and NAME not in known.backend_list:
+        known.register_backend(NAME, _create_first, extended_api=True, devices=list(DEVICES))
+
+
+def _create_first(torch_options: Any, own_options: Any = None) -> Any:
+    """Make the first group; for those after it, torch calls the backend itself."""
+    from opensmd.collectives import backend
+
+    backend.register()
+    return backend.create(torch_options, own_options)
