@@ -210,7 +210,7 @@ def test_a_stale_file_is_taken_over_and_another_kind_of_file_is_refused(
     ended.wait()
     dead_here = Server(replace(Process.this(), pid=ended.pid), free_port(), ())
     elsewhere = replace(Process.this(), pid_space="another host", net_space="another host")
-    dead_there = Server(elsewhere, free_port(), ("127.0.0.1",))
+    dead_there = Server(elsewhere, free_port(), ("127.0.0.2",))
     roles = [{"init_method": f"file://{path}", "world_size": 3}] * 3
     for left_behind in (dead_here, dead_there):
         path.write_text(

@@ -3,11 +3,13 @@
 torch reserves ``monitored_barrier`` for Gloo by the backend's name, and ``split_group`` for groups bound to
 an accelerator. Neither has a hook, so both functions are replaced by ones that serve smddp's groups and hand
 every other call on unchanged. Under torchrun and smdrun, torch takes for granted that the launcher's own
-store listens at MASTER_ADDR:MASTER_PORT, so a script that sets these itself would wait there for ever.
+store listens at MASTER_ADDR:MASTER_PORT, so a script that sets these itself would wait there for ever. And
+the store that torch makes for ``env://`` and ``tcp://`` listens on every interface, whatever its address.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -18,10 +20,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
-__all__ = ["cpu_backend", "let_scripts_choose_where_to_meet", "open_to_smddp", "shared_group"]
+from opensmd.collectives.listening import LOOPBACK, bound_socket
+
+__all__ = [
+    "cpu_backend",
+    "gloo_group",
+    "let_scripts_choose_where_to_meet",
+    "listen_where_asked",
+    "meeting_address",
+    "open_to_smddp",
+    "shared_group",
+]
 
 
 def open_to_smddp(name: str) -> None:
@@ -45,6 +58,55 @@ def let_scripts_choose_where_to_meet(launchers_address: str) -> None:
         return bool(original()) and meeting_address() == launchers_address
 
     rendezvous._torchelastic_use_agent_store = use_agent_store
+
+
+def listen_where_asked() -> None:
+    """Let the store that torch makes on rank 0 listen at its own address alone; see ``listening``."""
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    original = rendezvous._create_c10d_store
+
+    @functools.wraps(original)
+    def create(
+        hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
+    ) -> Any:
+        bound = None
+        if rank == 0 and not rendezvous._torchelastic_use_agent_store():
+            with contextlib.suppress(OSError):  # taken, perhaps by this process's last store: torch knows
+                bound = bound_socket(hostname, port)
+        if bound is None:
+            return original(hostname, port, rank, world_size, timeout, use_libuv)
+        return TCPStore(
+            hostname,
+            bound.getsockname()[1],
+            world_size,
+            True,
+            timeout,
+            multi_tenant=True,
+            master_listen_fd=bound.detach(),
+            use_libuv=use_libuv,
+        )
+
+    rendezvous._create_c10d_store = create
+
+
+def gloo_group(store: Any, rank: int, size: int, *, timeout: timedelta, one_network: bool) -> Any:
+    """torch's Gloo over ``store``.
+
+    Args:
+        store: of these members alone.
+        rank: this process's place among them.
+        size: how many they are.
+        timeout: that an operation may take.
+        one_network: all see the same loopback; Gloo then listens there alone, unless GLOO_SOCKET_IFNAME
+            names an interface.
+    """
+    if not one_network or os.environ.get("GLOO_SOCKET_IFNAME"):
+        return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._threads = 2  # for each device, as torch itself does
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 def meeting_address() -> str:

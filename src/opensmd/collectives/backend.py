@@ -40,6 +40,7 @@ def register() -> None:
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICES))
     _torch_internals.open_to_smddp(NAME)
+    _torch_internals.listen_where_asked()
     # smdrun says where its store is; under torchrun the script has hardly changed it before its imports
     at = os.environ.get("SMDRUN_STORE") or _torch_internals.meeting_address()
     _torch_internals.let_scripts_choose_where_to_meet(at)
@@ -78,7 +79,7 @@ def _make_backend(place: Membership) -> Any:
     if native is None or plan.without_core:
         if place.rank == 0:
             _warn_without_core(plan, place.ranks)
-        return _gloo(place, exchange)
+        return _gloo(place, exchange, plan)
     options = native.Options(place.timeout)
     common = {
         "names": [f"rank {rank}" for rank in place.ranks],
@@ -93,7 +94,7 @@ def _make_backend(place: Membership) -> Any:
         if fd is not None and plan.one_host:
             return native.make_shared_backend(fd=fd, **common)
         island = _island(native, fd, place, exchange, plan) if fd is not None else None
-        return native.make_gloo_backend(gloo=_gloo(place, exchange), island=island, **common)
+        return native.make_gloo_backend(gloo=_gloo(place, exchange, plan), island=island, **common)
     finally:
         if fd is not None:
             os.close(fd)  # nobody opens the creator's descriptor any more: all have said that they did
@@ -133,7 +134,15 @@ def _island(native: ModuleType, fd: int, place: Membership, exchange: Exchange, 
     lanes = []
     for lane in range(native.Island.LANES if peers else 0):
         store = PrefixStore(f"opensmd/peers/{exchange.generation}/{peers[0]}/{lane}", place.store)
-        lanes.append(dist.ProcessGroupGloo(store, peers.index(place.rank), len(peers), timeout=place.timeout))
+        lanes.append(
+            _torch_internals.gloo_group(
+                store,
+                peers.index(place.rank),
+                len(peers),
+                timeout=place.timeout,
+                one_network=plan.one_network,
+            )
+        )
     return native.Island(
         fd=fd,
         members=plan.island_of(place.rank),
@@ -181,9 +190,11 @@ def _warn_once(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
-def _gloo(place: Membership, exchange: Exchange) -> Any:
+def _gloo(place: Membership, exchange: Exchange, plan: Plan) -> Any:
     store = PrefixStore(f"opensmd/gloo/{exchange.generation}", place.store)
-    return dist.ProcessGroupGloo(store, place.rank, place.size, timeout=place.timeout)
+    return _torch_internals.gloo_group(
+        store, place.rank, place.size, timeout=place.timeout, one_network=plan.one_network
+    )
 
 
 def _nccl(place: Membership, exchange: Exchange) -> Any:

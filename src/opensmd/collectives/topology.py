@@ -35,12 +35,14 @@ class Identity:
         pid: the process id there.
         hostname: for messages only.
         native: empty where the compiled core is loaded, else why it is not.
+        network: equal for exactly those ranks that have one loopback.
     """
 
     host: str
     pid: int
     hostname: str
     native: str = ""
+    network: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,12 @@ class Plan:
     Attributes:
         islands: the group's ranks, those of one host together, in the order of their first ranks.
         without_core: for each rank that lacks the compiled core, the reason; if any, Gloo serves the group.
+        one_network: whether all ranks have one loopback.
     """
 
     islands: tuple[tuple[int, ...], ...]
     without_core: dict[int, str]
+    one_network: bool = False
 
     @property
     def one_host(self) -> bool:
@@ -86,17 +90,24 @@ def make_plan(identities: Sequence[Identity]) -> Plan:
     for rank, identity in enumerate(identities):
         by_host.setdefault(identity.host, []).append(rank)
     missing = {rank: each.native for rank, each in enumerate(identities) if each.native}
-    return Plan(tuple(tuple(ranks) for ranks in by_host.values()), missing)
+    one_network = len({identity.network for identity in identities}) == 1
+    return Plan(tuple(tuple(ranks) for ranks in by_host.values()), missing, one_network)
 
 
 def own_identity(settings: Settings, *, native: str = "") -> Identity:
     """This process's identity: the machine's boot and the namespaces that shared memory depends on."""
     host = settings.host_id
     if host is None:
-        host = "/".join(
-            [_boot_id(), *(str(Path(f"/proc/self/ns/{each}").readlink()) for each in ("pid", "ipc"))]
-        )
-    return Identity(host, os.getpid(), socket.gethostname(), native)
+        host = _space("pid", "ipc")
+    return Identity(host, os.getpid(), socket.gethostname(), native, _space("net"))
+
+
+def _space(*kinds: str) -> str:
+    """This machine since its boot, and this process's namespaces of these kinds."""
+    try:
+        return "/".join([_boot_id(), *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in kinds)])
+    except OSError:  # no Linux
+        return socket.gethostname()
 
 
 def _boot_id() -> str:

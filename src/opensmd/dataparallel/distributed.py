@@ -6,6 +6,7 @@ They share torch's default process group, so both interfaces may be mixed in one
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     environment.fill()
     backend.register()
     dist.init_process_group(BACKEND, *args, **kwargs)
-    atexit.register(_leave)
+    atexit.register(_leave, os.getpid())
 
 
 def is_initialized() -> bool:
@@ -186,9 +187,12 @@ def barrier(group: object = group.WORLD, async_op: bool = False) -> dist.Work | 
     return work
 
 
-def _leave() -> None:
-    """End the group with the process, because this interface has no call for it; not after a failure."""
-    if dist.is_initialized() and getattr(sys, "last_type", None) is None:
+def _leave(member: int) -> None:
+    """End the group with the process, because this interface has no call for it.
+
+    Not after a failure, nor with a forked child of the ``member``.
+    """
+    if os.getpid() == member and dist.is_initialized() and getattr(sys, "last_type", None) is None:
         dist.destroy_process_group()
 
 

@@ -196,6 +196,10 @@ def _in_a_line(failure: reports.Failure, *, first: bool = False) -> str:
 def _prepare(options: Options) -> None:
     """Threads, memory, the native core and the variables that every rank inherits."""
     cores = affinity.local_cores()
+    if options.nnodes == 1:
+        from opensmd.collectives.listening import keep_on_loopback
+
+        keep_on_loopback()
     os.environ.setdefault("OMP_NUM_THREADS", str(affinity.threads_per_rank(cores, options.ranks)))
     os.environ.update(allocator.keeping_memory(os.environ))
     _build_once()
@@ -250,16 +254,18 @@ def _build_once() -> None:
 def _launch_config(options: Options, console: Console, folder: Path) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
+    from opensmd.launch import rendezvous
     from opensmd.launch.logs import RankLogs
 
+    rendezvous.register()
     alone = options.nnodes == 1
     return LaunchConfig(
         min_nodes=options.nnodes,
         max_nodes=options.nnodes,
         nproc_per_node=options.ranks,
         run_id=str(uuid.uuid4()) if alone else f"smdrun-{options.master_port}",
-        rdzv_backend="c10d" if alone else "static",
-        rdzv_endpoint="localhost:0" if alone else f"{options.master_addr}:{options.master_port}",
+        rdzv_backend=rendezvous.BACKEND,
+        rdzv_endpoint="" if alone else f"{options.master_addr}:{options.master_port}",
         rdzv_configs={} if alone else {"rank": options.node_rank},
         local_addr="127.0.0.1" if alone else None,
         max_restarts=options.max_restarts,

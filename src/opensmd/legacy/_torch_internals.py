@@ -29,6 +29,8 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed.distributed_c10d import Backend, GroupName
 
+from opensmd.collectives._torch_internals import gloo_group
+
 __all__ = [
     "AllgatherOptions",
     "AllreduceOptions",
@@ -49,7 +51,14 @@ __all__ = [
 
 
 def private_group(
-    engine: str, *, store: Store, name: str, rank: int, ranks: list[int], timeout: float
+    engine: str,
+    *,
+    store: Store,
+    name: str,
+    rank: int,
+    ranks: list[int],
+    timeout: float,
+    one_network: bool = False,
 ) -> ProcessGroup:
     """A process group that ``torch.distributed`` does not know of.
 
@@ -60,15 +69,14 @@ def private_group(
         rank: this process's rank in the whole job; one of ``ranks``.
         ranks: the members' ranks in the whole job; a member's rank in the group is its position.
         timeout: seconds that an operation may take.
+        one_network: all members have one loopback.
     """
     own = PrefixStore(f"{name}/", store)
     limit = timedelta(seconds=timeout)
     group = ProcessGroup(own, ranks.index(rank), len(ranks))
     backend: Any
     if engine == "gloo":
-        from torch._C._distributed_c10d import ProcessGroupGloo
-
-        backend = ProcessGroupGloo(own, ranks.index(rank), len(ranks), timeout=limit)
+        backend = gloo_group(own, ranks.index(rank), len(ranks), timeout=limit, one_network=one_network)
         kind, device = ProcessGroup.BackendType.GLOO, "cpu"
     elif engine == "nccl":
         from torch._C._distributed_c10d import ProcessGroupNCCL

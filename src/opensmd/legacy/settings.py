@@ -22,8 +22,9 @@ class Settings:
     Attributes:
         timeout: seconds that initialisation, a message or a collective may take before it fails
             (``OPENSMD_LEGACY_TIMEOUT``, default 1800, which is torch's own default).
-        interface: the network interface for multicast (``OPENSMD_LEGACY_INTERFACE``, default: the system's
-            choice), for example ``eth0`` or ``lo``.
+        interface: the network interface for multicast, and the one to listen on where the processes may be on
+            several hosts (``OPENSMD_LEGACY_INTERFACE``, default: the system's choice for multicast, and all
+            to listen on), for example ``eth0`` or ``lo``.
         engine: what carries collectives of ``tcp`` and ``gloo``: ``smddp``, ``gloo``, or ``auto``, which is
             smddp where all processes share one host and its native core is there (``OPENSMD_LEGACY_ENGINE``).
     """

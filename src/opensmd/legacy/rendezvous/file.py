@@ -17,8 +17,9 @@ from pathlib import Path
 
 from opensmd.legacy._torch_internals import PrefixStore, Store
 from opensmd.legacy.rendezvous.address import Address
+from opensmd.legacy.rendezvous.host import is_local
 from opensmd.legacy.rendezvous.meeting import HostLost, Joined, Meeting, Surplus
-from opensmd.legacy.rendezvous.server import Server, reach_any, serve
+from opensmd.legacy.rendezvous.server import LOOPBACK, Server, address_to_serve, reach_any, serve
 from opensmd.legacy.settings import Deadline
 
 __all__ = ["join_file"]
@@ -28,11 +29,20 @@ RETRY_INTERVAL = 0.05
 FORMAT = "opensmd.legacy 1"
 
 
-def join_file(address: Address, *, rank: int, world_size: int, group_name: str, deadline: Deadline) -> Joined:
+def join_file(
+    address: Address,
+    *,
+    rank: int,
+    world_size: int,
+    group_name: str,
+    interface: str | None,
+    deadline: Deadline,
+) -> Joined:
     """Meet through the file at ``address.path``; ranks are given by arrival where none is asked for.
 
-    A job that is full, or one left behind by processes that died, is waited for or replaced until the
-    deadline.
+    The first process serves on ``interface``; without one on the loopback, if no other host can see the file,
+    else on every interface. A job that is full, or one left behind by processes that died, is waited for or
+    replaced until the deadline.
 
     Raises:
         ValueError: the file holds something else, or its directory is missing.
@@ -40,7 +50,7 @@ def join_file(address: Address, *, rank: int, world_size: int, group_name: str, 
     """
     while True:
         try:
-            store, entry, serves = _store(address.path, group_name, deadline)
+            store, entry, serves = _store(address.path, group_name, interface, deadline)
             meeting = Meeting(
                 PrefixStore("opensmd.legacy", store), where=str(address), serves=serves, deadline=deadline
             )
@@ -56,14 +66,17 @@ def join_file(address: Address, *, rank: int, world_size: int, group_name: str, 
             time.sleep(RETRY_INTERVAL)
 
 
-def _store(path: str, group_name: str, deadline: Deadline) -> tuple[Store, Server, bool]:
+def _store(
+    path: str, group_name: str, interface: str | None, deadline: Deadline
+) -> tuple[Store, Server, bool]:
     """The store of the job under ``group_name``, its entry, and whether this process serves it."""
     with _locked(path, deadline) as file:
         jobs = _read(file, path)
         entry = Server.from_json(jobs[group_name]) if group_name in jobs else None
         if entry is None or entry.process.is_known_dead():
-            own = serve("127.0.0.1", 0, deadline)
-            entry = Server.of(own)
+            served_at = LOOPBACK if interface is None and is_local(path) else address_to_serve(interface)
+            own = serve(served_at, 0, deadline)
+            entry = Server.at(served_at, own.port)
             _write(file, {**jobs, group_name: entry.to_json()})
             return own, entry, True
     try:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Process", "reachable_addresses"]
+__all__ = ["Process", "is_local", "reachable_addresses"]
+
+LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,17 @@ def _space(kind: str) -> str:
         return f"{boot}/{Path(f'/proc/self/ns/{kind}').readlink()}"
     except OSError:  # no Linux: a host name is the best that can be had
         return socket.gethostname()
+
+
+def is_local(path: str) -> bool:
+    """Whether a file's folder lies on a file system of this host alone; False where that cannot be known."""
+    folder = os.path.realpath(Path(path).parent)
+    around = [
+        (len(partition.mountpoint), partition.fstype)
+        for partition in psutil.disk_partitions(all=True)
+        if os.path.commonpath([folder, partition.mountpoint]) == partition.mountpoint
+    ]
+    return bool(around) and max(around)[1] in LOCAL_FILE_SYSTEMS
 
 
 def reachable_addresses() -> list[str]:

@@ -36,7 +36,14 @@ def join(init_method: str, *, rank: int, world_size: int, group_name: str, setti
     if address.method == "tcp":
         return join_tcp(address, rank=rank, world_size=world_size, group_name=group_name, deadline=deadline)
     if address.method == "file":
-        return join_file(address, rank=rank, world_size=world_size, group_name=group_name, deadline=deadline)
+        return join_file(
+            address,
+            rank=rank,
+            world_size=world_size,
+            group_name=group_name,
+            interface=settings.interface,
+            deadline=deadline,
+        )
     return join_multicast(
         address,
         rank=rank,

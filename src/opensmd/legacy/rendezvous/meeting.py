@@ -52,6 +52,11 @@ class Joined:
         """Number of processes."""
         return len(self.processes)
 
+    @property
+    def one_network(self) -> bool:
+        """Whether all processes have one loopback."""
+        return len({process.net_space for process in self.processes}) == 1
+
 
 class Meeting:
     """One process's view of a meeting in ``store``.

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from opensmd.legacy._torch_internals import PrefixStore
 from opensmd.legacy.rendezvous.address import Address
 from opensmd.legacy.rendezvous.meeting import Joined, Meeting
-from opensmd.legacy.rendezvous.server import Server, reach_any, serve
+from opensmd.legacy.rendezvous.server import Server, address_to_serve, reach_any, serve
 from opensmd.legacy.settings import Deadline
 
 __all__ = ["Announcement", "Voice", "choose_leader", "find_leader", "join_multicast"]
@@ -65,8 +65,9 @@ def join_multicast(
     Raises:
         RuntimeError: the host cannot send or receive there, or the job cannot start.
     """
-    store = serve("127.0.0.1", 0, deadline)
-    own = Announcement(uuid.uuid4().hex, world_size, Server.of(store).to_json())
+    served_at = address_to_serve(interface)
+    store = serve(served_at, 0, deadline)
+    own = Announcement(uuid.uuid4().hex, world_size, Server.at(served_at, store.port).to_json())
     try:
         voice = Voice(address, interface, group_name)
     except OSError as error:

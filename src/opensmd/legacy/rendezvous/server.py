@@ -13,11 +13,14 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError
 
+from opensmd.collectives.listening import LOOPBACK, address_of_interface, served_store
 from opensmd.legacy._torch_internals import Store, TCPStore
 from opensmd.legacy.rendezvous.host import Process, reachable_addresses
 from opensmd.legacy.settings import Deadline
 
-__all__ = ["Server", "reach", "reach_any", "serve"]
+__all__ = ["ANYWHERE", "LOOPBACK", "Server", "address_to_serve", "reach", "reach_any", "serve"]
+
+ANYWHERE = ""  # every interface
 
 KNOCK_INTERVAL = 0.05
 KNOCK_TIMEOUT = 3.0
@@ -25,7 +28,13 @@ KNOCK_TIMEOUT = 3.0
 
 @dataclass(frozen=True)
 class Server:
-    """Where a store is served, for a peer that has to find it."""
+    """Where a process listens, for a peer that has to find it.
+
+    Attributes:
+        process: who listens.
+        port: TCP port.
+        addresses: where it listens; those of its host that others may reach, if everywhere.
+    """
 
     process: Process
     port: int
@@ -42,22 +51,50 @@ class Server:
         return cls(Process(**fields["process"]), fields["port"], tuple(fields["addresses"]))
 
     @classmethod
-    def of(cls, store: TCPStore) -> Server:
-        """The description of a store that this process serves."""
-        return cls(Process.this(), store.port, tuple(reachable_addresses()))
+    def at(cls, address: str, port: int) -> Server:
+        """This process, listening at an address or :data:`ANYWHERE`."""
+        return cls(Process.this(), port, (address,) if address else tuple(reachable_addresses()))
+
+    def addresses_from(self, caller: Process) -> tuple[str, ...]:
+        """Where ``caller`` may reach it, the likeliest first."""
+        if caller.net_space == self.process.net_space:
+            return (LOOPBACK, *(address for address in self.addresses if address != LOOPBACK))
+        return tuple(address for address in self.addresses if address != LOOPBACK)
+
+
+def address_to_serve(interface: str | None) -> str:
+    """The address of the interface that the user chose, else :data:`ANYWHERE`.
+
+    Raises:
+        ValueError: there is no such interface, or it has no address.
+    """
+    if interface is None:
+        return ANYWHERE
+    address = address_of_interface(interface)
+    if address is None:
+        raise ValueError(
+            f"OPENSMD_LEGACY_INTERFACE={interface!r}: expected a network interface of this host that has an "
+            "IP address"
+        )
+    return address
 
 
 def serve(host: str, port: int, deadline: Deadline) -> TCPStore:
-    """Serve a store on every interface of this host; port 0 takes a free one.
+    """Serve a store; port 0 takes a free one.
+
+    It listens on every interface, unless ``host`` is the loopback or an IP address of this host; at
+    :data:`ANYWHERE` always.
 
     Raises:
         RuntimeError: the port is in use.
     """
     timeout = timedelta(seconds=max(deadline.remaining(), 1.0))
     try:
-        return TCPStore(host, port, None, is_master=True, timeout=timeout, wait_for_workers=False)
-    except DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
+        if host == ANYWHERE:
+            return TCPStore(LOOPBACK, port, None, is_master=True, timeout=timeout, wait_for_workers=False)
+        return served_store(host, port, None, timeout=timeout, wait_for_workers=False)
+    except (OSError, DistNetworkError) as error:
+        if "EADDRINUSE" not in str(error) and getattr(error, "errno", 0) != errno.EADDRINUSE:
             raise
         raise RuntimeError(
             f"rank 0 cannot serve tcp://{host}:{port}: the port is in use, by another job or an earlier run "
@@ -107,8 +144,12 @@ def reach_any(server: Server, deadline: Deadline, *, what: str) -> Store:
     Raises:
         ConnectionError: none of them does.
     """
-    local = server.process.net_space == Process.this().net_space
-    addresses = ("127.0.0.1",) if local else server.addresses
+    addresses = server.addresses_from(Process.this())
+    if not addresses:
+        raise RuntimeError(
+            f"{what} ({server.process}) listens on its own host alone, and this is another: set "
+            "OPENSMD_LEGACY_INTERFACE on all processes to the interface that connects them, for example eth0"
+        )
     for address in addresses:
         if _listens(address, server.port, min(KNOCK_TIMEOUT, deadline.remaining())) is None:
             return reach(address, server.port, deadline, what=what)

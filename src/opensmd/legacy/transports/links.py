@@ -8,8 +8,9 @@ import struct
 from contextlib import closing
 
 from opensmd.legacy._torch_internals import Store
-from opensmd.legacy.rendezvous.host import Process, reachable_addresses
-from opensmd.legacy.rendezvous.server import Server
+from opensmd.legacy.rendezvous.host import Process
+from opensmd.legacy.rendezvous.meeting import Joined
+from opensmd.legacy.rendezvous.server import ANYWHERE, LOOPBACK, Server, address_to_serve
 from opensmd.legacy.settings import Deadline
 
 __all__ = ["connect_all"]
@@ -20,8 +21,10 @@ STRANGER_SECONDS = 3.0
 ADDRESS_SECONDS = 20.0  # for one address of a host that has several
 
 
-def connect_all(store: Store, rank: int, world_size: int, deadline: Deadline) -> dict[int, socket.socket]:
+def connect_all(joined: Joined, interface: str | None, deadline: Deadline) -> dict[int, socket.socket]:
     """Connect with every other rank: each calls the lower ranks and is called by the higher ones.
+
+    On one host they listen on the loopback, else on ``interface``; without one, on all.
 
     Returns:
         A blocking socket for each other rank.
@@ -29,9 +32,11 @@ def connect_all(store: Store, rank: int, world_size: int, deadline: Deadline) ->
     Raises:
         RuntimeError: a rank could not be reached, or did not call in time.
     """
+    store, rank, world_size = joined.store, joined.rank, joined.world_size
+    address = LOOPBACK if joined.one_network else address_to_serve(interface)
     secret = bytes.fromhex(store.compare_set("links/secret", "", secrets.token_hex(SECRET_BYTES)).decode())
-    with closing(_listen()) as listener:
-        own = Server(Process.this(), listener.getsockname()[1], tuple(reachable_addresses()))
+    with closing(_listen(address)) as listener:
+        own = Server.at(address, listener.getsockname()[1])
         store.set(f"links/{rank}", own.to_json())
         links = {peer: _call(store, peer, HELLO.pack(secret, rank), deadline) for peer in range(rank)}
         while len(links) < world_size - 1:
@@ -43,7 +48,11 @@ def connect_all(store: Store, rank: int, world_size: int, deadline: Deadline) ->
     return links
 
 
-def _listen() -> socket.socket:
+def _listen(address: str) -> socket.socket:
+    if address != ANYWHERE:
+        return socket.create_server(
+            (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=128
+        )
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=128)
@@ -51,9 +60,8 @@ def _listen() -> socket.socket:
 
 def _call(store: Store, peer: int, hello: bytes, deadline: Deadline) -> socket.socket:
     server = Server.from_json(store.get(f"links/{peer}"))
-    local = server.process.net_space == Process.this().net_space
     errors = []
-    for address in ("127.0.0.1",) if local else server.addresses:
+    for address in server.addresses_from(Process.this()):
         try:
             patience = min(max(deadline.remaining(), 0.1), ADDRESS_SECONDS)
             link = socket.create_connection((address, server.port), timeout=patience)

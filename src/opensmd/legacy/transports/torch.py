@@ -45,6 +45,7 @@ class TorchTransport(Transport):
         self.rank = joined.rank
         self.world_size = joined.world_size
         self._store = joined.store
+        self._one_network = joined.one_network
         self._timeout = settings.timeout
         self._made = 0
         self._groups: list[c10d.ProcessGroup] = []
@@ -56,7 +57,7 @@ class TorchTransport(Transport):
         if backend == "nccl":
             self._messages = DeviceMessages(self._groups[0], WIRES["nccl"])
             return
-        links = connect_all(self._store, self.rank, self.world_size, Deadline(settings.timeout))
+        links = connect_all(joined, settings.interface, Deadline(settings.timeout))
         self._messages = Messages(links, self.rank, settings.timeout)
         # A rank that ends early takes the store with it: nobody may still need that for the set-up.
         world.barrier()
@@ -73,6 +74,7 @@ class TorchTransport(Transport):
             rank=self.rank,
             ranks=ranks,
             timeout=self._timeout,
+            one_network=self._one_network,
         )
         self._groups.append(group)
         return TorchChannel(group, self.engine)

@@ -94,9 +94,18 @@ ArenaFile create_arena_file(const ArenaShape& shape, ArenaPlace place) {
 }
 
 int open_arena_file(const std::string& path, uint64_t token) {
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  // The path comes through a store that others may be able to write to. A memfd is behind a link by its nature.
+  const bool named = path.compare(0, 9, "/dev/shm/") == 0;
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (named ? O_NOFOLLOW : 0));
   if (fd < 0) {
     throw CollectiveError("cannot open the group's shared memory at " + path + ": " + std::strerror(errno));
+  }
+  struct stat status = {};
+  if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != geteuid()) {
+    close(fd);
+    throw CollectiveError(path + " belongs to user " + std::to_string(status.st_uid) + ", this process to user " +
+                          std::to_string(geteuid()) +
+                          ": the ranks of a group must run as one user (or somebody else writes to their store)");
   }
   uint64_t fields[2] = {};
   const bool read = pread(fd, fields, sizeof(fields), 0) == static_cast<ssize_t>(sizeof(fields));

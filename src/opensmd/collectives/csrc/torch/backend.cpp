@@ -70,14 +70,20 @@ c10::intrusive_ptr<c10d::Backend::Options> SmddpBackend::getBackendOptions() {
   return copy;
 }
 
-void SmddpBackend::require_usable() const {
+void SmddpBackend::require_not_forked() const {
   TORCH_CHECK(forks_ == forks,
               "smddp: this process is a fork of the one that made the process group, and a group cannot be used on "
-              "both sides of a fork. Start ranks with spawn, or call init_process_group after the fork.");
+              "both sides of a fork, nor destroyed or aborted in the child. Start ranks with spawn, or call "
+              "init_process_group after the fork.");
+}
+
+void SmddpBackend::require_usable() const {
+  require_not_forked();
   TORCH_CHECK(!closed_, "smddp: this process group was shut down (destroy_process_group); make a new one");
 }
 
 void SmddpBackend::shutdown() {
+  require_not_forked();
   if (closed_.exchange(true)) return;
   WithoutGil without_gil;
   queue_->drain();
@@ -87,6 +93,7 @@ void SmddpBackend::shutdown() {
 }
 
 void SmddpBackend::abort() {
+  require_not_forked();
   WithoutGil without_gil;
   transport_->abort(c10::str("abort() was called on rank ", rank_));
   std::lock_guard lock(device_mutex_);

@@ -108,6 +108,7 @@ class SmddpBackend : public c10d::Backend {
   WorkPtr issue(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run);
   WorkPtr message(c10d::OpType type, const char* title, Tensors& tensors, int peer, int tag);
 
+  void require_not_forked() const;
   void require_usable() const;
   BackendPtr device_backend();
   Call call(const ShapeText& text, std::chrono::milliseconds timeout) const {

@@ -1,0 +1,90 @@
+"""Where the server of a store listens: at the address that the ranks were given, where that can be known.
+
+torch's TCPStore listens on every interface of the host, whatever address it is given, and asks nobody who
+they are. A server whose ranks were sent to the loopback, or to an address of this host, listens there alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+from datetime import timedelta
+
+import psutil
+from torch._C._distributed_c10d import TCPStore
+
+__all__ = ["LOOPBACK", "address_of_interface", "bound_socket", "keep_on_loopback", "served_store"]
+
+LOOPBACK = "127.0.0.1"
+# Read by Gloo, NCCL and TensorPipe: the interface that they listen on.
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+def bound_socket(host: str, port: int) -> socket.socket | None:
+    """A socket bound to ``host``, not yet listening; None where a server must listen on every interface.
+
+    Args:
+        host: as the ranks were given it. Only the loopback and IP addresses of this host say where to listen:
+            the others may know a host's name by another address than the host itself.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    address = LOOPBACK if host == "localhost" else host
+    try:
+        version = ipaddress.ip_address(address).version
+    except ValueError:
+        return None
+    bound = socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((address, port))
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRNOTAVAIL:  # an address that something forwards to this host
+            return None
+        raise
+    return bound
+
+
+def served_store(
+    host: str, port: int, world_size: int | None, *, timeout: timedelta, wait_for_workers: bool = True
+) -> TCPStore:
+    """A store that this process serves, at ``host`` alone where :func:`bound_socket` can.
+
+    Raises:
+        OSError: the port is taken.
+        DistError: as torch's TCPStore.
+    """
+    bound = bound_socket(host, port)
+    if bound is None:
+        return TCPStore(host, port, world_size, True, timeout, wait_for_workers)
+    port = bound.getsockname()[1]
+    return TCPStore(  # which closes the descriptor
+        host, port, world_size, True, timeout, wait_for_workers, master_listen_fd=bound.detach()
+    )
+
+
+def address_of_interface(name: str) -> str | None:
+    """The IP address of a network interface, IPv4 first; None if it has none."""
+    addresses = psutil.net_if_addrs().get(name, [])
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for candidate in addresses:
+            if candidate.family == family and not candidate.address.startswith("fe80"):
+                return str(candidate.address)
+    return None
+
+
+def keep_on_loopback() -> None:
+    """Let what this process and its children start through Gloo, NCCL or RPC listen on the loopback alone.
+
+    A variable that is set already stands.
+    """
+    with contextlib.suppress(OSError):
+        name = next((name for _, name in socket.if_nameindex() if address_of_interface(name) == LOOPBACK), "")
+        for variable in INTERFACE_VARIABLES if name else ():
+            os.environ.setdefault(variable, name)

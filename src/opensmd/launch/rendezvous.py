@@ -1,0 +1,107 @@
+"""How the agents of a job find each other, and the store that its ranks meet in.
+
+torch's own dynamic rendezvous keeps pickled state in a store that anybody on the network can write to. On
+one host there is one agent: what it tells itself stays in its memory, and the ranks' store listens on the
+loopback. Between hosts the static rendezvous serves: it keeps nothing pickled, and its store listens at
+``--master-addr`` alone where that is an IP address of host 0.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from opensmd.collectives.listening import LOOPBACK, served_store
+
+__all__ = ["BACKEND", "register"]
+
+BACKEND = "smdrun"
+TIMEOUT = 900  # seconds that the agents of several hosts wait for each other
+
+
+def register() -> None:
+    """Let torch's launcher find the rendezvous under :data:`BACKEND`."""
+    rendezvous_handler_registry.register(BACKEND, _make)
+
+
+def _make(parameters: RendezvousParameters) -> RendezvousHandler:
+    if parameters.max_nodes == 1:
+        return OneHost(parameters.run_id)
+    host, _, port = parameters.endpoint.rpartition(":")
+    return SeveralHosts(
+        host.strip("[]"),
+        int(port),
+        int(parameters.config["rank"]),
+        parameters.max_nodes,
+        parameters.run_id,
+        int(parameters.config.get("timeout", TIMEOUT)),
+    )
+
+
+class OneHost(RendezvousHandler):
+    """The rendezvous of an agent that is alone."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._ranks_store: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        """Its name in torch's registry."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Ranks find the store at MASTER_ADDR and MASTER_PORT and serve none themselves."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """A place for the agent's own words, and a new store for this attempt of the ranks."""
+        self._ranks_store = served_store(
+            LOOPBACK, 0, None, timeout=timedelta(seconds=TIMEOUT), wait_for_workers=False
+        )
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, self._ranks_store.port))
+
+    def is_closed(self) -> bool:
+        """Never: nobody else could close it."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody waits to hear of it."""
+
+    def num_nodes_waiting(self) -> int:
+        """None: no other host can join."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """The id of the job."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Stop serving the ranks."""
+        self._ranks_store = None
+        return True
+
+
+class SeveralHosts(StaticTCPRendezvous):
+    """torch's static rendezvous, whose store listens only where the agents were sent."""
+
+    def get_backend(self) -> str:
+        """Its name in torch's registry."""
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Serve the store on host 0, reach it on the others; wait for all."""
+        if self.rank == 0 and self._store is None:
+            self._store = served_store(
+                self.master_addr, self.master_port, self.world_size, timeout=self.timeout
+            )
+        return super().next_rendezvous()
