@@ -97,8 +97,29 @@ def check_init() -> None:
     init({"partitions": 4})
     assert world.is_initialized()
     init({"partitions": 4})
-    with pytest.raises(SMPError, match=r"called again with other settings: microbatches=2 \(was 1\)"):
-        init({"partitions": 4, "microbatches": 2})
+    with pytest.raises(SMPError, match=r"called again with other settings: .*degree=2 \(was 4\)"):
+        init({"partitions": 2, "ddp": True})
+
+
+def check_more_settings() -> None:
+    restart(microbatches=4, ddp=True)
+    init({"partitions": 2})
+    assert (state.cfg.microbatches, state.cfg.partitions, state.cfg.active_microbatches) == (4, 2, 4)
+    assert (world.pp_size(), world.dp_size()) == (2, 2)
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total, group=world.get_dp_process_group())
+    assert total.item() == sum(world.get_dp_group())
+    init({"pipeline_parallel_degree": 2, "microbatches": 4, "ddp": True, "pipeline": "simple"})
+    assert state.cfg.pipeline == "simple"
+    with pytest.raises(SMPError, match=r"microbatches=2 \(was 4\).*settings can only be added"):
+        init({"microbatches": 2})
+    split(ModelState(small()))
+    with pytest.raises(SMPError, match=r"only before smp.DistributedModel"):
+        init({"optimize": "speed"})
+
+
+def test_a_second_init_may_add_settings_before_there_is_a_model(pool: Callable[[int], RankPool]) -> None:
+    pool(4).run(check_more_settings)
 
 
 def broadcast_on_all_ranks() -> str:

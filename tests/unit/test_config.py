@@ -128,10 +128,30 @@ def test_undocumented_keys_of_notebooks_warn_and_are_ignored() -> None:
     names += ["_fp32_grad_accumulation", "use_times", "xla"]
     for name in names:
         with pytest.warns(UserWarning, match=f"'{name}' is undocumented and ignored"):
-            load({name: True})
+            load({name: name != "overlapping_allreduce"})
     for name in ("horovod", "contiguous"):
         with pytest.warns(UserWarning, match=f"'{name}' is for TensorFlow alone and ignored"):
-            load({name: False})
+            load({name: name == "horovod"})
+
+
+def test_defaults_of_features_that_are_off_are_silent() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for off in (False, "false", None):
+            load({"horovod": off, "static_mode": off, "fast_mode": off, "xla": off, "contiguous": True})
+        load({"overlapping_allreduce": True, "sdp_gradient_clipping": 1.0})
+        load({"ddp": False, "ddp_port": None, "ddp_dist_backend": "auto"})
+        for degree in (0, 1, "0"):
+            load({"sharded_data_parallel_degree": degree})
+
+
+def test_all_settings_that_do_not_exist_here_are_named_at_once() -> None:
+    with pytest.raises(ValueError, match="does not exist here") as refused:
+        load({"fp16": True, "tensor_parallel_degree": 2, "sharded_data_parallel_degree": 4})
+    for part in ("fp16=True", "tensor_parallel_degree=2", "sharded_data_parallel_degree=4", "leave them out"):
+        assert part in str(refused.value)
+    with pytest.raises(ValueError, match="ddp_port and ddp_dist_backend need ddp=True"):
+        load({"ddp_port": 1, "ddp_dist_backend": "nccl"})
 
 
 def test_keys_without_effect_warn_only_when_they_ask_for_something() -> None:

@@ -33,19 +33,19 @@ __all__ = ["Config", "load_config", "parse_pairs"]
 VARIABLE = "SM_HP_MP_PARAMETERS"
 OPTION = "--mp_parameters"
 
-# Seen in public notebooks but documented nowhere: scripts with them must run.
+# Seen in public notebooks but documented nowhere: scripts with them must run. With what asks for nothing.
 _UNDOCUMENTED = {
-    "static_mode",
-    "fast_mode",
-    "overlapping_allreduce",
-    "checkpoint_attentions",
-    "_match_weights",
-    "_fp32_grad_accumulation",
-    "use_times",
-    "xla",
+    "static_mode": False,
+    "fast_mode": False,
+    "overlapping_allreduce": True,
+    "checkpoint_attentions": False,
+    "_match_weights": False,
+    "_fp32_grad_accumulation": False,
+    "use_times": False,
+    "xla": False,
 }
 # Documented for TensorFlow alone; the launcher takes them for PyTorch too.
-_OF_TENSORFLOW = {"horovod", "contiguous"}
+_OF_TENSORFLOW = {"horovod": False, "contiguous": True}
 # Keys whose features do not exist here; their defaults ask for nothing.
 _ABSENT = (
     "tensor_parallel_degree",
@@ -165,17 +165,29 @@ class Config(BaseModel):
             )
         if not self.auto_partition and "default_partition" not in self.model_fields_set:
             raise ValueError("auto_partition=False needs default_partition, the place of unplaced modules")
-        for name in ("ddp_port", "ddp_dist_backend"):
-            if name in self.model_fields_set and not self.ddp:
-                raise ValueError(f"{name} needs ddp=True")
-        for name in _ABSENT:
-            nothing = type(self).model_fields[name].default
-            if getattr(self, name) != nothing:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} asks for a feature of the original library that "
-                    f"does not exist here; leave it out, or set it to {nothing!r}"
-                )
+        asked = [name for name in ("ddp_port", "ddp_dist_backend") if self._asks(name) and not self.ddp]
+        if asked:
+            raise ValueError(f"{' and '.join(asked)} {'needs' if len(asked) == 1 else 'need'} ddp=True")
+        self._refuse_absent()
         return self
+
+    def _asks(self, name: str) -> bool:
+        """Whether a setting asks for something; sharding over nobody is written 0 or 1."""
+        value = getattr(self, name)
+        if name == "sharded_data_parallel_degree" and value == 0:
+            return False
+        return bool(value != type(self).model_fields[name].default)
+
+    def _refuse_absent(self) -> None:
+        absent = [name for name in _ABSENT if self._asks(name)]
+        if absent:
+            given = ", ".join(f"{name}={getattr(self, name)!r}" for name in absent)
+            nothing = ", ".join(f"{name}={type(self).model_fields[name].default!r}" for name in absent)
+            verb, those = ("asks", "it") if len(absent) == 1 else ("each ask", "them")
+            raise ValueError(
+                f"{given} {verb} for a feature of the original library that does not exist here; leave "
+                f"{those} out, or set {nothing}"
+            )
 
 
 def load_config(
@@ -205,9 +217,9 @@ def load_config(
     sources = (given or {}, _from_variable(environ), _from_arguments(arguments))
     values = {name: each for source in sources for name, each in _one_name(source).items()}
     for names, why in ((_UNDOCUMENTED, "undocumented"), (_OF_TENSORFLOW, "for TensorFlow alone")):
-        for name in sorted(names & set(values)):
-            warnings.warn(f"modelparallel parameter {name!r} is {why} and ignored", stacklevel=3)
-            del values[name]
+        for name in sorted(names.keys() & set(values)):
+            if str(values.pop(name)).lower() not in (str(names[name]).lower(), "none"):
+                warnings.warn(f"modelparallel parameter {name!r} is {why} and ignored", stacklevel=3)
     unknown = sorted(set(values) - set(Config.model_fields), key=str)
     if unknown:
         valid = sorted({*Config.model_fields, "partitions"})

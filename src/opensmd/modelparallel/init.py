@@ -27,20 +27,19 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     Settings come from ``config``, and those that the launcher gives (``SM_HP_MP_PARAMETERS``,
     ``--mp_parameters``) win over it. torch's default process group is used if there is one; otherwise it is
     made from what torchrun, smdrun, MPI or Slurm tell, or as a group of one. A second call with the same
-    settings, or with none (transformers makes one when it is imported), does nothing.
+    settings, or with none (transformers makes one when it is imported), does nothing; one with more settings
+    adds them as long as no model is wrapped.
 
     Raises:
         ValueError: unknown, bad or contradictory settings, or a number of ranks that does not fit them.
-        SMPError: a second call with other settings.
+        SMPError: a second call that changes a setting, or that comes after ``smp.DistributedModel``.
     """
     if state.initialized and not config:
         return
     cfg = load_config(config)
     if state.initialized:
         if cfg != state.cfg:
-            raise SMPError(
-                f"smp.init was called again with other settings: {_difference(state.cfg, cfg)}. Call it once"
-            )
+            _add_settings(cfg)
         return
     owns_world = not dist.is_initialized()
     if owns_world:
@@ -63,6 +62,28 @@ def shutdown() -> None:
         if state.owns_world:
             dist.destroy_process_group()
     state.clear()
+
+
+def _add_settings(new: Config) -> None:
+    """What a second call before any model asks for besides the first call's settings."""
+    old = state.cfg
+    before, after = _given(old), _given(new)
+    if state.model is not None or any(before[name] != after[name] for name in before.keys() & after.keys()):
+        raise SMPError(
+            f"smp.init was called again with other settings: {_difference(old, new)}. Call it once; settings "
+            "can only be added, and only before smp.DistributedModel"
+        )
+    cfg = load_config({**before, **after})
+    grid, groups = _grid(cfg, state.grid.size), state.groups
+    if (cfg.partitions, cfg.placement_strategy) != (old.partitions, old.placement_strategy):
+        groups.destroy()
+        groups = Groups(grid, state.rank)
+    state.fill(cfg=cfg, grid=grid, groups=groups, rank=state.rank, owns_world=state.owns_world)
+
+
+def _given(cfg: Config) -> dict[str, Any]:
+    """The settings that somebody gave, without the defaults."""
+    return cfg.model_dump(include=cfg.model_fields_set)
 
 
 def _join_world() -> None:
