@@ -132,6 +132,16 @@ def test_names_of_later_versions_say_why_they_do_not_work() -> None:
         pass
 
 
+def test_misspelt_keywords_of_model_creation_are_named() -> None:
+    with (
+        pytest.raises(TypeError, match=r"unexpected keywords flash_atention; .*flash_attention"),
+        unsupported.model_creation(flash_atention=True),
+    ):
+        pass
+    with unsupported.model_creation(zero_init=False, flash_attention=True, fused_softmax=True):
+        pass
+
+
 def test_later_features_that_are_left_off_do_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -46,6 +46,20 @@ FLASH_ATTENTION = (
     "it does not exist here; torch.nn.functional.scaled_dot_product_attention chooses a fused kernel itself"
 )
 
+# of tensor parallelism's modules; without it they say nothing
+CREATION_KEYWORDS = {
+    "attention_in_fp32",
+    "distribute_embedding",
+    "flash_attention",
+    "fp32_residual_addition",
+    "fused_bias_gelu",
+    "fused_dropout",
+    "fused_softmax",
+    "query_key_layer_scaling",
+    "use_alibi",
+    "zero_init",
+}
+
 
 def _absent(name: str, reason: str = TENSOR_PARALLELISM) -> Any:
     """A class called ``name`` that can be imported and named, and whose use raises SMPUnsupportedError."""
@@ -125,7 +139,14 @@ def model_creation(
 
     Raises:
         SMPUnsupportedError: ``tensor_parallelism=True``.
+        TypeError: a keyword that the original does not have, such as a misspelt one.
     """
+    unknown = sorted(tensor_parallel_config.keys() - CREATION_KEYWORDS)
+    if unknown:
+        raise TypeError(
+            f"smp.model_creation: unexpected keywords {', '.join(unknown)}; the valid ones are "
+            f"tensor_parallelism, dtype, {', '.join(sorted(CREATION_KEYWORDS))}"
+        )
     if tensor_parallelism:
         raise SMPUnsupportedError(f"smp.model_creation(tensor_parallelism=True): {TENSOR_PARALLELISM}")
     before = torch.get_default_dtype()
