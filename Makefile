@@ -2,8 +2,9 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+NEWEST := .venv-newest
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-newest check bench clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -15,6 +16,18 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 test: $(VENV)/.ready
 	$(BIN)/python -m opensmd.collectives.build
 	$(BIN)/python -m pytest
+
+# The newest supported torch, without the packages it needs on GPUs only: pip resolves nothing here.
+$(NEWEST)/.ready: pyproject.toml requirements-newest.txt
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install -q --no-compile --no-deps -r requirements-newest.txt
+	$(NEWEST)/bin/pip install -q --no-deps -e .
+	touch $@
+
+# The tests marked `newest`. Only files with the marker are collected: others import more than is installed there.
+test-newest: $(NEWEST)/.ready
+	$(NEWEST)/bin/python -m opensmd.collectives.build
+	$(NEWEST)/bin/python -m pytest -m newest $$(grep -rl --include='test_*.py' 'mark\.newest' tests)
 
 # Data parallelism over smddp, smddp against gloo, a GPT split over 2 and 2 x 2 processes: about 3 minutes.
 demo: $(VENV)/.ready
@@ -41,4 +54,4 @@ check: $(VENV)/.ready
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build out
+	rm -rf $(VENV) $(NEWEST) build out

@@ -37,6 +37,7 @@ class DoorLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the room's own module under the door's name."""
+        import_module("opensmd.tested_torch").warn_if_untested()
         sys.modules[module.__name__] = import_module(self._room.name)
 
     def get_code(self, fullname: str) -> CodeType | None:

@@ -122,6 +122,7 @@ def survivors(outcomes: list[Outcome]) -> list[Outcome]:
     return [outcome for index, outcome in enumerate(outcomes) if index % 3 != VICTIM]
 
 
+@pytest.mark.newest
 def test_the_death_of_a_rank_is_told_to_all_others_whatever_they_call() -> None:
     outcomes = run_once(3, run_with_victim, "", signal.SIGKILL, 60.0, OPERATIONS, timeout=25.0)
     assert outcomes[VICTIM].kind == "died"
@@ -218,6 +219,7 @@ def run_mismatches() -> dict[str, str]:
     return found
 
 
+@pytest.mark.newest
 def test_calls_that_do_not_match_are_shown_to_every_rank() -> None:
     outcomes = run_once(3, run_mismatches, timeout=25.0)
     for outcome in outcomes:

@@ -81,6 +81,7 @@ def late_moves() -> dict[str, list[torch.Tensor]]:
     return found
 
 
+@pytest.mark.newest
 def test_gradients_are_exchanged_wherever_the_model_went_after_wrapping(pool: Pool) -> None:
     x, y = batch()
     model = network().double()

@@ -84,6 +84,7 @@ def beside_torch_distributed(port: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.newest
 def test_the_old_and_the_new_package_work_side_by_side(pool: Callable[[int], RankPool]) -> None:
     pool(2).run(beside_torch_distributed, free_port(), backend="gloo")
 

@@ -210,6 +210,7 @@ def check_damage(folder: str) -> None:
     assert load(f"{folder}/y")["me"] == me
 
 
+@pytest.mark.newest
 def test_damaged_foreign_and_missing_files_raise_on_all_ranks(
     pool: Callable[[int], RankPool], tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def check_newest(folder: str) -> None:
     assert resume_from_checkpoint(folder) == 1
 
 
+@pytest.mark.newest
 def test_newest_is_text_and_knows_full_from_partial(pool: Callable[[int], RankPool], tmp_path: Path) -> None:
     pool(2).run(check_newest, str(tmp_path), backend="gloo")
 

@@ -11,6 +11,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from opensmd.collectives import _torch_internals, backend
 
+pytestmark = pytest.mark.newest
+
 
 def original(name: str) -> object:
     """torch's own function, under the one that the backend put in its place."""
@@ -18,21 +20,29 @@ def original(name: str) -> object:
     return inspect.unwrap(getattr(c10d, name))
 
 
-def test_torch_is_the_version_that_was_read() -> None:
-    assert torch.__version__.split("+")[0].rsplit(".", 1)[0] == "2.13"
-
-
-def test_monitored_barrier_still_takes_gloo_alone_and_these_arguments() -> None:
+def test_monitored_barrier_still_takes_these_arguments_and_asks_for_a_kind_of_backend() -> None:
     function = original("monitored_barrier")
     assert list(inspect.signature(function).parameters) == ["group", "timeout", "wait_all_ranks"]  # type: ignore[arg-type]
-    assert "only implemented for GLOO" in inspect.getsource(function)  # type: ignore[arg-type]
+    refusals = (
+        "only implemented for GLOO",
+        "requires a group with a CPU-capable backend",
+    )  # 2.13, since 2.14
+    assert sum(text in inspect.getsource(function) for text in refusals) == 1  # type: ignore[arg-type]
 
 
-def test_split_group_still_wants_an_accelerator_and_these_arguments() -> None:
+def test_split_group_still_takes_these_arguments_and_names_groups_by_this_ranks_count() -> None:
     function = original("split_group")
     expected = ["parent_pg", "split_ranks", "timeout", "pg_options", "group_desc", "backend"]
     assert list(inspect.signature(function).parameters) == expected  # type: ignore[arg-type]
-    assert "No device associated with the default pg" in inspect.getsource(function)  # type: ignore[arg-type]
+    assert "_process_group_name(my_group, use_hashed_name=True)" in inspect.getsource(function)  # type: ignore[arg-type]
+
+
+def test_split_group_sorts_ranks_and_returns_none_or_does_neither_as_the_installed_torch_does() -> None:
+    source = inspect.getsource(original("split_group"))  # type: ignore[arg-type]
+    as_new_group = _torch_internals._SPLITS_AS_NEW_GROUP
+    assert ("return GroupMember.NON_GROUP_MEMBER" in source) is as_new_group
+    assert ("return None" in source) is not as_new_group
+    assert ("sorted(split_group)" in source) is not as_new_group
 
 
 def test_the_bookkeeping_of_groups_is_where_it_was() -> None:

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from rich.console import Console
 
+from opensmd import tested_torch
 from opensmd.tools import checks, cli
 from opensmd.tools.doctor import as_table
 
@@ -85,8 +87,9 @@ def test_thread_settings_are_told() -> None:
 
 def test_another_torch_than_the_tested_one_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.check_torch().state == "good"
-    monkeypatch.setattr(checks, "TESTED_TORCH", "9.9")
-    assert "pip install 'torch==9.9.*'" in checks.check_torch().mend
+    monkeypatch.setattr(torch, "__version__", "2.12.1+cpu")
+    assert checks.check_torch().state == "note"
+    assert f"pip install '{tested_torch.REQUIREMENT}'" in checks.check_torch().mend
 
 
 def test_the_quick_checks_pass_on_this_machine_and_the_table_says_so() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from opensmd.legacy import _torch_internals as c10d
+
+pytestmark = pytest.mark.newest
 
 
 def test_a_private_group_works_and_torch_distributed_does_not_know_of_it() -> None:

@@ -1,10 +1,12 @@
 """The one place where this room touches private or closed parts of torch.distributed.
 
-torch reserves ``monitored_barrier`` for Gloo by the backend's name, and ``split_group`` for groups bound to
-an accelerator. Neither has a hook, so both functions are replaced by ones that serve smddp's groups and hand
-every other call on unchanged. Under torchrun and smdrun, torch takes for granted that the launcher's own
-store listens at MASTER_ADDR:MASTER_PORT, so a script that sets these itself would wait there for ever. And
-the store that torch makes for ``env://`` and ``tcp://`` listens on every interface, whatever its address.
+torch 2.13 reserves ``monitored_barrier`` for Gloo by the backend's name, and up to 2.14 ``split_group``
+for groups bound to an accelerator; later it names parts of a split after how many groups a rank is in,
+which may differ among them. Neither has a hook, so both functions are replaced by ones that serve smddp's
+groups and hand every other call on unchanged. Under torchrun and smdrun, torch takes for granted that the
+launcher's own store listens at MASTER_ADDR:MASTER_PORT, so a script that sets these itself would wait
+there for ever. And the store that torch makes for ``env://`` and ``tcp://`` listens on every interface,
+whatever its address.
 """
 
 from __future__ import annotations
@@ -197,7 +199,7 @@ def _split_on_cpu(
     own = _own_split(split_ranks, parent.rank(), parent.size())
     _splits[parent] = _splits.get(parent, 0) + 1
     if own is None:
-        return None
+        return c10d.GroupMember.NON_GROUP_MEMBER if _SPLITS_AS_NEW_GROUP else None
     to_global = {inside: outside for outside, inside in c10d._world.pg_group_ranks[parent].items()}
     # torch's own hashed names count this rank's groups, which may be more than another rank's.
     group_name = GroupName(f"{parent.group_name}:split:{_splits[parent]}:{'_'.join(map(str, own))}")
@@ -216,12 +218,14 @@ def _split_on_cpu(
     return group
 
 
+# Since torch 2.14 split_group keeps the order of ranks and says who is in no part, both as new_group does.
+_SPLITS_AS_NEW_GROUP = hasattr(c10d, "_NonGroupMember")
 # How often each group was split; all its ranks count alike, because all take part.
 _splits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _own_split(split_ranks: list[list[int]] | None, rank: int, size: int) -> list[int] | None:
-    """The sorted split that this rank is in, if any."""
+    """The split that this rank is in, if any, in the order that torch's own split_group gives it."""
     if not split_ranks:
         raise ValueError("split_group: split_ranks must be a list of lists of ranks, but is empty")
     seen: set[int] = set()
@@ -237,4 +241,5 @@ def _own_split(split_ranks: list[list[int]] | None, rank: int, size: int) -> lis
                 f"{size - 1}"
             )
         seen |= set(split)
-    return next((sorted(split) for split in split_ranks if rank in split), None)
+    own = next((split for split in split_ranks if rank in split), None)
+    return own if own is None or _SPLITS_AS_NEW_GROUP else sorted(own)

@@ -4,5 +4,9 @@
 interface this follows, which scripts may compare.
 """
 
+from opensmd.tested_torch import warn_if_untested
+
+warn_if_untested()
+
 BACKEND = "smddp"
 INTERFACE_VERSION = "1.8.0"

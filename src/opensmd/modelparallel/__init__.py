@@ -3,6 +3,10 @@
 Every rank of a pipeline group runs the user's step function, and really executes only what lives on it.
 """
 
+from opensmd.tested_torch import warn_if_untested
+
+warn_if_untested()
+
 # The last version of the documented interface; scripts choose by it. From 1.10 on, Hugging Face's Trainer
 # saves and resumes through save_checkpoint's and resume_from_checkpoint's way, which works here.
 INTERFACE_VERSION = "1.15.0"

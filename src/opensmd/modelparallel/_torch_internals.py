@@ -48,6 +48,15 @@ __all__ = [
 Function = Callable[..., Any]
 _WEIGHT_HOOKS = (WeightNorm, SpectralNorm, BasePruningMethod)
 _REENTRANT_NODE: type = torch_checkpoint.CheckpointFunction._backward_cls
+# torch 2.14 has split the first off the second, which remains for callers outside torch and calls it.
+_CHECKPOINT_GENERATOR = next(
+    name
+    for name in (
+        "_checkpoint_without_reentrant_generator_impl",
+        "_checkpoint_without_reentrant_generator",
+    )
+    if hasattr(torch_checkpoint, name)
+)
 
 
 def is_reentrant_checkpoint(function: type) -> bool:
@@ -71,13 +80,11 @@ def replaced_functions(
     """
     plain_apply = torch.autograd.Function.__dict__["apply"]
     plain_script = torch.jit.ScriptFunction.__call__
-    plain_checkpoint = torch_checkpoint._checkpoint_without_reentrant_generator
+    plain_checkpoint: Function = getattr(torch_checkpoint, _CHECKPOINT_GENERATOR)
 
     def any_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        def original(*args: Any, **kwargs: Any) -> Any:
-            return plain_apply.__func__(cls, *args, **kwargs)
-
-        return apply(original, cls, args, kwargs)
+        # a class method written in Python until torch 2.13, in C since 2.14
+        return apply(plain_apply.__get__(None, cls), cls, args, kwargs)
 
     def any_script(self: Any, *args: Any, **kwargs: Any) -> Any:
         def original(*args: Any, **kwargs: Any) -> Any:
@@ -90,13 +97,13 @@ def replaced_functions(
 
     torch.autograd.Function.apply = classmethod(any_apply)  # type: ignore[assignment]
     torch.jit.ScriptFunction.__call__ = any_script  # type: ignore[method-assign]
-    torch_checkpoint._checkpoint_without_reentrant_generator = any_checkpoint
+    setattr(torch_checkpoint, _CHECKPOINT_GENERATOR, any_checkpoint)
     try:
         yield
     finally:
         torch.autograd.Function.apply = plain_apply  # type: ignore[method-assign]
         torch.jit.ScriptFunction.__call__ = plain_script  # type: ignore[method-assign]
-        torch_checkpoint._checkpoint_without_reentrant_generator = plain_checkpoint
+        setattr(torch_checkpoint, _CHECKPOINT_GENERATOR, plain_checkpoint)
 
 
 @contextlib.contextmanager

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from opensmd import tested_torch
 from opensmd.launch import affinity
 
 __all__ = ["CHECKS", "Finding"]
 
-TESTED_TORCH = "2.13"
 ENOUGH_SHM = 256 << 20  # bytes of /dev/shm below which large groups may have to look for other memory
 
 
@@ -45,8 +45,8 @@ def check_torch() -> Finding:
         else "CPU only"
     )
     text = f"{torch.__version__} ({cuda}), Python {platform.python_version()}"
-    if not torch.__version__.startswith(TESTED_TORCH):
-        mend = f"tested is torch {TESTED_TORCH}: pip install 'torch=={TESTED_TORCH}.*'"
+    if not tested_torch.is_tested(torch.__version__):
+        mend = f"not among the tested versions: pip install '{tested_torch.REQUIREMENT}'"
         return Finding("torch", "note", text, mend)
     return Finding("torch", "good", text)
 

@@ -197,7 +197,8 @@ CASES = (
         replicas=False,
     ),
     Case("buffers replaced", Replaces, whole=False, replicas=False),
-    Case("norms in a list", Listed, fixed=LIST, whole=False, rows=32),
+    # norms over the 4 rows of a microbatch magnify rounding, which differs from torch to torch
+    Case("norms in a list", Listed, fixed=LIST, whole=False, rows=32, tolerance=2e-6),
     Case("a norm called from outside", Borrowed, (), fixed=CHAIN, whole=False, replicas=False, rows=32),
     Case(
         "norms with children elsewhere",
