@@ -14,7 +14,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 test: $(VENV)/.ready
-	$(BIN)/python -m opensmd.collectives.build
+	$(BIN)/python -m opensmd.native.build
 	$(BIN)/python -m pytest
 
 # The newest supported torch, without the packages it needs on GPUs only: pip resolves nothing here.
@@ -26,7 +26,7 @@ $(NEWEST)/.ready: pyproject.toml requirements-newest.txt
 
 # The tests marked `newest`. Only files with the marker are collected: others import more than is installed there.
 test-newest: $(NEWEST)/.ready
-	$(NEWEST)/bin/python -m opensmd.collectives.build
+	$(NEWEST)/bin/python -m opensmd.native.build
 	$(NEWEST)/bin/python -m pytest -m newest $$(grep -rl --include='test_*.py' 'mark\.newest' tests)
 
 # Data parallelism over smddp, smddp against gloo, a GPT split over 2 and 2 x 2 processes: about 3 minutes.
@@ -35,7 +35,7 @@ demo: $(VENV)/.ready
 
 # All benchmarks, alone on the machine: about an hour on two cores. Renews docs/benchmarks.md.
 bench: $(VENV)/.ready
-	$(BIN)/python -m opensmd.collectives.build
+	$(BIN)/python -m opensmd.native.build
 	$(BIN)/python -m benchmarks.harness.mpi
 	$(BIN)/python -m benchmarks.floor
 	$(BIN)/python -m benchmarks.allreduce

@@ -36,7 +36,7 @@ def main() -> None:
     asked = parser.parse_args().n
     console = Console()
     console.rule("Compiling the native core (once, about half a minute)")
-    subprocess.run([sys.executable, "-m", "opensmd.collectives.build"], check=True)
+    subprocess.run([sys.executable, "-m", "opensmd.native.build"], check=True)
     start = time.perf_counter()
     for title, processes, (script, *options) in STEPS:
         ranks = str(processes or asked)

@@ -17,9 +17,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.partition.models import MODELS, Subject
-from opensmd.modelparallel.capture import capture
-from opensmd.modelparallel.partition import manual_partition, partition
-from opensmd.modelparallel.plan import Plan
+from opensmd.modelparallel.dry_run.capture import capture
+from opensmd.modelparallel.planning.partition import manual_partition, partition
+from opensmd.modelparallel.planning.plan import Plan
 
 
 class StageClock:

@@ -13,7 +13,7 @@ import warnings
 from functools import cache
 from importlib import metadata
 
-from opensmd.launch.detect import detect
+from opensmd.environment.detect import detect
 
 __all__ = ["NEWEST", "OLDEST", "REQUIREMENT", "is_tested", "warn_if_untested"]
 

@@ -38,9 +38,9 @@ from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save
 from opensmd.modelparallel.checkpoint.save_load import load, save
 from opensmd.modelparallel.checkpoint.seal import RECORD, Label
 from opensmd.modelparallel.exceptions import SMPCheckpointError
-from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.optimizer import DistributedOptimizer
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
 from tests.support.partitioned import restart, split
 
 __all__ = ["Report", "run"]

@@ -25,7 +25,7 @@ while [ $# -gt 1 ]; do
   shift
 done
 """
-BUILD = "from opensmd.collectives.build import build; print(build())"
+BUILD = "from opensmd.native.build import build; print(build())"
 
 
 def compiler(folder: Path, *, seconds: float) -> dict[str, str]:
@@ -70,7 +70,7 @@ def test_two_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
     calls = (tmp_path / "calls").read_text().count("call")
     assert output(start(BUILD, env)).endswith("opensmd_native.so")
     assert (tmp_path / "calls").read_text().count("call") == calls
-    core = [*ROOT.glob("src/opensmd/collectives/csrc/core/*.cpp")]
+    core = [*ROOT.glob("src/opensmd/native/csrc/core/*.cpp")]
     assert calls == len(core) + len(["the adapter", "the library"])
     assert leftovers(tmp_path / "cache") == []
 
@@ -102,7 +102,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
         '#!/bin/sh\nif [ "$1" = --version ]; then echo bad 1.0; exit 0; fi\necho "no such luck" >&2\nexit 3\n'
     )
     done = subprocess.run(
-        [sys.executable, "-m", "opensmd.collectives.build"],
+        [sys.executable, "-m", "opensmd.native.build"],
         env=env,
         cwd=ROOT,
         text=True,

@@ -18,9 +18,9 @@ from torch import nn
 from opensmd.modelparallel import communicate
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
-from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.optimizer import DistributedOptimizer
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
 from tests.support.partitioned import restart, split
 from tests.support.ranks import RankPool, Ranks, run_once
 

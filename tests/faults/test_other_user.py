@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opensmd.collectives import build
+from opensmd.native import build
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user of the machine")
 NOBODY = 65534

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from opensmd.collectives import _torch_internals
-from opensmd.collectives.build import load
 from opensmd.collectives.flight import chrome_trace, dump, events_of_group
 from opensmd.collectives.stall import members, stall_report
 from opensmd.collectives.topology import Exchange, share_arena
+from opensmd.native.build import load
 from tests.support.ranks import RankPool, run_once
 
 Pool = Callable[[int], RankPool]

@@ -16,7 +16,7 @@ import smdistributed.dataparallel
 import smdistributed.dataparallel.exceptions as exceptions
 import smdistributed.dataparallel.torch.distributed as dist
 from opensmd.dataparallel import deprecation
-from opensmd.launch import environment
+from opensmd.environment import variables
 from tests.support.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
@@ -159,7 +159,7 @@ def test_ranks_that_a_script_starts_itself_know_their_local_rank(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     alone: dict[str, str] = {}
-    environment.fill(alone)  # as the import of the library does before the script starts its ranks
+    variables.fill(alone)  # as the import of the library does before the script starts its ranks
     assert alone["LOCAL_RANK"] == "0"
     for name, value in alone.items():
         monkeypatch.setenv(name, value)

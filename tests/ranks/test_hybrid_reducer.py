@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from opensmd.modelparallel.hybrid import Replicas
+from opensmd.modelparallel.replicas.reducer import Replicas
 from tests.support.ranks import RankPool
 
 MICROBATCHES = 3

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opensmd.modelparallel.runtime.transport import (
+from opensmd.modelparallel.runtime.messages.transport import (
     GroupTransport,
     Kind,
     MailboxTransport,

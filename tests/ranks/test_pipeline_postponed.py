@@ -16,9 +16,14 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.runtime.postponed import Postponed
-from opensmd.modelparallel.runtime.record import Record
-from opensmd.modelparallel.runtime.transport import Kind, MailboxTransport, gradient_messages, make_tag
+from opensmd.modelparallel.runtime.backward.weight_gradients import Postponed
+from opensmd.modelparallel.runtime.messages.transport import (
+    Kind,
+    MailboxTransport,
+    gradient_messages,
+    make_tag,
+)
+from opensmd.modelparallel.runtime.turns.record import Record
 from tests.support.partitioned import restart
 from tests.support.ranks import RankPool
 

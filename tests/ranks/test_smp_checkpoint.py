@@ -19,9 +19,9 @@ from opensmd.modelparallel.checkpoint import save_load
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
 from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
-from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.optimizer import DistributedOptimizer
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
 from tests.support.partitioned import restart, split
 from tests.support.ranks import RankPool, run_once
 

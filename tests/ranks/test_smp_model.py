@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import PeerFailed
-from opensmd.modelparallel.model_state import ModelState
+from opensmd.modelparallel.state_dicts.model_state import ModelState
 from tests.support.ranks import RankPool
 
 Point = collections.namedtuple("Point", "x y")

@@ -16,10 +16,10 @@ from torch import nn
 from opensmd.modelparallel import communicate
 from opensmd.modelparallel.amp import GradScaler
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.optimizer import DistributedOptimizer
-from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
 from opensmd.optim import FusedAdam, FusedLAMB, FusedNovoGrad
 from tests.support.partitioned import restart, split
 from tests.support.ranks import RankPool

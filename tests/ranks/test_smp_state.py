@@ -17,9 +17,9 @@ from torch import nn
 from opensmd.modelparallel import communicate, world
 from opensmd.modelparallel.exceptions import SMPError, SMPNotInitializedError
 from opensmd.modelparallel.init import init, shutdown
-from opensmd.modelparallel.model_state import ModelState
-from opensmd.modelparallel.ranks import CommGroup, RankType
+from opensmd.modelparallel.ranks.grid import CommGroup, RankType
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
 from tests.support.partitioned import restart, split
 from tests.support.ranks import RankPool, run_once
 
@@ -149,7 +149,7 @@ def test_a_process_started_by_hand_is_a_world_of_one() -> None:
     script = (
         "from opensmd.modelparallel.init import init\n"
         "from opensmd.modelparallel import world, communicate\n"
-        "from opensmd.modelparallel.ranks import CommGroup\n"
+        "from opensmd.modelparallel.ranks.grid import CommGroup\n"
         "init()\n"
         "print(world.rank(), world.size(), world.mp_size(), communicate.allgather('x', CommGroup.WORLD))\n"
     )

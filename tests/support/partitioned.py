@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from opensmd.modelparallel.init import init, shutdown
-from opensmd.modelparallel.model_state import ModelState
-from opensmd.modelparallel.plan import Plan
-from opensmd.modelparallel.ranks import CommGroup
-from opensmd.modelparallel.runtime.placeholder import make_remote
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.runtime.tensors.placeholder import make_remote
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
 
 __all__ = ["make_plan", "restart", "split"]
 

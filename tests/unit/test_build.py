@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from opensmd.collectives import build
-from opensmd.collectives.settings import Settings
+from opensmd.environment.settings import Settings
+from opensmd.native import build
 
 
 def fake_compiler(folder: Path, version: str) -> Settings:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from opensmd.modelparallel.capture import capture, describe, is_tracing
-from opensmd.modelparallel.partition import partition
-from opensmd.modelparallel.trace import ModelTrace
+from opensmd.modelparallel.dry_run.capture import capture, describe, is_tracing
+from opensmd.modelparallel.planning.partition import partition
+from opensmd.modelparallel.planning.trace import ModelTrace
 from tests.support.planner_models import MODELS, gpt2, resnet
 
 

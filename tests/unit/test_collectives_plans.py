@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from opensmd.collectives.flight import Event, chrome_trace, dump
-from opensmd.collectives.settings import Settings
 from opensmd.collectives.stall import Member, find_stall
 from opensmd.collectives.topology import Identity, make_plan, own_identity
+from opensmd.environment.settings import Settings
 
 
 def identity(host: str, native: str = "") -> Identity:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opensmd.launch.detect import Launch, detect, expand_counts
+from opensmd.environment.detect import Launch, detect, expand_counts
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",

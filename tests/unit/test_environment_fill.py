@@ -10,8 +10,8 @@ import warnings
 
 import pytest
 
-from opensmd.launch.environment import NOTE, current_launch, fill, plan
-from opensmd.launch.master import fold
+from opensmd.environment.master import fold
+from opensmd.environment.variables import NOTE, current_launch, fill, plan
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 PARENTS = [(700, "hydra_pmi_proxy"), (1, "init")]

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from opensmd.launch.detect import Launch
-from opensmd.launch.master import (
+from opensmd.environment.detect import Launch
+from opensmd.environment.master import (
     FIRST_PORT,
     PORTS,
     ancestors,

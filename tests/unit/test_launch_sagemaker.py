@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opensmd.launch.sagemaker import Job, hyperparameters, job_variables, parse_mp_parameters
+from opensmd.environment.sagemaker import Job, hyperparameters, job_variables, parse_mp_parameters
 
 JOB = Job(
     script=Path("code/train.py"),

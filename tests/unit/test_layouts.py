@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.compatibility.parameter_layout import name_original_forwards
 from opensmd.modelparallel.exceptions import SMPError, SMPNotInitializedError, SMPUnsupportedError
-from opensmd.modelparallel.layouts import name_original_forwards
 from smdistributed.modelparallel.test.torch import utils as test_utils
 from smdistributed.modelparallel.torch import utils
 from smdistributed.modelparallel.torch.state_mod import state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opensmd.modelparallel.backwards import Backwards
+from opensmd.modelparallel.replicas.backward_count import Backwards
 
 
 def test_the_last_of_equally_many_is_the_one_that_comes_last() -> None:

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from opensmd.modelparallel.partition import manual_partition, partition
-from opensmd.modelparallel.plan import Plan
-from opensmd.modelparallel.schedule import in_flight
-from opensmd.modelparallel.trace import Edge, Escape, ModelTrace, ModuleInfo, Unit
+from opensmd.modelparallel.planning.partition import manual_partition, partition
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.schedule import in_flight
+from opensmd.modelparallel.planning.trace import Edge, Escape, ModelTrace, ModuleInfo, Unit
 
 
 def chain(seconds: list[float], *, parameters: list[int] | None = None, kept: int = 0) -> ModelTrace:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from opensmd.modelparallel.capture import capture
-from opensmd.modelparallel.partition import partition
-from opensmd.modelparallel.plan import Plan
+from opensmd.modelparallel.dry_run.capture import capture
+from opensmd.modelparallel.planning.partition import partition
+from opensmd.modelparallel.planning.plan import Plan
 
 WIDTH = 8
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opensmd.modelparallel.ranks import CommGroup, RankGrid, RankType
+from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid, RankType
 
 
 @pytest.mark.parametrize(

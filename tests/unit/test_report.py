@@ -17,10 +17,10 @@ import torch.distributed as dist
 from click.testing import CliRunner
 from torch import nn
 
-from opensmd.modelparallel.capture import capture
-from opensmd.modelparallel.partition import partition
-from opensmd.modelparallel.plan import Plan, StageLoad
-from opensmd.modelparallel.predict import bubble
+from opensmd.modelparallel.dry_run.capture import capture
+from opensmd.modelparallel.planning.partition import partition
+from opensmd.modelparallel.planning.plan import Plan, StageLoad
+from opensmd.modelparallel.planning.predict import bubble
 from opensmd.modelparallel.report import busy_share, draw_chart, gather_events, print_plan, write_chrome_trace
 from opensmd.modelparallel.report.events import PipelineEvent
 from opensmd.tools.plan import plan as plan_command

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opensmd.modelparallel.schedule import FixedOrder, Policy, Progress, ReadyFirst, window
+from opensmd.modelparallel.planning.schedule import FixedOrder, Policy, Progress, ReadyFirst, window
 
 Pipeline = Literal["interleaved", "simple"]
 

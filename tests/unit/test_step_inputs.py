@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.runtime.inputs import fingerprint
+from opensmd.modelparallel.runtime.messages.step_inputs import fingerprint
 
 DTYPES = [
     torch.float32,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.runtime import structure
+from opensmd.modelparallel.runtime.tensors import structure
 
 
 class Refusing:

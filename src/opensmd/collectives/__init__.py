@@ -2,5 +2,5 @@
 
 ``opensmd.collectives.backend.register()`` registers it, as importing
 ``smdistributed.dataparallel.torch.torch_smddp`` does. This file imports nothing, so that
-``python -m opensmd.collectives.build`` can run alone.
+``python -m opensmd.native.build`` can run alone.
 """

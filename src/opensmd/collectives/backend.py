@@ -2,7 +2,7 @@
 
 One c10d::Backend serves a group: CPU tensors through shared memory on one host and through torch's Gloo
 between hosts, CUDA tensors through torch's NCCL. Settings come from
-:mod:`opensmd.collectives.settings` alone.
+:mod:`opensmd.environment.settings` alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.distributed_c10d import GroupName
 
-from opensmd.collectives import _torch_internals, build
+from opensmd.collectives import _torch_internals
 from opensmd.collectives.name import DEVICES, NAME
-from opensmd.collectives.settings import Settings
 from opensmd.collectives.topology import Exchange, Plan, make_plan, own_identity, share_arena
+from opensmd.environment.settings import Settings
+from opensmd.native import build
 
 __all__ = ["NAME", "create", "register"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opensmd.collectives import _torch_internals
-from opensmd.collectives.build import load
+from opensmd.native.build import load
 
 __all__ = ["Mailbox", "has_mailbox"]
 

@@ -21,7 +21,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
-from opensmd.collectives.settings import Settings
+from opensmd.environment.settings import Settings
 
 __all__ = ["Exchange", "Identity", "Plan", "make_plan", "own_identity", "share_arena"]
 

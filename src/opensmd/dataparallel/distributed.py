@@ -19,7 +19,7 @@ from opensmd.collectives import backend
 from opensmd.dataparallel import BACKEND, world
 from opensmd.dataparallel.deprecation import warn_deprecated
 from opensmd.dataparallel.world import ReduceOp, check_group, group, require_initialized, torch_op
-from opensmd.launch import environment
+from opensmd.environment import variables
 
 __all__ = [
     "ReduceOp",
@@ -47,7 +47,7 @@ def is_available() -> bool:
     :func:`init_process_group`, and its answer does not change with it.
     """
     _deprecated("is_available", "torch.distributed.is_torchelastic_launched()")
-    return environment.current_launch() is not None
+    return variables.current_launch() is not None
 
 
 def init_process_group(*args: Any, **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
         wanted, args = args[0], args[1:]
     if wanted not in (None, BACKEND):
         warnings.warn(f"the backend {wanted!r} is ignored; the group uses {BACKEND!r}", stacklevel=2)
-    environment.fill()
+    variables.fill()
     backend.register()
     dist.init_process_group(BACKEND, *args, **kwargs)
     atexit.register(_leave, os.getpid())

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from opensmd.collectives.mailbox import has_mailbox
 from opensmd.dataparallel.exceptions import SMDDPError, SMDDPGroupError, SMDDPNotInitializedError
-from opensmd.launch import environment
+from opensmd.environment import variables
 
 __all__ = ["ReduceOp", "check_group", "group", "local_rank", "require_initialized", "torch_op"]
 
@@ -97,7 +97,7 @@ def local_rank() -> int:
         SMDDPError: nothing tells it.
     """
     value = os.environ.get("LOCAL_RANK")
-    if dist.get_world_size() > 1 and environment.local_rank_is_assumed():
+    if dist.get_world_size() > 1 and variables.local_rank_is_assumed():
         value = str(dist.get_rank()) if has_mailbox() else None
     if value is None:
         raise SMDDPError(

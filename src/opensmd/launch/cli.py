@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from opensmd.collectives.settings import Settings
+from opensmd.environment.settings import Settings
 from opensmd.launch import streams, torch_import
 from opensmd.launch.run import Options, run
 

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from opensmd.launch import affinity, environment, reports, torch_import
+from opensmd.environment import variables
+from opensmd.launch import affinity, reports, torch_import
 
 __all__ = ["main"]
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if under_smdrun:
         _die_with_launcher()
         faulthandler.enable()
-    environment.fill()
+    variables.fill()
     if under_smdrun:
         os.environ["SMDRUN_STORE"] = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         _speak_as_mpirun()

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opensmd.environment.sagemaker import JSON, Job, job_variables, parse_mp_parameters
 from opensmd.launch import affinity, allocator, orphans, reports, signals
 from opensmd.launch.console import Console
 from opensmd.launch.rank import LAUNCHER
-from opensmd.launch.sagemaker import JSON, Job, job_variables, parse_mp_parameters
 
 __all__ = ["Options", "run"]
 
@@ -231,8 +231,8 @@ def _host_names(count: int) -> list[str]:
 
 def _build_once() -> None:
     """Build the native core before the ranks start; if that fails they use Gloo, and one line says so."""
-    from opensmd.collectives.build import BuildError, build
-    from opensmd.collectives.settings import Settings
+    from opensmd.environment.settings import Settings
+    from opensmd.native.build import BuildError, build
 
     os.environ.pop("SMDRUN_BUILD_ERROR", None)  # of an smdrun around this one
     if not Settings.from_environment().native:

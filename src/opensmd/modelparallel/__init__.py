@@ -1,6 +1,10 @@
 """Model parallelism for any ``nn.Module``; scripts import it as ``smdistributed.modelparallel.torch``.
 
 Every rank of a pipeline group runs the user's step function, and really executes only what lives on it.
+
+The modules here are what users hold (``init``, ``step``, ``model``, ...). ``planning`` is pure,
+``dry_run`` feeds it, ``runtime`` runs steps by its plan, ``replicas`` reduces gradients, ``state_dicts`` and
+``checkpoint`` put a split model together and take it apart, ``ranks`` is the grid. Begin with ``step``.
 """
 
 from opensmd.tested_torch import warn_if_untested

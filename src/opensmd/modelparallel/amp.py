@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from opensmd.modelparallel._amp_torch_internals import UnscalingScaler
-from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 
 __all__ = ["GradScaler"]

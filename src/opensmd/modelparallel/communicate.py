@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from opensmd.modelparallel.capture import is_tracing
+from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.ranks import CommGroup, RankType
+from opensmd.modelparallel.ranks.grid import CommGroup, RankType
 from opensmd.modelparallel.state import state
 
 __all__ = ["allgather", "barrier", "broadcast", "dp_barrier", "mp_barrier", "recv_from", "send"]

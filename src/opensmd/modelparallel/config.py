@@ -25,8 +25,8 @@ from pydantic import (
     model_validator,
 )
 
-from opensmd.launch.sagemaker import json_object
-from opensmd.modelparallel.schedule import most_active
+from opensmd.environment.sagemaker import json_object
+from opensmd.modelparallel.planning.schedule import most_active
 
 __all__ = ["Config", "load_config", "parse_pairs"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch.distributed as dist
 
 from opensmd.collectives.backend import register
-from opensmd.launch.environment import fill
+from opensmd.environment.variables import fill
 from opensmd.modelparallel.config import Config, load_config
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.groups import Groups
-from opensmd.modelparallel.ranks import CommGroup, RankGrid
+from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
+from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
 
 __all__ = ["init", "shutdown"]

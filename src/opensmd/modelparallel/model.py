@@ -17,22 +17,22 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from opensmd.collectives.buckets import require_bucket_size
-from opensmd.modelparallel._hybrid_torch_internals import NotForDDP
 from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
-from opensmd.modelparallel.backwards import Backwards
-from opensmd.modelparallel.capture import is_tracing
+from opensmd.modelparallel.dry_run.capture import is_tracing
+from opensmd.modelparallel.dry_run.first_plan import agree_on_plan
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
-from opensmd.modelparallel.first_plan import agree_on_plan
-from opensmd.modelparallel.hybrid import CommHook, Replicas
-from opensmd.modelparallel.inner_hooks import InnerHooks
-from opensmd.modelparallel.model_state import ModelState
 from opensmd.modelparallel.outputs import detached
-from opensmd.modelparallel.placed import PlacedParameters
-from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.replicas._torch_internals import NotForDDP
+from opensmd.modelparallel.replicas.backward_count import Backwards
+from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
 from opensmd.modelparallel.report.table import print_plan
-from opensmd.modelparallel.roots import root_gradient, root_pairs
+from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
+from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.engine import Engine
+from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
 from opensmd.modelparallel.state import state as smp_state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
 
 __all__ = ["DistributedModel"]
 

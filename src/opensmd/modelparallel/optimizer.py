@@ -21,7 +21,7 @@ from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_optimizers
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
-from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.optim.norm import global_norm
 

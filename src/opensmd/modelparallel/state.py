@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from opensmd.modelparallel.amp import GradScaler
     from opensmd.modelparallel.config import Config
-    from opensmd.modelparallel.groups import Groups
-    from opensmd.modelparallel.model_state import ModelState
-    from opensmd.modelparallel.ranks import RankGrid
+    from opensmd.modelparallel.ranks.grid import RankGrid
+    from opensmd.modelparallel.ranks.groups import Groups
+    from opensmd.modelparallel.state_dicts.model_state import ModelState
 
 __all__ = ["ModuleManager", "State", "state"]
 

@@ -6,7 +6,7 @@ import os
 
 import torch.distributed as dist
 
-from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 
 __all__ = [

@@ -64,7 +64,7 @@ def check_compiler() -> Finding:
 
 def check_core() -> Finding:
     """The native core: built if need be, and loaded."""
-    from opensmd.collectives import build
+    from opensmd.native import build
 
     try:
         library = build.build()

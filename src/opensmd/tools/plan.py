@@ -45,8 +45,8 @@ def plan(
     arguments (a tuple) or keyword arguments (a dict) of the model's forward, or the model alone, which is
     then planned by its parameter sizes. Unless --times is given, nothing is computed.
     """
-    from opensmd.modelparallel.capture import capture, describe
-    from opensmd.modelparallel.partition import partition
+    from opensmd.modelparallel.dry_run.capture import capture, describe
+    from opensmd.modelparallel.planning.partition import partition
     from opensmd.modelparallel.report.table import plan_table
 
     model, call = _load(target)

@@ -12,9 +12,8 @@ from datetime import timedelta
 import torch
 from torch.distributed import DistError
 
-from opensmd.collectives import build
 from opensmd.collectives.backend import register
-from opensmd.collectives.settings import Settings as CoreSettings
+from opensmd.environment.settings import Settings as CoreSettings
 from opensmd.legacy import _torch_internals as c10d
 from opensmd.legacy.rendezvous.meeting import Joined
 from opensmd.legacy.requests import Request
@@ -25,6 +24,7 @@ from opensmd.legacy.transports.device_messages import DeviceMessages
 from opensmd.legacy.transports.engine import WIRES, choose_engine
 from opensmd.legacy.transports.links import connect_all
 from opensmd.legacy.transports.messages import Messages
+from opensmd.native import build
 
 __all__ = ["TorchTransport"]
 

@@ -21,9 +21,9 @@ from opensmd.modelparallel.checkpoint.newest import read_newest, write_newest
 from opensmd.modelparallel.checkpoint.save_load import load, save_part
 from opensmd.modelparallel.checkpoint.seal import Label
 from opensmd.modelparallel.exceptions import SMPCheckpointError
-from opensmd.modelparallel.model_state import ModelState
-from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
 
 __all__ = ["resume_from_checkpoint", "save_checkpoint"]
 

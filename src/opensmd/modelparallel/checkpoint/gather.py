@@ -17,8 +17,8 @@ from torch import Tensor
 
 from opensmd.modelparallel.checkpoint.merge import is_partial, marked, with_versions
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedError
-from opensmd.modelparallel.sendable import sendable
-from opensmd.modelparallel.stand_ins import has_data
+from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.state_dicts.missing_tensors import has_data
 
 __all__ = ["collect", "gather_full", "unite"]
 

@@ -25,7 +25,7 @@ from opensmd.modelparallel.checkpoint.merge import merge_trees
 from opensmd.modelparallel.checkpoint.names import partial_name, parts_of, pending_name, pending_parts
 from opensmd.modelparallel.checkpoint.seal import Label, read_label
 from opensmd.modelparallel.exceptions import SMPCheckpointError
-from opensmd.modelparallel.ranks import CommGroup
+from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 
 __all__ = ["load", "save", "save_part"]

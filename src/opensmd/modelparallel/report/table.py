@@ -8,8 +8,8 @@ import logging
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from opensmd.modelparallel.plan import Plan, PlanRow
-from opensmd.modelparallel.predict import bubble
+from opensmd.modelparallel.planning.plan import Plan, PlanRow
+from opensmd.modelparallel.planning.predict import bubble
 
 __all__ = ["plan_table", "print_plan"]
 

@@ -20,32 +20,10 @@ from opensmd.modelparallel._torch_internals import (
     run_backward,
     without_interception,
 )
-from opensmd.modelparallel.backwards import Backwards
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import PeerFailed, SMPError, SMPUnsupportedError
-from opensmd.modelparallel.plan import Plan
-from opensmd.modelparallel.roots import root_gradient, root_pairs
-from opensmd.modelparallel.runtime.attributes import OwnAttributes, Places
-from opensmd.modelparallel.runtime.backward import Backward
-from opensmd.modelparallel.runtime.baton import Baton
-from opensmd.modelparallel.runtime.carried import Carried
-from opensmd.modelparallel.runtime.glue import Glue
-from opensmd.modelparallel.runtime.inputs import agreed_inputs
-from opensmd.modelparallel.runtime.interception import current_run, intercepted, set_run
-from opensmd.modelparallel.runtime.keys import stable_hash
-from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
-from opensmd.modelparallel.runtime.own import Own
-from opensmd.modelparallel.runtime.placeholder import make_remote, out_of_mapping
-from opensmd.modelparallel.runtime.postponed import Postponed
-from opensmd.modelparallel.runtime.random import OwnRandom, ReplicatedRandom, default_generators
-from opensmd.modelparallel.runtime.record import Record, Stretch
-from opensmd.modelparallel.runtime.results import Results
-from opensmd.modelparallel.runtime.sequences import Sequences
-from opensmd.modelparallel.runtime.shared import Shared
-from opensmd.modelparallel.runtime.tags import Tag, put_tag, tag_of, tags_of
-from opensmd.modelparallel.runtime.threads import Threads
-from opensmd.modelparallel.runtime.transport import Message, abort, control_device, open_transport
-from opensmd.modelparallel.schedule import (
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.schedule import (
     FixedOrder,
     Policy,
     Progress,
@@ -53,6 +31,28 @@ from opensmd.modelparallel.schedule import (
     postponing,
     window,
 )
+from opensmd.modelparallel.replicas.backward_count import Backwards
+from opensmd.modelparallel.runtime.backward.pending import Backward
+from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
+from opensmd.modelparallel.runtime.backward.weight_gradients import Postponed
+from opensmd.modelparallel.runtime.calls.glue import Glue
+from opensmd.modelparallel.runtime.calls.interception import current_run, intercepted, set_run
+from opensmd.modelparallel.runtime.calls.keys import stable_hash
+from opensmd.modelparallel.runtime.calls.sequential import Sequences
+from opensmd.modelparallel.runtime.messages.results import Results
+from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
+from opensmd.modelparallel.runtime.messages.transport import Message, abort, control_device, open_transport
+from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+from opensmd.modelparallel.runtime.pipeline_context import Shared
+from opensmd.modelparallel.runtime.side_effects.attributes import OwnAttributes, Places
+from opensmd.modelparallel.runtime.side_effects.escaped import Carried
+from opensmd.modelparallel.runtime.side_effects.per_microbatch import Own
+from opensmd.modelparallel.runtime.side_effects.random import OwnRandom, ReplicatedRandom, default_generators
+from opensmd.modelparallel.runtime.tensors.placeholder import make_remote, out_of_mapping
+from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag, tag_of, tags_of
+from opensmd.modelparallel.runtime.turns.baton import Baton
+from opensmd.modelparallel.runtime.turns.record import Record, Stretch
+from opensmd.modelparallel.runtime.turns.threads import Threads
 
 __all__ = ["Engine"]
 

@@ -14,19 +14,24 @@ from torch.utils.checkpoint import checkpoint
 
 from opensmd.modelparallel._torch_internals import unversioned
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime import structure
-from opensmd.modelparallel.runtime.backward import Backward
-from opensmd.modelparallel.runtime.call import Call
-from opensmd.modelparallel.runtime.descriptions import Description, Hidden, TensorDescription, check_result
-from opensmd.modelparallel.runtime.effects import apply
-from opensmd.modelparallel.runtime.keys import call_key, stable_hash
-from opensmd.modelparallel.runtime.shared import Shared
-from opensmd.modelparallel.runtime.tags import Family, Tag, highest_home, put_tag, tag_of, tags_of
-from opensmd.modelparallel.runtime.transfers import Transfers
-from opensmd.modelparallel.runtime.transport import Kind, Message, make_tag
-from opensmd.modelparallel.runtime.unreturned import Unreturned
-from opensmd.modelparallel.runtime.watch import Watch
-from opensmd.modelparallel.storages import lies_in
+from opensmd.modelparallel.runtime.backward.pending import Backward
+from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.descriptions import (
+    Description,
+    Hidden,
+    TensorDescription,
+    check_result,
+)
+from opensmd.modelparallel.runtime.calls.keys import call_key, stable_hash
+from opensmd.modelparallel.runtime.messages.transfers import Transfers
+from opensmd.modelparallel.runtime.messages.transport import Kind, Message, make_tag
+from opensmd.modelparallel.runtime.pipeline_context import Shared
+from opensmd.modelparallel.runtime.side_effects.effects import apply
+from opensmd.modelparallel.runtime.side_effects.unreturned import Unreturned
+from opensmd.modelparallel.runtime.side_effects.watch import Watch
+from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.storages import lies_in
+from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, highest_home, put_tag, tag_of, tags_of
 
 __all__ = ["MicrobatchRun"]
 

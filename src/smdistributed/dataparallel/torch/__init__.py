@@ -5,7 +5,7 @@ The seed's text also names the v1 functions without ``.distributed``; they answe
 
 import importlib
 
-from opensmd.launch.environment import fill
+from opensmd.environment.variables import fill
 
 __all__: list[str] = []
 

@@ -1,11 +1,10 @@
 """``import smdistributed.modelparallel.torch as smp``: thin names for :mod:`opensmd.modelparallel`."""
 
-from opensmd.launch.environment import fill
+from opensmd.environment.variables import fill
 
 fill()  # before anything else, as any script of ours: torch.distributed learns what the launcher told
 
 from opensmd.modelparallel.activation_checkpointing import set_activation_checkpointing  # noqa: E402
-from opensmd.modelparallel.capture import is_tracing  # noqa: E402
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint  # noqa: E402
 from opensmd.modelparallel.checkpoint.save_load import load, save  # noqa: E402
 from opensmd.modelparallel.communicate import (  # noqa: E402
@@ -17,14 +16,7 @@ from opensmd.modelparallel.communicate import (  # noqa: E402
     recv_from,
     send,
 )
-from opensmd.modelparallel.init import init, shutdown  # noqa: E402
-from opensmd.modelparallel.optimizer import DistributedOptimizer  # noqa: E402
-from opensmd.modelparallel.outputs import StepOutput  # noqa: E402
-from opensmd.modelparallel.placement import partition, set_partition  # noqa: E402
-from opensmd.modelparallel.ranks import CommGroup, RankType  # noqa: E402
-from opensmd.modelparallel.state import state  # noqa: E402
-from opensmd.modelparallel.step import step  # noqa: E402
-from opensmd.modelparallel.unsupported import (  # noqa: E402
+from opensmd.modelparallel.compatibility.later_versions import (  # noqa: E402
     delay_param_initialization,
     model_creation,
     set_tensor_parallelism,
@@ -32,6 +24,14 @@ from opensmd.modelparallel.unsupported import (  # noqa: E402
     tp_register,
     tp_register_with_module,
 )
+from opensmd.modelparallel.dry_run.capture import is_tracing  # noqa: E402
+from opensmd.modelparallel.init import init, shutdown  # noqa: E402
+from opensmd.modelparallel.manual_partition import partition, set_partition  # noqa: E402
+from opensmd.modelparallel.optimizer import DistributedOptimizer  # noqa: E402
+from opensmd.modelparallel.outputs import StepOutput  # noqa: E402
+from opensmd.modelparallel.ranks.grid import CommGroup, RankType  # noqa: E402
+from opensmd.modelparallel.state import state  # noqa: E402
+from opensmd.modelparallel.step import step  # noqa: E402
 from opensmd.modelparallel.world import (  # noqa: E402
     dp_rank,
     dp_size,

@@ -1,6 +1,6 @@
 """Stand-ins for apex's fused modules; names of later versions, which say that they do not exist here."""
 
-from opensmd.modelparallel.unsupported import (
+from opensmd.modelparallel.compatibility.later_versions import (
     DistributedAttentionLayer,
     DistributedEmbedding,
     DistributedLinear,

@@ -1,0 +1,156 @@
+"""Filling the environment: whatever started the script, torch.distributed finds what ``env://`` needs.
+
+Importing ``smdistributed.dataparallel.torch`` calls :func:`fill`. It adds RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and what a SageMaker container tells a rank, from the variables of
+torchrun, Open MPI, MPICH, Intel MPI, MVAPICH or Slurm; a process started by hand becomes a group of one. It
+never changes a value that is there already. What it added is noted in one more variable, so that a program
+started from such a process (``subprocess.run(["mpiexec", ...])``) is not taken for a member of its group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opensmd.environment.detect import Launch, detect
+from opensmd.environment.master import ancestors, fold, is_free, master_address, master_port
+
+__all__ = ["Filling", "current_launch", "fill", "local_rank_is_assumed", "plan", "rank_variables"]
+
+TORCH_PORT = "29500"  # what torchrun takes on several hosts
+SERVER_PORT = "7592"  # the port a container tells its scripts, which some of them count on from
+_GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NOTE = "OPENSMD_FILLED"  # JSON: {"pid": who filled, "set": {name: value}}
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What :func:`plan` would add to an environment, and what it has to say about it."""
+
+    launch: Launch | None
+    variables: dict[str, str]
+    problems: list[str] = field(default_factory=list)
+
+
+def current_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
+    """What launched this process, or None if it was started by hand (whatever :func:`fill` added since)."""
+    environ = os.environ if environ is None else environ
+    return detect(_as_launched(environ))
+
+
+def local_rank_is_assumed(environ: Mapping[str, str] | None = None) -> bool:
+    """True if LOCAL_RANK says 0 only because :func:`fill` took this process for a group of one."""
+    environ = os.environ if environ is None else environ
+    added = _note(environ)["set"].get("LOCAL_RANK")
+    return added is not None and added == environ.get("LOCAL_RANK") and current_launch(environ) is None
+
+
+def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
+    """Add what is missing to ``environ`` (default ``os.environ``); return what launched this process.
+
+    Warns:
+        UserWarning: the ranks run on several hosts and nothing tells where rank 0 is, or the derived port is
+            taken.
+    """
+    environ = os.environ if environ is None else environ
+    filling = plan(environ, ancestors(), os.getpid())
+    note = _note(environ)
+    outdated = note["pid"] != os.getpid() or _overruled(note, environ)
+    replaceable = note["set"] if outdated and filling.launch is not None else {}
+    added = {
+        name: value
+        for name, value in filling.variables.items()
+        if name not in environ or environ[name] == replaceable.get(name)
+    }
+    for name in set(replaceable) - set(filling.variables):
+        if environ.get(name) == replaceable[name]:
+            del environ[name]  # it told of this process's place in another group
+    if not added:
+        return filling.launch
+    for problem in [*filling.problems, *_port_problem(filling, added)]:
+        warnings.warn(problem, UserWarning, stacklevel=2)
+    environ.update(added)
+    environ[NOTE] = json.dumps({"pid": os.getpid(), "set": {**note["set"], **added}})
+    return filling.launch
+
+
+def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid: int) -> Filling:
+    """Say what a process with this environment, these ancestors and this id needs; pure."""
+    given = _as_launched(environ)
+    launch = detect(given)
+    problems: list[str] = []
+    variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
+    if launch is None and any(given.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
+        # Half a place: torch says which variable is missing, where rank 0 of 2 would wait for rank 1.
+        variables = {name: each for name, each in variables.items() if name not in _GROUP}
+    address = master_address(launch, given)
+    if launch is not None and not launch.on_one_host and (address or given.get("MASTER_ADDR")):
+        variables["SMDATAPARALLEL_SERVER_ADDR"] = given.get("MASTER_ADDR") or str(address)
+        variables["SMDATAPARALLEL_SERVER_PORT"] = SERVER_PORT
+    if address is not None:
+        variables["MASTER_ADDR"] = address
+        variables["MASTER_PORT"] = str(master_port(launch, given, parents, own_pid))
+    elif "MASTER_ADDR" in given:
+        variables["MASTER_PORT"] = TORCH_PORT
+    elif launch is not None and launch.launcher != "torchrun" and launch.rank == 0:
+        problems.append(
+            f"{launch.launcher} started {launch.size} ranks on several hosts, and nothing tells where rank 0 "
+            "is. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port "
+            "there, for example: mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=29500 ... (Open MPI) or "
+            "mpiexec -genv MASTER_ADDR host1 -genv MASTER_PORT 29500 ... (MPICH, Intel MPI)."
+        )
+    return Filling(launch, variables, problems)
+
+
+def rank_variables(launch: Launch) -> dict[str, str]:
+    """The variables that tell a script its place, torch's names and the SageMaker container's."""
+    variables = {"RANK": str(launch.rank), "WORLD_SIZE": str(launch.size)}
+    if launch.local_rank is not None:
+        variables["LOCAL_RANK"] = str(launch.local_rank)
+        variables["SMDATAPARALLEL_LOCAL_RANK"] = str(launch.local_rank)
+    if launch.local_size is not None:
+        variables["LOCAL_WORLD_SIZE"] = str(launch.local_size)
+    hosts = "SINGLENODE" if launch.on_one_host else "HOMOGENEOUS"
+    variables[f"SMDATAPARALLEL_USE_{hosts}"] = "1"
+    return variables
+
+
+def _note(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Who added which values: ``{"pid": ..., "set": {name: value}}``."""
+    note: dict[str, Any] = json.loads(environ[NOTE]) if environ.get(NOTE) else {"pid": None, "set": {}}
+    return note
+
+
+def _overruled(note: dict[str, Any], environ: Mapping[str, str]) -> bool:
+    """True if rank or size have been set since :func:`fill` added them: then none of it counts any more."""
+    return any(environ.get(name) != note["set"].get(name) for name in _GROUP[:2])
+
+
+def _as_launched(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what :func:`fill` added, here or in a parent process."""
+    note = _note(environ)
+    kept = _GROUP if _overruled(note, environ) else ()
+    return {name: value for name, value in environ.items() if name in kept or note["set"].get(name) != value}
+
+
+def _port_problem(filling: Filling, added: dict[str, str]) -> list[str]:
+    """Rank 0 of a derived port looks whether it could listen there; a lone process takes the next free."""
+    if "MASTER_PORT" not in added or filling.variables.get("RANK", "0") != "0":
+        return []
+    port = int(added["MASTER_PORT"])
+    if filling.launch is None:
+        while not is_free(port):
+            port = fold(port + 1)
+        added["MASTER_PORT"] = str(port)
+        return []
+    if not filling.launch.on_one_host or is_free(port):
+        return []
+    return [
+        f"port {port}, on which the {filling.launch.size} ranks of this job were to meet, is taken by "
+        "another program. Set MASTER_PORT to a free port for all ranks, for example: "
+        "mpiexec -genv MASTER_PORT 29500."
+    ]

@@ -1,0 +1,347 @@
+"""One dry run of the user's step function, to learn the model's shape for the partitioner.
+
+The run uses fake tensors: nothing is computed and nothing allocated. Where the script wants a value
+(``.item()``) or an operation has no fake form, the step runs once for real instead. Either way the model is
+left as it was: gradients, parameters, buffers, attributes and random state are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from opensmd.modelparallel._amp_torch_internals import scales_made_for_real
+from opensmd.modelparallel._torch_internals import backward_left_out
+from opensmd.modelparallel.dry_run.function_caches import forget_fake_results
+from opensmd.modelparallel.dry_run.observer import Clock, Observer, Position
+from opensmd.modelparallel.dry_run.restoring import WrittenParameters, untouched
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.planning.cost import accumulation_seconds
+from opensmd.modelparallel.planning.plan import ancestors
+from opensmd.modelparallel.planning.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
+from opensmd.modelparallel.runtime.tensors.storages import overlapping
+
+__all__ = ["capture", "describe", "is_tracing"]
+
+logger = logging.getLogger("opensmd.modelparallel")
+_local = threading.local()
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def is_tracing() -> bool:
+    """Whether this thread is in the dry run that precedes partitioning (seed 002, ``smp.is_tracing``)."""
+    return getattr(_local, "depth", 0) > 0
+
+
+def capture(
+    module: nn.Module,
+    call: Callable[[], Any],
+    *,
+    device: torch.device | None = None,
+    times: bool = False,
+    memory: bool = False,
+) -> ModelTrace:
+    """Run ``call`` once and report what ``module`` did in it.
+
+    Args:
+        module: the model; its parameters must be real on this rank.
+        call: the user's step function with one microbatch's arguments. It calls ``module``; backwards in it
+            do nothing.
+        device: where a timed run takes place; the device of the parameters by default.
+        times: measure forward times in two more, real runs (``trace_execution_times``).
+        memory: see what is kept for backward in a real run instead of a fake one (``trace_memory_usage``).
+
+    Returns:
+        The trace. If ``call`` never called the model, its units are the modules with parameters, sizes only.
+
+    Raises:
+        ValueError: the model has lazy modules that have not seen data yet.
+        Exception: whatever ``call`` raises in the real run; and in the fake one, if not because of the fakes.
+    """
+    tree = _Tree(module)
+    names = tree.followed()
+    observer: Observer | None = None
+    if not memory:
+        observer = _observe_fake_unless_impossible(module, call, tree, names)
+    if observer is None:
+        observer = _observe_real(module, call, tree, names)
+    if not observer.position.entered:
+        logger.warning("the step function did not call the model; it is partitioned by parameter sizes alone")
+        return describe(module)
+    measured = _measure(module, call, names, device or tree.device) if times else None
+    return _trace(tree, observer, measured)
+
+
+def describe(module: nn.Module) -> ModelTrace:
+    """The model's tree without a run: a unit for each module that has parameters, with sizes and no times."""
+    tree = _Tree(module)
+    with_parameters = [name for name, info in tree.infos({}, {}).items() if info.parameters]
+    units = tuple(Unit(module=name) for name in with_parameters) or (Unit(module=""),)
+    return ModelTrace(
+        modules=tree.infos({}, {}),
+        units=units,
+        edges=tuple(Edge(source=i, target=i + 1, bytes=0, tensor=i) for i in range(len(units) - 1)),
+        aliases=tree.aliases,
+        uses={name: index for index, name in enumerate(with_parameters)},
+        shared=tree.shared,
+    )
+
+
+class _Tree:
+    """Names, owners and sizes of a model's modules."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names: dict[nn.Module, str] = {}
+        self.aliases: dict[str, str] = {}
+        for name, each in module.named_modules(remove_duplicate=False):
+            if each in self.names:
+                self.aliases[name] = self.names[each]
+            else:
+                self.names[each] = name
+        self.owners: dict[int, list[str]] = {}
+        self.parameters: dict[int, nn.Parameter] = {}
+        full_names: dict[str, nn.Parameter] = {}
+        for each, name in self.names.items():
+            for own, parameter in each._parameters.items():
+                if parameter is None:
+                    continue
+                if nn.parameter.is_lazy(parameter):
+                    raise ValueError(
+                        f"parameter {own!r} of module {name!r} is lazy and has no shape yet; run the model "
+                        "once on a sample before wrapping it in smp.DistributedModel"
+                    )
+                self.parameters[id(parameter)] = parameter
+                self.owners.setdefault(id(parameter), []).append(name)
+                full_names[f"{name}.{own}" if name else own] = parameter
+            for buffer in each._buffers.values():
+                if buffer is not None:
+                    self.owners.setdefault(id(buffer), []).append(name)
+        self.shared = _shared(full_names)
+        first = next(module.parameters(), None)
+        self.device = first.device if first is not None else torch.device("cpu")
+
+    def followed(self) -> dict[nn.Module, str]:
+        """The modules whose calls are watched: all but those inside modules that cannot be split."""
+        opaque = {name for module, name in self.names.items() if _is_opaque(module)}
+        return {module: name for module, name in self.names.items() if opaque.isdisjoint(ancestors(name))}
+
+    def infos(self, operations: dict[str, int], calls: dict[str, int]) -> dict[str, ModuleInfo]:
+        """What the trace says about each module; a shared tensor counts for its first owner."""
+        seen: set[int] = set()
+        found = {}
+        for module, name in self.names.items():
+            own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
+            seen.update(map(id, own))
+            buffers = [b for b in module._buffers.values() if b is not None and id(b) not in seen]
+            seen.update(map(id, buffers))
+            found[name] = ModuleInfo(
+                name=name,
+                kind=type(module).__name__,
+                parameters=sum(p.numel() for p in own),
+                parameter_bytes=sum(_size(p) for p in own),
+                trainable_bytes=sum(_size(p) for p in own if p.requires_grad),
+                buffer_bytes=sum(_size(b) for b in buffers),
+                calls=calls.get(name, 0),
+                operations=operations.get(name, 0),
+                opaque=_is_opaque(module),
+                container=_is_container(module) or _is_opened(module, name, calls),
+            )
+        return found
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    """Modules that run as a whole: compiled and scripted ones."""
+    return isinstance(module, torch.jit.ScriptModule | torch._dynamo.eval_frame.OptimizedModule)
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Modules that nobody can call: lists and dicts of modules, and others without a forward."""
+    if _is_opaque(module) or "forward" in module.__dict__:
+        return False
+    return type(module).forward is nn.Module.forward
+
+
+def _is_opened(module: nn.Module, name: str, calls: dict[str, int]) -> bool:
+    """Whether others call what is in a module, and not the module, as checkpoints of layers do."""
+    if not calls or calls.get(name) or not name or _is_opaque(module):
+        return False
+    if any(True for _ in module.parameters(recurse=False)) or any(
+        True for _ in module.buffers(recurse=False)
+    ):
+        return False
+    return any(calls.get(f"{name}.{child}") for child, _ in module.named_modules() if child)
+
+
+def _observe_fake_unless_impossible(
+    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
+) -> Observer | None:
+    """Run under fake tensors; None if the script or an operation needs data.
+
+    Raises:
+        Exception: the script's own, which it does not raise a second time: no fault of the fakes.
+    """
+    try:
+        return _observe_fake(module, call, tree, names)
+    except SMPError:
+        raise
+    except Exception as error:
+        logger.debug("the dry run under fake tensors failed (%r); running the step once for real", error)
+        if _comes_from_torch(error):  # fakes are torch's, so theirs are raised there
+            return None
+        try:
+            _observe_fake(module, call, tree, names)
+        except Exception:  # whatever it is, the real run decides whether it is the script's fault
+            return None
+        raise
+
+
+def _comes_from_torch(error: Exception) -> bool:
+    """Whether the line that raised is torch's, or C++ code called there."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return bool(frames) and frames[0].filename.startswith(_TORCH)
+
+
+def _observe_fake(
+    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
+) -> Observer:
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    observer = Observer(Position(), tree.owners)
+    written = WrittenParameters(module)
+    try:
+        with (
+            _dry(module, written),
+            _quiet(),
+            scales_made_for_real(),
+            fakes,
+            written,  # an operation without a fake among its inputs is real
+            observer,
+            observer.saving(),
+            observer.watching(names),
+        ):
+            observer.result(call())
+    finally:
+        forget_fake_results()
+    return observer
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs a traceback for what fake tensors cannot do; the real run that follows decides."""
+    of_torch = logging.getLogger(FakeTensorMode.__module__)
+    before, of_torch.disabled = of_torch.disabled, True
+    try:
+        yield
+    finally:
+        of_torch.disabled = before
+
+
+def _observe_real(
+    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
+) -> Observer:
+    observer = Observer(Position(), tree.owners)
+    written = WrittenParameters(module)
+    with _dry(module, written), written, observer, observer.saving(), observer.watching(names):
+        observer.result(call())
+    return observer
+
+
+def _measure(
+    module: nn.Module, call: Callable[[], Any], names: dict[nn.Module, str], device: torch.device
+) -> dict[int, float]:
+    """Forward seconds by unit: the second of two real runs (the first one warms up)."""
+    written: WrittenParameters | None = WrittenParameters(module)
+    clock = Clock(device)
+    for _ in range(2):
+        clock = Clock(device)
+        with _dry(module, written), written or contextlib.nullcontext(), clock.follow(names):
+            call()
+        written = written if written is not None and written.found else None  # to look takes time
+    return clock.seconds
+
+
+@contextlib.contextmanager
+def _dry(module: nn.Module, written: WrittenParameters | None) -> Iterator[None]:
+    """Mark the thread as tracing, and put back whatever the run may change in the model."""
+    _local.depth = getattr(_local, "depth", 0) + 1
+    try:
+        # of several devices only the current one is used; asking for all would start CUDA on each
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with (
+            untouched(module, written),
+            torch.random.fork_rng(devices),
+            torch.compiler.set_stance("force_eager"),
+            backward_left_out(is_tracing),  # without gradients, an optimizer's step changes nothing
+        ):
+            yield
+    finally:
+        _local.depth -= 1
+        torch.clear_autocast_cache()  # of fakes, which a region around the step would hand to the real run
+
+
+def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -> ModelTrace:
+    position = observer.position
+    for key, parameter in tree.parameters.items():
+        if parameter.requires_grad and observer.users.get(key):
+            unit = observer.uses.get(tree.owners[key][0], min(observer.users[key]))
+            observer.backward_seconds[unit] += accumulation_seconds(_size(parameter), parameter.device)
+    units = []
+    for index, entered in enumerate(position.entered):
+        forward, backward = observer.forward_seconds[index], observer.backward_seconds[index]
+        late = observer.late.seconds[index]
+        if measured is not None:
+            scale = measured.get(index, 0.0) / forward if forward else 0.0
+            forward, backward, late = measured.get(index, 0.0), backward * scale, late * scale
+        units.append(
+            Unit(
+                module=entered,
+                forward_seconds=forward,
+                backward_seconds=backward,
+                flops=observer.flops[index],
+                activation_bytes=observer.activation_bytes[index],
+                late_input_bytes=observer.late.input_bytes[index],
+                late_gradient_bytes=observer.late.gradient_bytes[index],
+                late_seconds=min(late, backward),
+            )
+        )
+    return ModelTrace(
+        modules=tree.infos(observer.operations, position.calls),
+        units=tuple(units),
+        edges=tuple(
+            Edge(source=source, target=target, bytes=size, tensor=number)
+            for (source, target, number), size in observer.edges.items()
+        ),
+        aliases=tree.aliases,
+        uses=observer.uses,
+        shared=tree.shared,
+        reuses=tuple(
+            Reuse(bytes=_size(parameter), units=tuple(sorted(observer.users[key])))
+            for key, parameter in tree.parameters.items()
+            if len(observer.users.get(key, ())) > 1
+        ),
+        hooked=frozenset(observer.hooked),
+        escapes=frozenset(observer.escapes.found),
+        guests=frozenset(position.guests),
+        measured=measured is not None,
+    )
+
+
+def _shared(parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[str, ...], ...]:
+    """The names of parameters that are one, or several in the same memory, as ``assign=True`` makes them."""
+    one_of = overlapping(parameters.values())
+    groups: dict[int, list[str]] = {}
+    for name, parameter in parameters.items():
+        groups.setdefault(one_of[id(parameter)], []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,115 @@
+"""Tensors that forward hooks carry out of modules, as the dry run shows them.
+
+A module that lives on one rank runs there as a whole, with its hooks: what they keep aside is there alone.
+Hugging Face's models collect attentions so, by hooks deep inside their blocks. If such a tensor is used or
+returned where the modules around the hooked one have not returned it, these must be run piece by piece.
+
+    step ── model ── block ── attention    a hook of attention keeps its second result
+              │                            block returns without it
+              └─ returns it                so block is to be opened, and model if the step returns it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from opensmd.modelparallel.planning.trace import Escape
+from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.storages import StorageReference
+
+__all__ = ["Escapes", "Made"]
+
+Path = tuple[str, ...]
+
+
+@dataclass
+class Made:
+    """A tensor's storage: the unit that made it, its number, and the calls that it can be seen in.
+
+    Attributes:
+        level: the calls around it, from the outermost; the code of the last one has it.
+        hooks: the calls in which hooked modules took or returned it.
+        given: the calls of modules to which it was given past a hook.
+        derived: those of such calls in which it was computed from what a hook had seen, perhaps by the hook.
+    """
+
+    storage: StorageReference
+    unit: int
+    number: int
+    level: Path
+    hooks: set[Path] = field(default_factory=set)
+    given: set[Path] = field(default_factory=set)
+    derived: set[Path] = field(default_factory=set)
+
+
+class Escapes:
+    """Compares where tensors are used with where they can be seen.
+
+    Args:
+        stack: the modules whose calls are under way; changes while the model runs.
+        made_by: what is known of a tensor.
+    """
+
+    def __init__(self, stack: list[str], made_by: Callable[[Tensor], Made | None]) -> None:
+        self.found: set[Escape] = set()
+        self._stack = stack
+        self._made_by = made_by
+
+    def entered(self, module: nn.Module, args: Any) -> None:
+        """``module``, the innermost of the stack from now on, is called with ``args``."""
+        if len(module._forward_pre_hooks) > 1:  # one is that of the dry run
+            for made in self._known(args):
+                made.hooks.add(tuple(self._stack[:-1]))
+                made.given.add(tuple(self._stack))
+
+    def returned(self, module: nn.Module, args: Any, out: Any) -> None:
+        """``module``, the innermost of the stack, returns ``out``."""
+        results = self._known(out)
+        caller = tuple(self._stack[:-1])
+        for made in results:
+            self._use(made)
+            if len(made.level) > len(caller):
+                made.level = caller
+        if len(module._forward_hooks) > 1:  # one is that of the dry run
+            for made in (*results, *self._known(args)):
+                made.hooks.add(caller)
+
+    def operation(self, inputs: Sequence[Tensor], out: Any) -> None:
+        """An operation made ``out`` of ``inputs``."""
+        here = tuple(self._stack)
+        derives = False
+        for made in self._known(inputs):
+            self._use(made)
+            derives = derives or here in made.hooks or here in made.given or here in made.derived
+        if derives:
+            for made in self._known(out):
+                made.derived.add(here)
+
+    def result(self, value: Any) -> None:
+        """The step returns ``value``: whether from the model or from a hook, cannot be told."""
+        for made in self._known(value):
+            self._add(made.hooks, ())
+
+    def _use(self, made: Made) -> None:
+        here = tuple(self._stack)
+        if (made.hooks or made.derived) and here[: len(made.level)] != made.level:
+            self._add(made.hooks | made.derived, here)
+
+    def _add(self, calls: set[Path], here: Path) -> None:
+        for there in calls:
+            common = 0
+            while here[common : common + 1] == there[common : common + 1] != ():
+                common += 1
+            around = here[common - 1] if common else None
+            inside = frozenset((*there[common:], *here[common:]))
+            if inside:
+                self.found.add(Escape(inside=inside, around=around))
+
+    def _known(self, value: Any) -> Sequence[Made]:
+        tensors: list[Tensor] = []
+        structure.collect(value, tensors)
+        return [made for made in map(self._made_by, tensors) if made is not None]

@@ -1,0 +1,150 @@
+"""The plan of a run: made on the first rank in the first step, and told to all others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from opensmd.collectives.mailbox import has_mailbox
+from opensmd.modelparallel.config import Config
+from opensmd.modelparallel.dry_run.capture import capture, describe
+from opensmd.modelparallel.exceptions import PeerFailed
+from opensmd.modelparallel.manual_partition import fixed_places
+from opensmd.modelparallel.planning.cost import optimizer_state_ratio
+from opensmd.modelparallel.planning.partition import manual_partition, partition
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.trace import ModelTrace
+from opensmd.modelparallel.ranks.heartbeat import keep_waiting, wait_for
+from opensmd.modelparallel.runtime.calls.inner_hooks import may_carry
+
+__all__ = ["agree_on_plan"]
+
+
+def agree_on_plan(
+    module: nn.Module,
+    call: Callable[[], Any],
+    *,
+    cfg: Config,
+    optimizer: torch.optim.Optimizer | None,
+    times: bool,
+    memory: bool,
+    device: torch.device | None,
+    group: dist.ProcessGroup,
+    replicas: int,
+) -> Plan:
+    """Collective over ``group``: its first rank plans, the others wait for as long as that takes, and learn.
+
+    Args:
+        module: the user's model, whole on every rank.
+        call: the step function on the first microbatch's arguments.
+        cfg: the settings.
+        optimizer: whose state counts as memory; Adam's is assumed without one.
+        times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``).
+        device: where a timed run takes place.
+        group: the pipeline's ranks.
+        replicas: how many copies of the model reduce their gradients.
+
+    Raises:
+        PeerFailed: planning failed on the first rank; it raises the cause itself.
+    """
+    told: list[Any] = [None]
+    failure: BaseException | None = None
+    if dist.get_rank(group) == 0:
+        with keep_waiting(group):
+            try:
+                late = _late_microbatches(module, cfg, group, replicas)
+                told = [_plan(module, call, cfg, optimizer, times, memory, device, late).to_json()]
+            except BaseException as error:
+                failure = error
+                told = [error_text(error)]
+    else:
+        wait_for(0, group, "runs the step function once to plan the partitions")
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    if failure is not None:
+        raise failure
+    if isinstance(told[0], tuple):
+        raise PeerFailed(f"rank 0 could not partition the model: {told[0][0]}")
+    return Plan.from_json(told[0])
+
+
+def error_text(error: BaseException) -> tuple[str]:
+    """An error for other ranks; a tuple, because plans are text."""
+    return (f"{type(error).__name__}: {error}",)
+
+
+def _plan(
+    module: nn.Module,
+    call: Callable[[], Any],
+    cfg: Config,
+    optimizer: torch.optim.Optimizer | None,
+    times: bool,
+    memory: bool,
+    device: torch.device | None,
+    late: int | None,
+) -> Plan:
+    stages = cfg.pipeline_parallel_degree
+    fixed = fixed_places(module)
+    ratio = optimizer_state_ratio(optimizer)
+    if not cfg.auto_partition or stages == 1:
+
+        def by_hand(trace: ModelTrace) -> Plan:
+            return manual_partition(
+                trace,
+                stages,
+                fixed=fixed,
+                default=cfg.default_partition,
+                microbatches=cfg.microbatches,
+                active_microbatches=cfg.active_microbatches,
+                late_microbatches=late,
+                optimizer_bytes=ratio,
+            )
+
+        plan = by_hand(describe(module))
+        if stages == 1 or not may_carry(module, plan):
+            return plan
+        trace = _what_hooks_carry(module, call, device)
+        return plan if trace is None else by_hand(trace)
+    return partition(
+        capture(module, call, device=device, times=times, memory=memory),
+        stages,
+        memory_weight=cfg.memory_weight,
+        fixed=fixed,
+        microbatches=cfg.microbatches,
+        active_microbatches=cfg.active_microbatches,
+        late_microbatches=late,
+        optimizer_bytes=ratio,
+    )
+
+
+def _what_hooks_carry(
+    module: nn.Module, call: Callable[[], Any], device: torch.device | None
+) -> ModelTrace | None:
+    """The dry run for places given by hand, which only hooks make necessary; None if it fails.
+
+    Warns:
+        UserWarning: it failed. What hooks carry out is then refused where it is used.
+    """
+    try:
+        return capture(module, call, device=device)
+    except Exception as error:
+        warnings.warn(
+            "the dry run of the step function, which shows what forward hooks carry out of modules, "
+            f"failed: {type(error).__name__}: {error}. The step runs without it, and tensors that such hooks "
+            "carry into the loss or a result are refused: let the modules return them, or keep them in "
+            "attributes of the modules",
+            stacklevel=2,
+        )
+        return None
+
+
+def _late_microbatches(module: nn.Module, cfg: Config, group: dist.ProcessGroup, replicas: int) -> int | None:
+    """How many the engine computes weights' gradients of late, at most; None where nothing bounds them."""
+    on_cpu = all(each.device.type == "cpu" for each in module.parameters())
+    if cfg.deterministic_server or not on_cpu or not has_mailbox(group):
+        return 0
+    return 1 if replicas > 1 else None

@@ -1,0 +1,230 @@
+"""Watching a model run: which unit each operation belongs to, what it costs, and which tensors cross.
+
+Module hooks tell where the run is, a dispatch mode sees every operation below autograd, and a saved-tensor
+hook sees what is kept for backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from opensmd.modelparallel._torch_internals import watchers
+from opensmd.modelparallel.dry_run.escaped_tensors import Escapes, Made
+from opensmd.modelparallel.dry_run.weight_gradient_memory import LateGradients
+from opensmd.modelparallel.planning.cost import cost_of
+from opensmd.modelparallel.planning.plan import is_inside
+from opensmd.modelparallel.runtime.tensors.storages import StorageReference, StorageSet
+
+__all__ = ["Clock", "Observer", "Position"]
+
+
+class Position:
+    """Which unit the run is in; :mod:`.trace` says what a unit is."""
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+        self.entered: list[str] = []  # the outermost module entered, by unit
+        self.current = -1
+        self.calls: dict[str, int] = defaultdict(int)
+        self.guests: set[tuple[str, str]] = set()  # a module, and one from elsewhere that was called in it
+        self._unit_of: dict[str, int] = {}
+        self._fresh = False
+
+    def enter(self, module: str) -> None:
+        """``module`` is being called."""
+        self.guests.update((each, module) for each in self.stack if not is_inside(module, each))
+        self.stack.append(module)
+        self.calls[module] += 1
+        if module in self._unit_of:
+            self.current, self._fresh = self._unit_of[module], False
+            return
+        if not self._fresh:
+            self.current, self._fresh = len(self.entered), True
+            self.entered.append(module)
+        self._unit_of[module] = self.current
+
+    def leave(self) -> None:
+        """The innermost call returned or raised."""
+        self.stack.pop()
+        self._fresh = False
+
+    @contextlib.contextmanager
+    def follow(
+        self,
+        names: dict[nn.Module, str],
+        entered: Callable[[nn.Module, Any], None] | None = None,
+        returned: Callable[[nn.Module, Any, Any], None] | None = None,
+    ) -> Iterator[None]:
+        """Keep this position up to date while modules of ``names`` are called.
+
+        ``entered`` is told of each call that begins, the module and its arguments, and ``returned`` of each
+        that ends, its result also.
+        """
+
+        def before(module: nn.Module, args: Any) -> None:
+            self.enter(names[module])
+            if entered is not None:
+                entered(module, args)
+
+        def after(module: nn.Module, args: Any, out: Any) -> None:
+            if returned is not None:
+                returned(module, args, out)
+            self.leave()
+
+        handles = []
+        for module in names:
+            handles.append(module.register_forward_pre_hook(before, prepend=True))
+            handles.append(module.register_forward_hook(after, prepend=True, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
+    """Sums costs by unit and module while it is active."""
+
+    def __init__(self, position: Position, owners: dict[int, list[str]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.position = position
+        self.owners = owners  # id of a parameter or buffer -> the modules that own it
+        self.forward_seconds: dict[int, float] = defaultdict(float)
+        self.backward_seconds: dict[int, float] = defaultdict(float)
+        self.flops: dict[int, float] = defaultdict(float)
+        self.activation_bytes: dict[int, int] = defaultdict(int)
+        self.hooked: set[str] = set()  # modules with forward hooks
+        self.late = LateGradients(self._is_parameter)
+        self.escapes = Escapes(position.stack, self._made_by)
+        self.operations: dict[str, int] = defaultdict(int)
+        self.uses: dict[str, int] = {}
+        self.users: dict[int, set[int]] = defaultdict(set)  # id of a parameter -> units
+        self.edges: dict[tuple[int, int, int], int] = defaultdict(int)  # source, target, tensor -> bytes
+        self._made: dict[int, Made] = {}
+        self._parameters = StorageSet()
+        self._kept = StorageSet()
+        self._count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        needs_gradient = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+        out = func(*args, **kwargs)
+        unit = self.position.current
+        if unit < 0 or not isinstance(func, torch._ops.OpOverload):
+            return out  # before the model's first call: data that every rank has
+        for each in inputs:
+            self._consume(each, unit)
+        of_parameter = func.is_view and any(self._is_parameter(each) for each in inputs)
+        for each in tree_leaves(out):
+            if isinstance(each, Tensor):
+                self._produce(each, unit, of_parameter=of_parameter)
+        self.escapes.operation(inputs, out)
+        cost = cost_of(func, args, kwargs, out, needs_gradient=needs_gradient)
+        self.flops[unit] += cost.flops
+        self.forward_seconds[unit] += cost.forward_seconds
+        self.backward_seconds[unit] += cost.backward_seconds
+        self.late.operation(func, args, inputs, out, unit, cost.forward_seconds)
+        if self.position.stack:
+            self.operations[self.position.stack[-1]] += 1
+        return out
+
+    def _consume(self, tensor: Tensor, unit: int) -> None:
+        owners = self.owners.get(id(tensor))
+        if owners is not None:
+            inside = [name for name in owners if name in self.position.stack]
+            for name in inside or owners[:1]:
+                self.uses.setdefault(name, unit)
+            self.users[id(tensor)].add(unit)
+            return
+        made = self._made_by(tensor)
+        if made is not None and made.unit != unit:
+            key = (made.unit, unit, made.number)
+            self.edges[key] = max(self.edges[key], tensor.numel() * tensor.element_size())
+
+    def _produce(self, tensor: Tensor, unit: int, *, of_parameter: bool) -> None:
+        if tensor.layout is not torch.strided or self._made_by(tensor) is not None:
+            return
+        if of_parameter:  # a fake parameter has another storage than the real one
+            self._parameters.add(tensor)
+        elif not self._is_parameter(tensor):
+            storage = tensor.untyped_storage()
+            self._made[storage._cdata] = Made(
+                StorageReference(storage), unit, self._count, tuple(self.position.stack)
+            )
+            self._count += 1
+
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        """Whether the tensor is a parameter, a buffer, or a view of one."""
+        return id(tensor) in self.owners or tensor.layout is not torch.strided or tensor in self._parameters
+
+    def _made_by(self, tensor: Tensor) -> Made | None:
+        if tensor.layout is not torch.strided:
+            return None
+        made = self._made.get(tensor.untyped_storage()._cdata)
+        return None if made is None or made.storage.expired() else made
+
+    @contextlib.contextmanager
+    def watching(self, names: dict[nn.Module, str]) -> Iterator[None]:
+        """Watch the calls of modules."""
+        with self.position.follow(names, self.escapes.entered, self.escapes.returned):
+            yield
+            self.hooked = {name for module, name in names.items() if _has_further_hooks(module)}
+
+    def result(self, value: Any) -> None:
+        """The run returned ``value``."""
+        self.escapes.result(value)
+
+    def saving(self) -> contextlib.AbstractContextManager[Any]:
+        """A context that counts tensors kept for backward: each storage once, parameters not at all."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        unit = self.position.current
+        if unit >= 0 and not self._is_parameter(tensor):
+            self.late.save(tensor)
+            if self._kept.add(tensor):
+                self.activation_bytes[unit] += tensor.untyped_storage().nbytes()
+        return tensor
+
+
+def _has_further_hooks(module: nn.Module) -> bool:
+    """Whether there are forward hooks besides the two of :meth:`Position.follow`."""
+    return watchers(module) > 2
+
+
+class Clock(Position):
+    """Measures the forward seconds of each unit in a real run."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.seconds: dict[int, float] = defaultdict(float)
+        self._since = time.perf_counter()
+
+    def _tick(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        if self.current >= 0:
+            self.seconds[self.current] += now - self._since
+        self._since = now
+
+    def enter(self, module: str) -> None:
+        self._tick()
+        super().enter(module)
+
+    def leave(self) -> None:
+        self._tick()
+        super().leave()

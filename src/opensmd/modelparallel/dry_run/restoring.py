@@ -1,0 +1,114 @@
+"""Runs that leave a model as it was: what they change in attributes, buffers and parameters is put back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from opensmd.modelparallel._torch_internals import without_modes
+from opensmd.modelparallel.runtime.tensors.storages import has_storage, lies_in
+
+__all__ = ["WrittenParameters", "untouched"]
+
+
+class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
+    """Copies a parameter before the first operation that writes into it.
+
+    Few models do (a moving average of weights in the forward), so that copies of all would be a waste.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._parameters: dict[int, list[Tensor]] = defaultdict(list)
+        for each in module.parameters():
+            if has_storage(each):
+                self._parameters[_memory(each)].append(each)
+        self._memory = frozenset(self._parameters)
+        self._kept: dict[int, list[Tensor]] = {}
+
+    @property
+    def found(self) -> bool:
+        """Whether there was such an operation."""
+        return bool(self._kept)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            for place, told in enumerate(func._schema.arguments):
+                if told.is_write:
+                    value = args[place] if place < len(args) else kwargs.get(told.name)
+                    for each in tree_leaves(value):
+                        self._keep(each)
+        return func(*args, **kwargs)
+
+    def _keep(self, written: Any) -> None:
+        if isinstance(written, Tensor) and lies_in(written, self._memory):
+            memory = _memory(written)
+            if memory not in self._kept:
+                with without_modes():  # a copy of numbers, under fake tensors, too
+                    self._kept[memory] = [each.detach().clone() for each in self._parameters[memory]]
+
+    def put_back(self) -> None:
+        """Every parameter has the numbers again that it had at first."""
+        with torch.no_grad():
+            for memory, kept in self._kept.items():
+                for parameter, numbers in zip(self._parameters[memory], kept, strict=True):
+                    parameter.copy_(numbers)
+
+
+@contextlib.contextmanager
+def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[None]:
+    """Put back whatever the body may change in the model.
+
+    Args:
+        written: sees what is written into parameters; None where nothing is.
+    """
+    modules = list(module.modules())
+    attributes = [dict(each.__dict__) for each in modules]
+    contents = [
+        (value, value.copy()) for each in modules for value in each.__dict__.values() if _holds(value)
+    ]
+    parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    data = [(each, each.data) for each in (*module.parameters(), *module.buffers()) if has_storage(each)]
+    for parameter, *_ in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for each, kept in zip(modules, attributes, strict=True):
+            each.__dict__.clear()
+            each.__dict__.update(kept)
+        for value, kept_items in contents:
+            value.clear()
+            value.extend(kept_items) if hasattr(value, "extend") else value.update(kept_items)
+        for tensor, kept_tensor in data:
+            if _memory(tensor) != _memory(kept_tensor):  # tensor.data = ..., which may have been a fake
+                tensor.data = kept_tensor
+        for parameter, gradient, trained in parameters:
+            parameter.grad = gradient
+            parameter.requires_grad_(trained)
+        with torch.no_grad():
+            for buffer, kept_data in buffers:
+                buffer.copy_(kept_data)
+        if written is not None:
+            written.put_back()
+
+
+def _memory(tensor: Tensor) -> int:
+    place: int = tensor.untyped_storage()._cdata
+    return place
+
+
+def _holds(value: Any) -> bool:
+    """Whether an attribute is a container: parameters, buffers, children, hooks, or the script's own."""
+    return type(value) in (dict, OrderedDict, defaultdict, list, set, deque)

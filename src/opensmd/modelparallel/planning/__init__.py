@@ -1,0 +1,4 @@
+"""From what a run of the model showed to a stage for every module. Pure: no ranks, no tensors.
+
+``trace`` is what comes in, ``plan`` what goes out; begin with ``partition``.
+"""

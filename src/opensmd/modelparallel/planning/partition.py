@@ -1,0 +1,195 @@
+"""The partitioner: from what a run of the model showed to a stage for every module. Pure: no ranks, tensors.
+
+1. Units without parameters join the unit before them: a parameterless module runs with its parent.
+2. Units that share a parameter are taken out of the sequence and ride with the first or the last of their
+   group, whichever balances better; units placed by hand against the order stay where they were put.
+3. The sequence is cut (:mod:`.balance`) so that the worst stage's
+   ``(1 - memory_weight) * time + memory_weight * memory`` is smallest, both as shares of the whole model's.
+   The time of a cut is that of the tensors and messages that cross it.
+4. Every module gets the stage of its units; modules that never ran get their parent's.
+
+Rules of seed 002 and of the tables B6, B11 and B12.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from opensmd.modelparallel.planning.plan import Plan, SharedParameter, ancestors
+from opensmd.modelparallel.planning.predict import predict
+from opensmd.modelparallel.planning.schedule import in_flight, most_active
+from opensmd.modelparallel.planning.split_modules import with_opened
+from opensmd.modelparallel.planning.trace import ModelTrace
+from opensmd.modelparallel.planning.units import Groups, UnitSequence, Weights
+
+__all__ = ["manual_partition", "partition"]
+
+
+def partition(
+    trace: ModelTrace,
+    stages: int,
+    *,
+    memory_weight: float = 0.8,
+    fixed: Mapping[str, int] | None = None,
+    microbatches: int = 1,
+    active_microbatches: int | None = None,
+    late_microbatches: int | None = None,
+    optimizer_bytes: float = 2.0,
+) -> Plan:
+    """Place every module of ``trace`` on one of ``stages`` pipeline stages.
+
+    Args:
+        trace: the model's tree and units in execution order.
+        stages: how many stages; units can be fewer, then some stages stay empty.
+        memory_weight: 0 balances time only, 1 memory only. The default is that of ``optimize="memory"``;
+            ``optimize="speed"`` has 0.2.
+        fixed: stages for modules, by name. An entry holds for all modules below that have no own entry.
+        microbatches, active_microbatches: bound how many microbatches' activations a stage holds at once.
+        late_microbatches: bounds how many a stage computes weights' gradients of late; as many as may be
+            active by default. It is 1 with replicas, and 0 where the order of work is fixed.
+        optimizer_bytes: bytes of optimizer state for each byte of trainable parameters (Adam: 2).
+
+    Raises:
+        ValueError: ``stages`` or ``memory_weight`` out of range; ``fixed`` names an unknown module or stage.
+    """
+    if stages < 1:
+        raise ValueError(f"partitions must be at least 1, got {stages}")
+    if not 0.0 <= memory_weight <= 1.0:
+        raise ValueError(f"memory_weight must be between 0 and 1, got {memory_weight}")
+    places = _inherit(trace, fixed or {}, stages)
+    active = most_active(stages, active_microbatches)
+    held = in_flight(partitions=stages, microbatches=microbatches, active_microbatches=active, chain=True)
+    wanted = {unit: places[name] for unit, name in enumerate(trace.deciders) if name in places}
+    groups = Groups.of(trace, wanted)
+    weight = Weights(memory_weight, optimizer_bytes, held)
+    best: tuple[tuple[float, float], dict[int, int]] | None = None
+    for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):
+        sequence = UnitSequence.of(trace, groups, leads, wanted=wanted, keep_fixed=keep)
+        split = sequence.cut(weight, stages)
+        rank = (split.worst, split.cut_cost)
+        if best is None or rank < _slightly_worse(best[0]):
+            best = rank, sequence.stages_of_units(split)
+    assert best is not None  # there is always one candidate
+    homes = _homes(trace, best[1], places)
+    plan = Plan(
+        stages=stages,
+        homes=homes,
+        shared=_shared(trace, homes),
+        hooked=tuple(sorted(trace.hooked)),
+        containers=_containers(trace),
+    )
+    return predict(
+        with_opened(plan, trace),
+        trace,
+        microbatches=microbatches,
+        active_microbatches=active,
+        late_microbatches=active if late_microbatches is None else late_microbatches,
+        optimizer_bytes=optimizer_bytes,
+    )
+
+
+def manual_partition(
+    trace: ModelTrace,
+    stages: int,
+    *,
+    fixed: Mapping[str, int],
+    default: int,
+    microbatches: int = 1,
+    active_microbatches: int | None = None,
+    late_microbatches: int | None = None,
+    optimizer_bytes: float = 2.0,
+) -> Plan:
+    """Place modules as ``fixed`` says and all others on stage ``default`` (``auto_partition: False``).
+
+    Modules that share a parameter go together, to the stage of the first of them; the plan's notes say so.
+
+    Raises:
+        ValueError: ``default`` or an entry of ``fixed`` is not a stage, or names an unknown module.
+    """
+    if not 0 <= default < stages:
+        raise ValueError(f"default_partition must be from 0 to {stages - 1}, got {default}")
+    placed = _inherit(trace, fixed, stages)
+    homes = {name: placed.get(name, default) for name in trace.modules}
+    notes = []
+    for owners, tensors in _sharing(trace):
+        if len({homes[owner] for owner in owners}) > 1:
+            each = "; ".join(f"{', '.join(names)} are one tensor" for names in tensors)
+            notes.append(f"{each}, so their modules all go to stage {homes[owners[0]]}")
+        for owner in owners:
+            homes[owner] = homes[owners[0]]
+    homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
+    active = most_active(stages, active_microbatches)
+    plan = Plan(
+        stages=stages,
+        homes=homes,
+        shared=_shared(trace, homes),
+        notes=tuple(notes),
+        hooked=tuple(sorted(trace.hooked)),
+        containers=_containers(trace),
+    )
+    return predict(
+        with_opened(plan, trace),
+        trace,
+        microbatches=microbatches,
+        active_microbatches=active,
+        late_microbatches=active if late_microbatches is None else late_microbatches,
+        optimizer_bytes=optimizer_bytes,
+    )
+
+
+def _slightly_worse(rank: tuple[float, float]) -> tuple[float, float]:
+    """What a later candidate must beat: a small gain in balance is not worth passing a stage twice."""
+    return rank[0] * 0.985, rank[1]
+
+
+def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[str, int]:
+    """The fixed stage of every module that has one, its own or that of the nearest module around it."""
+    for name, stage in fixed.items():
+        if name not in trace.modules and name not in trace.aliases:
+            raise ValueError(f"a stage was given for {name!r}, which is not a module of this model")
+        if not 0 <= stage < stages:
+            raise ValueError(
+                f"module {name!r} is to go to partition {stage}, but partitions go from 0 to {stages - 1}"
+            )
+    given = {trace.aliases.get(name, name): stage for name, stage in fixed.items()}
+    placed: dict[str, int] = {}
+    for name in trace.modules:
+        found = next((each for each in (name, *ancestors(name)) if each in given), None)
+        if found is not None:
+            placed[name] = given[found]
+    return placed
+
+
+def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[tuple[str, ...]]]]:
+    """Modules that must be together, and the parameters why: those that share one, or share with a third."""
+    found: list[tuple[list[str], list[tuple[str, ...]]]] = []
+    for names in trace.shared:
+        owners, tensors = [trace.owner(name) for name in names], [names]
+        for other in [each for each in found if not set(owners).isdisjoint(each[0])]:
+            found.remove(other)
+            owners, tensors = other[0] + owners, other[1] + tensors
+        found.append((owners, tensors))
+    return found
+
+
+def _homes(trace: ModelTrace, stage_of: Mapping[int, int], places: Mapping[str, int]) -> dict[str, int]:
+    """The stage of every module name: where it was fixed, or that of its unit."""
+    sharing = {trace.owner(name) for names in trace.shared for name in names}
+    homes = {
+        name: places[name] if name in places and name not in sharing else stage_of[unit]
+        for name, unit in trace.anchors.items()
+    }
+    homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
+    return homes
+
+
+def _containers(trace: ModelTrace) -> tuple[str, ...]:
+    names = [*trace.modules, *trace.aliases]
+    return tuple(name for name in names if trace.modules[trace.aliases.get(name, name)].container)
+
+
+def _shared(trace: ModelTrace, homes: Mapping[str, int]) -> tuple[SharedParameter, ...]:
+    return tuple(
+        SharedParameter(names=names, home=homes[names[0].rpartition(".")[0]]) for names in trace.shared
+    )

@@ -1,0 +1,161 @@
+"""What a plan will cost, as far as the captured run tells: stage loads, crossings, rows of the table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from opensmd.modelparallel.planning.plan import Crossing, Plan, PlanRow, StageLoad
+from opensmd.modelparallel.planning.schedule import in_flight, postponing
+from opensmd.modelparallel.planning.simulate import seconds_of_step
+from opensmd.modelparallel.planning.trace import ModelTrace
+
+__all__ = ["bubble", "predict"]
+
+
+def predict(
+    plan: Plan,
+    trace: ModelTrace,
+    *,
+    microbatches: int,
+    active_microbatches: int,
+    late_microbatches: int,
+    optimizer_bytes: float,
+) -> Plan:
+    """``plan`` with its ``loads``, ``crossings`` and ``rows`` filled in, and a note of empty stages."""
+    rows = _rows(plan, trace)
+    crossings = _crossings(plan, trace)
+    chain = bool(crossings) and all(each.source < each.target for each in crossings)
+    most_late = min(late_microbatches, active_microbatches)
+    held = in_flight(
+        partitions=plan.stages,
+        microbatches=microbatches,
+        active_microbatches=active_microbatches,
+        chain=chain,
+    )
+    loads = [
+        replace(
+            _load(plan, trace, stage, optimizer_bytes),
+            in_flight=held[stage],
+            late=postponing(stage=stage, chain=chain, most=most_late, microbatches=microbatches),
+        )
+        for stage in range(plan.stages)
+    ]
+    return replace(
+        plan,
+        loads=tuple(loads),
+        crossings=crossings,
+        rows=rows,
+        notes=plan.notes + _idle(plan, rows),
+    )
+
+
+def bubble(plan: Plan, microbatches: int) -> float:
+    """The share of a step that an average stage waits: fill and drain, and uneven stages.
+
+    With even stages this is ``(stages - 1) / (microbatches + stages - 1)``, less what gradients of weights
+    fill of it that are computed late.
+    """
+    busy = sum(load.seconds for load in plan.loads)
+    if busy == 0.0:
+        return 1 - microbatches / (microbatches + plan.stages - 1)
+    return 1 - microbatches * busy / (plan.stages * seconds_of_step(plan.loads, microbatches))
+
+
+def _load(plan: Plan, trace: ModelTrace, stage: int, optimizer_bytes: float) -> StageLoad:
+    """What one microbatch takes on a stage, and what the stage's parameters do."""
+    units = [
+        unit
+        for unit, decider in zip(trace.units, trace.deciders, strict=True)
+        if plan.homes[decider] == stage
+    ]
+    own = [info for name, info in trace.modules.items() if plan.homes[name] == stage]
+    parameters = sum(info.parameter_bytes + info.buffer_bytes for info in own)
+    trainable = sum(info.trainable_bytes for info in own)
+    return StageLoad(
+        forward_seconds=sum(unit.forward_seconds for unit in units),
+        backward_seconds=sum(unit.backward_seconds for unit in units),
+        parameter_bytes=parameters,
+        training_bytes=int(parameters + trainable * (1 + optimizer_bytes)),
+        activation_bytes=sum(unit.activation_bytes for unit in units),
+        late_input_bytes=sum(unit.late_input_bytes for unit in units),
+        late_gradient_bytes=sum(unit.late_gradient_bytes for unit in units),
+        late_seconds=sum(unit.late_seconds for unit in units),
+    )
+
+
+def _sent(plan: Plan, trace: ModelTrace) -> dict[tuple[int, int, int], tuple[int, int]]:
+    """(tensor, source stage, target stage) -> (source unit, bytes): once to each stage that uses it."""
+    sent = {}
+    for edge in trace.edges:
+        source = plan.homes[trace.deciders[edge.source]]
+        target = plan.homes[trace.deciders[edge.target]]
+        if source != target:
+            sent[edge.tensor, source, target] = (edge.source, edge.bytes)
+    return sent
+
+
+def _crossings(plan: Plan, trace: ModelTrace) -> tuple[Crossing, ...]:
+    sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for (_, source, target), (_, size) in _sent(plan, trace).items():
+        sizes[source, target].append(size)
+    return tuple(
+        Crossing(source=source, target=target, tensors=len(each), bytes=sum(each))
+        for (source, target), each in sorted(sizes.items())
+    )
+
+
+def _rows(plan: Plan, trace: ModelTrace) -> tuple[PlanRow, ...]:
+    """One row for each atomic module, one for a split module's own parameters; in the order of execution."""
+    split = plan.split()
+    place = {name: _row_of(name, split) for name in trace.modules}
+    members: dict[str, list[str]] = defaultdict(list)
+    for name, row in place.items():
+        members[row].append(name)
+    seconds: dict[str, float] = defaultdict(float)
+    activations: dict[str, int] = defaultdict(int)
+    for unit, decider in zip(trace.units, trace.deciders, strict=True):
+        seconds[place[decider]] += unit.forward_seconds + unit.backward_seconds
+        activations[place[decider]] += unit.activation_bytes
+    crossing: dict[str, int] = defaultdict(int)
+    for source, size in _sent(plan, trace).values():
+        crossing[place[trace.deciders[source]]] += size
+    rows = []
+    for name in sorted(members, key=lambda name: trace.anchors[name]):
+        own = [trace.modules[each] for each in members[name]]
+        if name in split and not (seconds[name] or any(info.parameters for info in own)):
+            continue
+        rows.append(
+            PlanRow(
+                module=name,
+                kind=trace.modules[name].kind + (" (own part)" if name in split else ""),
+                stage=plan.homes[name],
+                parameters=sum(info.parameters for info in own),
+                parameter_bytes=sum(info.parameter_bytes for info in own),
+                activation_bytes=activations[name],
+                seconds=seconds[name],
+                crossing_bytes=crossing[name],
+            )
+        )
+    return tuple(rows)
+
+
+def _idle(plan: Plan, rows: Sequence[PlanRow]) -> tuple[str, ...]:
+    stages = sorted(set(range(plan.stages)) - {row.stage for row in rows})
+    if not stages:
+        return ()
+    named = ", ".join(map(str, stages))
+    return (
+        f"nothing of the model lives on partition {named} of {plan.stages}: its processes only wait. Use "
+        "fewer partitions, or divide the model's largest modules into children (compiled and scripted "
+        "modules are never divided)",
+    )
+
+
+def _row_of(name: str, split: set[str]) -> str:
+    """The outermost module around ``name`` that is on one stage; itself where it is split."""
+    row = name
+    while row and row not in split and row.rpartition(".")[0] not in split:
+        row = row.rpartition(".")[0]
+    return row

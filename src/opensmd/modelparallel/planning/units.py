@@ -1,0 +1,231 @@
+"""The units of a trace put into the order in which they are cut, with what a cut between them costs.
+
+Some units cannot stay where they ran: a parameterless one joins the unit before it, units that share a
+parameter ride with one leader of their group, one placed by hand against the order leaves the sequence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from opensmd.modelparallel.planning.balance import Sequence1D, Split, split_evenly
+from opensmd.modelparallel.planning.plan import ancestors
+from opensmd.modelparallel.planning.trace import ModelTrace
+
+__all__ = ["BYTES_PER_SECOND", "MESSAGE_SECONDS", "OPERATION_SECONDS", "Groups", "UnitSequence", "Weights"]
+
+# What a cut costs each of its two stages: a message's fixed cost, its copy, and interception of one operation
+# outside atomic modules (two processes on one host; docs/partitioning.md says how they were measured).
+MESSAGE_SECONDS = 60e-6
+BYTES_PER_SECOND = 4e9
+OPERATION_SECONDS = 10e-6
+
+# More groups of shared parameters than this are not tried in all combinations of first and last.
+MOST_COMBINATIONS = 64
+
+# A parameter that a few units use (an embedding's weight as the output layer) keeps them together if sending
+# it in every microbatch would be dear: when it is more than this share of all parameters.
+LARGE_SHARE = 1 / 64
+FEW_USERS = 4
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the objective is made of."""
+
+    memory: float
+    optimizer_bytes: float
+    in_flight: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Units that must stay together although others run between them, and units fixed against the order."""
+
+    members: tuple[tuple[int, ...], ...]
+    joined: Mapping[int, int]  # parameterless unit -> the unit it runs with
+
+    @classmethod
+    def of(cls, trace: ModelTrace, wanted: Mapping[int, int]) -> Groups:
+        """The groups of ``trace``; a unit whose stage is ``wanted`` joins nobody."""
+        union = _Union(len(trace.units))
+        for names in trace.shared:
+            union.join(*[trace.anchors[trace.owner(name)] for name in names])
+        parameters = sum(info.parameter_bytes for info in trace.modules.values())
+        for reuse in trace.reuses:
+            if reuse.bytes > parameters * LARGE_SHARE and len(reuse.units) <= FEW_USERS:
+                union.join(*reuse.units)
+        groups = union.groups()
+        anchored = {trace.anchors[name] for name, info in trace.modules.items() if info.parameters}
+        anchored.update(wanted, *groups)
+        joined: dict[int, int] = {}
+        for index in range(1, len(trace.units)):
+            if index not in anchored:
+                joined[index] = joined.get(index - 1, index - 1)
+        return cls(tuple(groups), joined)
+
+    def candidates(self) -> list[tuple[int, ...]]:
+        """Which member leads each group: every combination of last and first, or two of them.
+
+        The last comes first: an embedding that moves to the output layer only adds a short hop before the
+        pipeline; an output layer that moves to the embedding makes every microbatch pass stage 0 twice.
+        """
+        ends = [(group[-1], group[0]) for group in self.members]
+        if 2 ** len(ends) <= MOST_COMBINATIONS:
+            return [tuple(leads) for leads in itertools.product(*ends)]
+        return [tuple(last for last, _ in ends), tuple(first for _, first in ends)]
+
+
+@dataclass(frozen=True)
+class UnitSequence:
+    """Units in the order in which they are cut; ``position`` says which item each belongs to."""
+
+    trace: ModelTrace
+    position: Mapping[int, int]
+    count: int
+    fixed: tuple[int, ...]
+    detached: Mapping[int, int]  # unit -> stage, for units fixed against the order
+
+    @classmethod
+    def of(
+        cls,
+        trace: ModelTrace,
+        groups: Groups,
+        leads: Sequence[int],
+        *,
+        wanted: Mapping[int, int],
+        keep_fixed: bool,
+    ) -> UnitSequence:
+        """The sequence with these group leads.
+
+        ``wanted`` are fixed stages of units. With ``keep_fixed`` a fixed unit stays in the sequence, that
+        then must reach its stage there, as long as those stages rise; without, none of them stays.
+        """
+        lead_of = {unit: lead for group, lead in zip(groups.members, leads, strict=True) for unit in group}
+        wishes: dict[int, int] = {}
+        for unit, stage in wanted.items():
+            wishes.setdefault(lead_of.get(unit, unit), stage)
+        kept: list[int] = []
+        fixed: list[int] = []
+        detached: dict[int, int] = {}
+        for unit in range(len(trace.units)):
+            if unit in groups.joined or lead_of.get(unit, unit) != unit:
+                continue
+            stage = wishes.get(unit, -1)
+            if stage >= 0 and not (keep_fixed and stage >= max(fixed, default=0)):
+                detached[unit] = stage
+            else:
+                kept.append(unit)
+                fixed.append(stage)
+        item = {head: index for index, head in enumerate(kept)}
+        position: dict[int, int] = {}
+        for unit in range(len(trace.units)):
+            head = groups.joined.get(unit, unit)
+            head = lead_of.get(head, head)
+            if head in detached:
+                detached[unit] = detached[head]
+            else:
+                position[unit] = item[head]
+        return cls(trace, position, len(kept), tuple(fixed), detached)
+
+    def cut(self, weights: Weights, stages: int) -> Split:
+        """The best split of this sequence."""
+        trace = self.trace
+        seconds = [unit.forward_seconds + unit.backward_seconds for unit in trace.units]
+        training = trace.training_bytes(weights.optimizer_bytes)
+        activations = [unit.activation_bytes for unit in trace.units]
+        time_share = (1 - weights.memory) / (sum(seconds) or 1.0)
+        memory_share = weights.memory / (
+            sum(training) + sum(activations) * sum(weights.in_flight) / stages or 1.0
+        )
+        even = [0.0] * self.count
+        staged = [0.0] * self.count
+        preload = [0.0] * stages
+        for unit in range(len(trace.units)):
+            share = seconds[unit] * time_share + training[unit] * memory_share
+            if unit in self.detached:
+                stage = self.detached[unit]
+                preload[stage] += share + activations[unit] * memory_share * weights.in_flight[stage]
+            else:
+                even[self.position[unit]] += share
+                staged[self.position[unit]] += activations[unit] * memory_share
+        return split_evenly(
+            Sequence1D(
+                even=even,
+                staged=staged,
+                weights=weights.in_flight,
+                cuts=[second * time_share for second in self.cut_seconds()],
+                fixed=self.fixed,
+                preload=preload,
+            )
+        )
+
+    def cut_seconds(self) -> list[float]:
+        """What a cut before each item costs each side: messages, bytes, and glue of the modules it splits."""
+        cost = [0.0] * (self.count + 1)
+        spans: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for edge in self.trace.edges:
+            if edge.source in self.detached or edge.target in self.detached:
+                continue
+            start, end = self.position[edge.source], self.position[edge.target]
+            low, high, size = spans.get((edge.tensor, start), (start, start, edge.bytes))
+            spans[edge.tensor, start] = (min(low, end), max(high, end), size)
+        for (_, start), (low, high, size) in spans.items():
+            seconds = 2 * (MESSAGE_SECONDS + size / BYTES_PER_SECOND)  # forward and backward
+            cost[low + 1] += seconds if low < start else 0.0
+            cost[start + 1] += (seconds if high > start else 0.0) - (seconds if low < start else 0.0)
+            cost[high + 1] -= seconds if high > start else 0.0
+        sums = list(itertools.accumulate(cost))
+        return [total + glue for total, glue in zip(sums, self._glue_seconds(), strict=False)]
+
+    def _glue_seconds(self) -> list[float]:
+        """Interception in the modules that a cut before each item opens, beyond what any cut opens."""
+        operations: dict[str, int] = {}
+        for name, info in self.trace.modules.items():
+            operations[name] = info.operations
+            parent = name.rpartition(".")[0]
+            if name and parent in operations:
+                operations[parent] += info.calls
+        cost = [0.0] * self.count
+        for unit, item in self.position.items():
+            if unit and self.position.get(unit - 1, item) < item:
+                opened = ancestors(self.trace.units[unit].module)
+                cost[item] = sum(operations[name] for name in opened) * OPERATION_SECONDS
+        least = min(cost[1:], default=0.0)
+        return [max(0.0, each - least) for each in cost]
+
+    def stages_of_units(self, split: Split) -> dict[int, int]:
+        """The stage of every unit under ``split``."""
+        of_item = [
+            stage
+            for stage in range(len(split.bounds) - 1)
+            for _ in range(split.bounds[stage], split.bounds[stage + 1])
+        ]
+        return {**{unit: of_item[item] for unit, item in self.position.items()}, **self.detached}
+
+
+class _Union:
+    """Disjoint sets of units."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def find(self, unit: int) -> int:
+        while self._parent[unit] != unit:
+            unit = self._parent[unit]
+        return unit
+
+    def join(self, *units: int) -> None:
+        first, *others = sorted({self.find(unit) for unit in units})
+        for other in others:
+            self._parent[other] = first
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """The sets of more than one unit, each sorted."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for unit in range(len(self._parent)):
+            found[self.find(unit)].append(unit)
+        return [tuple(group) for group in found.values() if len(group) > 1]

@@ -1,0 +1,100 @@
+"""The process groups of the rank grid, made once by ``smp.init``.
+
+Every rank makes every group, in the same order, because ``torch.distributed.new_group`` asks for that. Kinds
+of groups with the same members (pipeline and model-parallel groups without tensor parallelism) share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from opensmd.modelparallel._torch_internals import timeout_of
+from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
+
+__all__ = ["Groups"]
+
+
+class Groups:
+    """The groups that this rank belongs to.
+
+    Args:
+        grid: where each rank stands.
+        rank: this process's global rank.
+        backend: of the new groups; None takes the default group's.
+        timeout: of the new groups; None takes the default group's, as scripts expect that chose one for it.
+
+    Attributes:
+        messages: all ranks, for objects; its traffic never meets the user's.
+        owners: the ranks of this replica that have parameters, or None on one without.
+        owner_stages: their numbers in the replica. All of it until :meth:`split_off_owners` says otherwise.
+    """
+
+    def __init__(
+        self, grid: RankGrid, rank: int, *, backend: str | None = None, timeout: timedelta | None = None
+    ) -> None:
+        self.grid = grid
+        self.rank = rank
+        world = tuple(range(grid.size))
+        timeout = timeout or timeout_of(_world())
+        made: dict[tuple[int, ...], dist.ProcessGroup] = {world: _world()}
+        for kind in CommGroup:
+            for members in grid.partition(kind):
+                if members not in made:
+                    made[members] = _new_group(members, backend, timeout)
+        self.messages = _new_group(world, backend, timeout)
+        self._groups = {kind: made[grid.members(kind, rank)] for kind in CommGroup}
+        self.owners: dist.ProcessGroup | None = self._groups[CommGroup.MP_GROUP]
+        self.owner_stages = tuple(range(self.size(CommGroup.MP_GROUP)))
+        self._like = backend, timeout
+        self._made = [group for members, group in made.items() if members != world] + [self.messages]
+
+    def __getitem__(self, kind: CommGroup) -> dist.ProcessGroup:
+        return self._groups[kind]
+
+    def members(self, kind: CommGroup) -> tuple[int, ...]:
+        """The global ranks of this rank's group, ascending; the i-th has rank i in it."""
+        return self.grid.members(kind, self.rank)
+
+    def rank_in(self, kind: CommGroup) -> int:
+        """This rank's number in its group."""
+        return self.grid.rank_in(kind, self.rank)
+
+    def size(self, kind: CommGroup) -> int:
+        """How many ranks this rank's group has."""
+        return len(self.members(kind))
+
+    def split_off_owners(self, stages: Sequence[int]) -> None:
+        """Set :attr:`owners` to the ranks with these numbers in each replica; called on all ranks alike.
+
+        Scripts skip ``optimizer.step()`` and its kind on a rank without parameters, so what such a call
+        exchanges may go through this group only.
+        """
+        if len(stages) == self.size(CommGroup.MP_GROUP):
+            return
+        self.owners, self.owner_stages = None, tuple(stages)
+        for members in self.grid.partition(CommGroup.MP_GROUP):
+            owners = tuple(members[stage] for stage in stages)
+            group = _new_group(owners, *self._like)
+            self._made.append(group)
+            if self.rank in owners:
+                self.owners = group
+
+    def destroy(self) -> None:
+        """Give up every group made here, in the same order on all ranks."""
+        for group in self._made:
+            if not isinstance(group, int):  # torch's mark of a group that this rank is not in
+                dist.destroy_process_group(group)
+
+
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None
+    return world
+
+
+def _new_group(members: tuple[int, ...], backend: str | None, timeout: timedelta | None) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_group(list(members), timeout=timeout, backend=backend)
+    return group

@@ -1,0 +1,346 @@
+"""Data parallelism over the replicas of a pipeline stage, through torch's own reducer.
+
+torch's ``DistributedDataParallel`` is built around the user's whole module and told to ignore what lives on
+other stages. Its ``forward`` is never called: the engine runs the microbatches, and says when a step and when
+the last backward begin. From then on the reducer counts gradients and sends each bucket as it fills, so the
+reduction overlaps with that backward::
+
+    before_step        buffers from the first replica; nothing else is sent
+    microbatch 0..m-2  gradients add up where they are
+    before_last_backward   the reducer is armed
+    microbatch m-1     buckets leave as they fill; the end of this backward waits for them
+    after_step         gradients are the replicas' mean (or, without overlap, become it here)
+
+An exception anywhere in between leads to ``abandon_step`` instead of ``after_step``.
+
+The arguments are those of seed 002's ``smp.DistributedModel``; tests/ranks/test_hybrid.py holds the promises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from opensmd.modelparallel.replicas._torch_internals import (
+    arm,
+    begin,
+    begin_again,
+    dismantle,
+    flatten,
+    has_finished,
+    ignoring,
+    is_joining,
+    unflatten,
+)
+
+__all__ = ["CommHook", "Replicas"]
+
+CommHook = Callable[[Any, Any], torch.futures.Future[Tensor]]  # (state, bucket) -> the reduced bucket
+MEBIBYTE = 1 << 20
+
+
+class Replicas:
+    """The replicas of this rank's stage.
+
+    Construction broadcasts the local parameters and buffers from the group's first rank (the broadcast that
+    ``smp.DistributedModel`` defers to the first step).
+
+    Args:
+        module: the user's whole module, after placing.
+        is_local: whether the parameter or buffer with this full name lives on this rank.
+        group: the ranks that have the same stage.
+        bucket_cap_mb: bucket size in MiB.
+        broadcast_buffers: send the first replica's buffers to the others at the beginning of every step.
+        gradient_as_bucket_view: let gradients be views of the buckets.
+        find_unused_parameters: look for parameters that the last backward does not reach.
+        overlapping_allreduce: send buckets during the last backward; otherwise all gradients after the step.
+        backward_passes_per_step: how many steps' gradients add up before they are reduced.
+        comm_hooks: ``(state, hook)`` pairs that were registered before there was a partition.
+
+    Raises:
+        ValueError: a comm hook without ``overlapping_allreduce``, or ``backward_passes_per_step`` below 1.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        is_local: Callable[[str], bool],
+        group: dist.ProcessGroup,
+        bucket_cap_mb: float = 25,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
+        find_unused_parameters: bool = False,
+        overlapping_allreduce: bool = True,
+        backward_passes_per_step: int = 1,
+        comm_hooks: Sequence[tuple[Any, CommHook]] = (),
+    ) -> None:
+        if backward_passes_per_step < 1:
+            raise ValueError(f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}")
+        self.group = group
+        self.overlapping = overlapping_allreduce
+        self.backward_passes_per_step = backward_passes_per_step
+        self.bucket_bytes = int(bucket_cap_mb * MEBIBYTE)
+        self._module = module
+        self._is_local = is_local
+        self._broadcast_buffers = broadcast_buffers
+        self._passes = 0
+        self._inside = False
+        self._armed = False
+        self._announced = False
+        self._comm_hooks: list[tuple[Any, CommHook]] = []
+        self._ddp_options: dict[str, Any] = {
+            "process_group": group,
+            "bucket_cap_mb": bucket_cap_mb,
+            "forward_sync_buffers": broadcast_buffers,
+            "gradient_as_bucket_view": gradient_as_bucket_view and overlapping_allreduce,
+            "find_unused_parameters": find_unused_parameters,
+        }
+        self._local = [each for name, each in module.named_parameters() if is_local(name)]
+        self._trained = [each.requires_grad for each in self._local]
+        self._ddp: DistributedDataParallel | None = None
+        if self._parameters:
+            self._ddp = self._make_ddp(first=True)
+        else:
+            self._send_from_first([*module.parameters(), *module.buffers()])
+        for state, hook in comm_hooks:
+            self.register_comm_hook(state, hook)
+
+    def before_step(self) -> None:
+        """Begin a step: synchronise buffers and decide whether its gradients are reduced.
+
+        Raises:
+            RuntimeError: parameters were frozen or freed within :meth:`join`.
+        """
+        if self._inside:
+            raise RuntimeError("a step began before the one before it ended")
+        if [each.requires_grad for each in self._local] != self._trained:
+            self._follow_requires_grad()
+        self._inside, self._announced = True, False
+        if self._ddp is None:
+            if self._broadcast_buffers:
+                self._send_from_first(list(self._module.buffers()))
+            return
+        begin(self._ddp, reduce=self.overlapping and self._is_reducing)
+
+    def before_last_backward(self, roots: Sequence[Tensor]) -> None:
+        """Arm the reducer. From here to the end of the backward of ``roots`` no other backward may run.
+
+        Nobody can know which of a single microbatch's backwards will be the last, so each is announced. The
+        sum of gradients is averaged anew with each, which changes nothing in those that are averaged already.
+
+        Args:
+            roots: everything the last backward on this rank begins from, tokens of sent tensors included.
+        """
+        if self._ddp is not None and self.overlapping:
+            if self._announced:
+                begin_again(self._ddp)
+            self._armed = self._announced = True
+            arm(self._ddp, roots)
+
+    def after_backward(self) -> None:
+        """A backward has returned: if it was the announced one, the gradients have been reduced.
+
+        An exception that comes later in the step leaves torch's reducer as it is, on this replica as on the
+        others, which may not have met with it.
+        """
+        self._armed = False
+
+    def abandon_step(self) -> None:
+        """End a step that an exception has ended; it does not count as one of ``backward_passes_per_step``.
+
+        Sends nothing, so it may be called on one replica alone. If the exception came in the last backward,
+        torch's reducer still waits for that backward's gradients, and is replaced by a new one. Replicas
+        train on together only if the same exception has ended the step on all of them; otherwise the others
+        wait for this one's gradients until the group's timeout. Not within :meth:`join`.
+        """
+        self._inside = False
+        if self._armed and self._ddp is not None:
+            self._armed = False
+            self._replace_ddp()
+
+    def after_step(self, *, backward_ran: bool) -> None:
+        """End a step; without overlap, reduce the gradients now.
+
+        Raises:
+            RuntimeError: backwards ran, but the last microbatch did not announce its own, or it did not reach
+                all parameters.
+        """
+        self._inside = self._armed = False
+        if not backward_ran:
+            return
+        if self._ddp is not None and self._is_reducing:
+            if not self.overlapping:
+                self._reduce_now()
+            elif not self._announced and self._ddp.find_unused_parameters:
+                self._reduce_without_backward()
+            elif not self._announced:
+                raise RuntimeError(
+                    "the gradients of this step were not averaged over the replicas: their reduction begins "
+                    "with the last microbatch's backward, and it ran none on this stage, or fewer than the "
+                    "others. Call model.backward equally often in every microbatch; if a loss does not "
+                    "depend on this stage's parameters, use find_unused_parameters=True; or use "
+                    "overlapping_allreduce=False"
+                )
+            elif not has_finished(self._ddp):
+                raise RuntimeError(
+                    "the gradients of this step were not averaged over the replicas: the last backward did "
+                    f"not reach all parameters of this stage{self._without_gradient()}. Use "
+                    "smp.DistributedModel(..., find_unused_parameters=True), freeze what is not trained with "
+                    "requires_grad_(False), or use overlapping_allreduce=False"
+                )
+        self._passes += 1
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> contextlib.AbstractContextManager[Any]:
+        """torch's ``DistributedDataParallel.join``: replicas may have different numbers of steps.
+
+        All stages of a replica must leave it after the same number of steps.
+
+        Raises:
+            RuntimeError: ``overlapping_allreduce`` is off, so no reducer's calls can be matched.
+        """
+        if not self.overlapping and enable:
+            raise RuntimeError("join needs overlapping_allreduce=True")
+        if self._ddp is None:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[Any] = self._ddp.join(
+            divide_by_initial_world_size, enable, throw_on_early_termination
+        )
+        return context
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Replace the all-reduce of a bucket (torch's DDP communication hooks).
+
+        Raises:
+            ValueError: ``overlapping_allreduce`` is off.
+        """
+        if not self.overlapping:
+            raise ValueError("a comm hook needs overlapping_allreduce=True: without it no bucket is sent")
+        if self._ddp is not None:
+            self._ddp.register_comm_hook(state, hook)
+        self._comm_hooks.append((state, hook))
+
+    @property
+    def _is_reducing(self) -> bool:
+        return (self._passes + 1) % self.backward_passes_per_step == 0
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        """Those whose gradients are reduced."""
+        return [each for each, trained in zip(self._local, self._trained, strict=True) if trained]
+
+    def _without_gradient(self) -> str:
+        names = [
+            name
+            for name, each in self._module.named_parameters()
+            if self._is_local(name) and each.requires_grad and each.grad is None
+        ]
+        return f" ({len(names)} have no gradient: {', '.join(names[:3])})" if names else ""
+
+    def _follow_requires_grad(self) -> None:
+        """Reduce what is trained from now on: torch's reducer knows what was trained when it was made."""
+        if self._ddp is not None and is_joining(self._ddp):
+            raise RuntimeError(
+                "requires_grad of parameters changed within join(): the replicas that have ended would not "
+                "follow. Freeze and free parameters before or after it"
+            )
+        if self._ddp is not None and self._passes % self.backward_passes_per_step:
+            self._reduce_now()  # earlier passes' gradients: no reducer will know a frozen parameter
+        self._trained = [each.requires_grad for each in self._local]
+        self._replace_ddp()
+
+    def _replace_ddp(self) -> None:
+        if self._ddp is not None:
+            dismantle(self._ddp)
+        self._ddp = self._make_ddp(first=False) if self._parameters else None
+        if self._ddp is not None:
+            for state, hook in self._comm_hooks:
+                self._ddp.register_comm_hook(state, hook)
+
+    def _make_ddp(self, *, first: bool) -> DistributedDataParallel:
+        """torch's reducer for what lives here; the ``first`` one makes all replicas equal."""
+        with ignoring(self._module, [name for name in _names(self._module) if not self._is_local(name)]):
+            return DistributedDataParallel(self._module, init_sync=first, **self._ddp_options)
+
+    def _send_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Broadcast what this stage has but no reducer looks after."""
+        local = {id(each) for name, each in _tensors(self._module) if self._is_local(name)}
+        for tensor in tensors:
+            if id(tensor) in local:
+                dist.broadcast(tensor.detach(), group=self.group, group_src=0)
+
+    def _reduce_without_backward(self) -> None:
+        """Reduce what earlier microbatches brought; the last one's backward has not reached this stage.
+
+        It may have reached the same stage of other replicas, so the reducer itself must take part.
+        """
+        assert self._ddp is not None
+        nothing = _Nothing.apply(self._parameters[0])  # type: ignore[no-untyped-call]
+        arm(self._ddp, [nothing])
+        torch.autograd.backward(nothing)
+
+    def _reduce_now(self) -> None:
+        """Average all gradients; one that only some replicas have counts as zero in the others."""
+        have = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.uint8)
+        have = have.to(self._parameters[0].device)
+        dist.all_reduce(have, op=dist.ReduceOp.MAX, group=self.group)
+        gradients = []
+        for parameter, wanted in zip(self._parameters, have.tolist(), strict=True):
+            if wanted:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(parameter.grad)
+        replicas = dist.get_world_size(self.group)
+        for bucket in self._buckets(gradients):
+            flat = flatten(bucket)
+            flat /= replicas
+            dist.all_reduce(flat, group=self.group)
+            for gradient, reduced in zip(bucket, unflatten(flat, bucket), strict=True):
+                gradient.copy_(reduced)
+
+    def _buckets(self, gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Neighbouring gradients of one dtype, up to the bucket size."""
+        for _, alike in itertools.groupby(gradients, key=lambda gradient: (gradient.dtype, gradient.device)):
+            bucket: list[Tensor] = []
+            size = 0
+            for gradient in alike:
+                bucket.append(gradient)
+                size += gradient.numel() * gradient.element_size()
+                if size >= self.bucket_bytes:
+                    yield bucket
+                    bucket, size = [], 0
+            if bucket:
+                yield bucket
+
+
+class _Nothing(torch.autograd.Function):
+    """Its backward reaches a parameter and leaves its gradient as it is, even if that is None."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        return parameter.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        return None
+
+
+def _names(module: nn.Module) -> list[str]:
+    return [name for name, _ in _tensors(module)]
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)

@@ -1,0 +1,34 @@
+"""A backward that a microbatch has called for and that runs when its gradient has come.
+
+Most step functions end with their backward. So one whose gradient is still on its way is put off instead of
+keeping the function, and a thread for its stack, waiting; the function usually returns at once. If it goes on
+with something that might see the gradients, or change what they are computed from, the backward comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from opensmd.modelparallel.runtime.messages.transport import Message
+
+__all__ = ["Backward"]
+
+
+@dataclass(slots=True)
+class Backward:
+    """One backward on this rank.
+
+    Attributes:
+        roots: what it begins at, tokens of sent tensors included.
+        gradients: theirs.
+        awaited: the messages of which it would wait for one at once.
+        retain_graph: keep the graph for another one.
+    """
+
+    roots: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    awaited: list[Message]
+    retain_graph: bool

@@ -1,0 +1,1 @@
+"""Calls of modules and functions: intercepted, keyed, and their results described to other ranks."""

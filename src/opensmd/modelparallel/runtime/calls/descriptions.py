@@ -1,0 +1,296 @@
+"""What an operation or module returns, told by the rank that runs it to those that only hold placeholders.
+
+A description is made once for each key (what was called, with which arguments, in which modes) and kept on
+every rank. Keys use only what all ranks agree on, and a message with a description is found by a hash of its
+key, so it does not matter which microbatch needed it first. Where a result depends on data in more than its
+numbers, its description travels every time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse, strides_of
+from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
+from opensmd.modelparallel.runtime.tensors.tags import Form
+
+__all__ = [
+    "Description",
+    "Found",
+    "Hidden",
+    "Left",
+    "TensorDescription",
+    "describe",
+    "version_of",
+]
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescription:
+    """One tensor of a result.
+
+    Attributes:
+        argument: it is this argument itself.
+        shares: it shares memory with this argument.
+        is_view: and autograd knows it as a view of it.
+        form: what a tag knows of it.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    requires_grad: bool
+    argument: int | None = None
+    shares: int | None = None
+    is_view: bool = False
+    form: Form = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "form", (self.shape, self.stride, self.dtype))
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor is what was told, as far as the other ranks rely on it."""
+        return (
+            self.shape == tensor.shape
+            and self.dtype == tensor.dtype
+            and self.requires_grad == tensor.requires_grad
+        )
+
+    def placeholder(self) -> Placeholder:
+        """A tensor like it without data."""
+        return Placeholder(self.shape, self.stride, self.dtype, local_device(self.device))
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a call left outside its result, for the ranks on which it did not run (see ``effects.py``).
+
+    Attributes:
+        pickled: (states of objects by number, attributes by submodule and name), referring to tensors by
+            number: the call's arguments, what the objects held before, the result's, then ``tensors``.
+        contents: those of lists and mappings (see ``containers.py``), with the same numbers.
+        tensors: further ones that the call made.
+    """
+
+    pickled: bytes
+    contents: bytes
+    tensors: tuple[TensorDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a call left outside its result, at its home; see :class:`Left`."""
+
+    pickled: bytes
+    contents: bytes
+    tensors: Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A result without its data.
+
+    Attributes:
+        form: "tensor", "tuple", "list", "none", or "pickle" for anything else, which is then in ``pickled``.
+        tensors: the tensors in it; with "pickle" they come after the operation's arguments.
+        changed: arguments that were changed in place, and whether they require gradients now.
+        depends_on_data: it must be told anew each time.
+        left: what the call left outside its result, if anything.
+        is_plain: a further call like it has nothing to be told and changes nothing.
+        new_tensor: of a plain call, its result, if that is one tensor and none of its arguments.
+    """
+
+    form: str
+    tensors: tuple[TensorDescription, ...]
+    changed: tuple[tuple[int, bool], ...] = ()
+    depends_on_data: bool = False
+    pickled: bytes = b""
+    left: Left | None = None
+
+    is_plain: bool = field(init=False)
+    new_tensor: TensorDescription | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "is_plain", not self.depends_on_data and not self.changed and self.left is None
+        )
+        alone = self.form == "tensor" and self.tensors[0].argument is None
+        object.__setattr__(self, "new_tensor", self.tensors[0] if self.is_plain and alone else None)
+
+    def build(self, tensors: Sequence[Any]) -> Any:
+        """The result with ``tensors`` in it."""
+        if self.form == "tensor":
+            return tensors[0]
+        if self.form == "tuple":
+            return tuple(tensors)
+        if self.form == "list":
+            return list(tensors)
+        if self.form == "none":
+            return None
+        return structure.load(self.pickled, tensors)
+
+
+@dataclass(slots=True)
+class Hidden:
+    """A result taken apart: its tensors, and its form."""
+
+    form: str
+    tensors: list[Tensor]
+    pickled: bytes = b""
+    has_values: bool = False
+
+    @classmethod
+    def of(cls, result: Any, what: str) -> Hidden:
+        """Take a result apart.
+
+        Raises:
+            SMPUnsupportedError: it has parts that cannot be sent to another rank.
+        """
+        if isinstance(result, Tensor):
+            return cls("tensor", [result])
+        if result is None:
+            return cls("none", [])
+        if type(result) in (tuple, list) and all(isinstance(each, Tensor) for each in result):
+            alone = len(set(map(id, result))) == len(result)
+            if alone:  # otherwise the others must be told which are the same
+                return cls(type(result).__name__, list(result))
+        tensors: list[Tensor] = []
+        try:
+            pickled = structure.dump(result, tensors)
+        except Exception as error:
+            raise SMPUnsupportedError(
+                f"what {what} returned cannot be described to the other pipeline ranks: {error}. Return "
+                "tensors, or lists, tuples, dicts and dataclasses of them that are defined at the top of a "
+                "module"
+            ) from error
+        return cls("pickle", tensors, pickled, _has_values(result))
+
+
+def _has_values(result: Any) -> bool:
+    """Whether anything but tensors, None and containers is in it, which may differ from call to call."""
+    if result is None or isinstance(result, Tensor):
+        return False
+    if isinstance(result, (tuple, list)):
+        return any(map(_has_values, result))
+    if isinstance(result, Mapping):
+        return any(map(_has_values, result.values()))
+    if structure.is_dataclass(result):
+        return any(_has_values(getattr(result, field.name, None)) for field in dataclasses.fields(result))
+    return True
+
+
+def describe(
+    parts: Hidden,
+    arguments: Sequence[Tensor],
+    *,
+    versions: Sequence[int],
+    foreign: Sequence[bool],
+    depends_on_data: bool,
+    destinations: Collection[int] = (),
+    written: Collection[int] = (),
+    left: Found | None = None,
+) -> Description:
+    """What the home tells of a result.
+
+    Args:
+        parts: the result.
+        arguments: the real tensors that went in.
+        versions: their versions before the call.
+        foreign: arguments that had come from another home, or are copies.
+        depends_on_data: the shapes or values may differ from call to call.
+        destinations: the arguments that the operation writes into, whatever their versions say.
+        written: memory that was changed in place, for inference tensors, which have no versions.
+        left: what is left outside the result.
+    """
+    by_memory: dict[int, int] = {}
+    for number, argument in enumerate(arguments):
+        if _has_memory(argument):
+            by_memory.setdefault(argument.untyped_storage()._cdata, number)
+    return Description(
+        form=parts.form,
+        tensors=tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in parts.tensors),
+        changed=tuple(
+            (number, argument.requires_grad)
+            for number, argument in enumerate(arguments)
+            if number in destinations
+            or (version_of(argument) != versions[number] and not is_sparse(argument))
+            or (argument.is_inference() and argument.untyped_storage()._cdata in written)
+        ),
+        depends_on_data=depends_on_data or parts.has_values,
+        pickled=parts.pickled,
+        left=None
+        if left is None
+        else Left(
+            left.pickled,
+            left.contents,
+            tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in left.tensors),
+        ),
+    )
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the tensor has been changed in place; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _describe_tensor(
+    tensor: Tensor, arguments: Sequence[Tensor], by_memory: Mapping[int, int], foreign: Sequence[bool]
+) -> TensorDescription:
+    same = next((n for n, each in enumerate(arguments) if each is tensor and not foreign[n]), None)
+    shares = by_memory.get(tensor.untyped_storage()._cdata) if _has_memory(tensor) else None
+    is_view = False
+    if shares is not None and tensor._is_view():
+        base = arguments[shares]
+        is_view = tensor._base is base or (base._is_view() and tensor._base is base._base)
+    return TensorDescription(
+        shape=tuple(tensor.shape),
+        stride=strides_of(tensor),
+        dtype=tensor.dtype,
+        device=tensor.device.type,
+        requires_grad=tensor.requires_grad,
+        argument=same,
+        shares=shares,
+        is_view=is_view,
+    )
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return type(tensor) is not Placeholder and tensor.layout is torch.strided
+
+
+def local_device(kind: str) -> torch.device:
+    """This rank's device of a kind."""
+    if kind == "cpu":
+        return _CPU
+    return torch.device(kind, torch.accelerator.current_device_index())
+
+
+def check_result(description: Description, parts: Hidden, what: str) -> None:
+    """Raise where a result is not what the other ranks were told to expect.
+
+    Raises:
+        SMPError: the shapes, dtypes or number of tensors differ.
+    """
+    if len(parts.tensors) == len(description.tensors) and all(
+        told.fits(tensor) for told, tensor in zip(description.tensors, parts.tensors, strict=True)
+    ):
+        return
+    told = [(each.shape, each.dtype, each.requires_grad) for each in description.tensors]
+    found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in parts.tensors]
+    raise SMPError(
+        f"{what} returned {found} for arguments for which it returned {told} before (shape, dtype, "
+        "requires_grad). The other pipeline ranks cannot know which: its result must depend on the "
+        "structure, shapes and dtypes of its arguments and on train/eval mode only. Place it and what uses "
+        "its result on one partition with smp.set_partition"
+    )

@@ -1,0 +1,221 @@
+"""Glue: the operations between modules that run as a whole, one interception for each.
+
+On replicated tensors an operation runs on every rank. With tensors that have homes it follows the data to the
+highest of these homes, so that a chain flows one way and the loss is computed on the last stage.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.operations import (
+    CHANGES_FIRST,
+    COMPARISONS,
+    DEPENDS_ON_DATA,
+    KNOWN_EVERYWHERE,
+    RANDOM,
+    READS_VALUE,
+    getter,
+    in_fixed_order,
+    indexes_by_mask,
+    setter,
+    statistics,
+)
+from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
+from opensmd.modelparallel.runtime.tensors.tags import highest_home, tag_of
+
+if TYPE_CHECKING:
+    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+
+__all__ = ["Glue"]
+
+Function = Callable[..., Any]
+Backward = Callable[..., None]
+Freeze = Callable[[nn.Parameter, bool], None]
+
+
+class Glue(TorchFunctionMode):
+    """Intercepts the operations of one microbatch.
+
+    Args:
+        run: the microbatch.
+        backward: what ``loss.backward()`` means inside a step.
+        complete: computes what is left of gradients, before somebody looks at them.
+        freeze: gives a parameter another ``requires_grad``, on this rank and in what all ranks know.
+    """
+
+    def __init__(
+        self, run: MicrobatchRun, backward: Backward, complete: Callable[[], None], freeze: Freeze
+    ) -> None:
+        super().__init__()
+        self._run = run
+        self._backward_of_step = backward
+        self._complete = complete
+        self._freeze = freeze
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        run = self._run
+        if run.inside:
+            return func(*args, **kwargs)
+        leaves, tags = run.leaves_of(args, kwargs)
+        home = highest_home(tags)
+        if home is None:
+            run.settle()
+            if func in CHANGES_FIRST and any(map(run.is_replicated_memory, leaves)):
+                run.shared.wait_for_earlier(run.index)
+            if func in RANDOM:
+                return run.replicated_random(Call("", func, func, args, kwargs, leaves, tags))
+            return func(*args, **kwargs)
+        if func in KNOWN_EVERYWHERE:
+            return func(*args, **kwargs)
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        if func in COMPARISONS and len(leaves) == 2:
+            func, args = in_fixed_order(func, args)
+            leaves, tags = run.leaves_of(args, kwargs)
+        return self._intercept(Call(_name(func), func, func, args, kwargs, leaves, tags), home)
+
+    def _intercept(self, call: Call, home: int) -> Any:
+        run, func, args, kwargs = self._run, call.function, call.args, call.kwargs
+        if func in READS_VALUE:
+            return run.value(call)
+        if "out" in kwargs or func in CHANGES_FIRST:
+            destination = kwargs.get("out", args[0])
+            if isinstance(destination, Tensor):
+                call.written = (destination,)
+                tag = tag_of(destination)
+                if tag is not None:
+                    home = tag.home
+                elif run.is_replicated_memory(destination):
+                    return run.run_everywhere(call)
+        else:
+            call.written = statistics(func, args, kwargs)
+        call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, call.leaves)
+        return run.run_at(home, call)
+
+    def _requires_grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        tag = tag_of(args[0])
+        assert tag is not None
+        return tag.requires_grad
+
+    def _set_requires_grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of a parameter on all ranks, as each has its own object of that name."""
+        tensor, tag = args[0], tag_of(args[0])
+        assert tag is not None
+        if not isinstance(tensor, nn.Parameter):
+            return self._intercept(Call(_name(func), func, func, args, kwargs, [tensor], [tag]), tag.home)
+        wanted = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
+        if wanted != tag.requires_grad:
+            self._run.settle()
+            self._complete()
+            self._freeze(tensor, wanted)
+        return tensor
+
+    def _is_leaf(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return isinstance(args[0], nn.Parameter) or not self._requires_grad(func, args, kwargs)
+
+    def _grad_fn(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor = args[0]
+        if not isinstance(tensor, Placeholder):
+            return tensor.grad_fn
+        return None if self._is_leaf(func, args, kwargs) else _RemoteNode()
+
+    def _backward(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def backward(tensor: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+            self._backward_of_step(tensor, gradient, *args, **kwargs)
+
+        backward(*args, **kwargs)
+
+    def _grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._run.settle()
+        self._complete()
+        return self._of_first(func, args, lasting=True)
+
+    def _data(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A parameter's numbers, past autograd: most likely to make new ones of them."""
+        tag = tag_of(args[0])
+        assert tag is not None
+        if isinstance(args[0], nn.Parameter) and tag.home == self._run.rank:
+            self._run.settle()
+            self._run.shared.wait_for_earlier(self._run.index)
+        return self._of_first(func, args)
+
+    def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return iter(self._of_first(Tensor.unbind, (args[0], 0)))
+
+    def _of_first(self, func: Function, args: tuple[Any, ...], *, lasting: bool = False) -> Any:
+        tag = tag_of(args[0])
+        assert tag is not None
+        call = Call(_name(func), func, func, args, {}, [args[0]], [tag], lasting=lasting)
+        return self._intercept(call, tag.home)
+
+    def _hook(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Hooks on a tensor act at its home only."""
+        tag = tag_of(args[0])
+        assert tag is not None
+        if tag.home != self._run.rank:
+            return _NoHook()
+        self._run.settle()
+        return func(self._run.real(args[0]), *args[1:], **kwargs)
+
+    def _refuse(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise SMPUnsupportedError(
+            f"{_REFUSED[func]} inside a smp.step function needs data that is on another pipeline rank. Put "
+            "the code that calls it into an nn.Module, which runs as a whole on one partition"
+        )
+
+
+_REFUSED: dict[Function, str] = {
+    Tensor.__deepcopy__: "copy.deepcopy of a tensor",
+    Tensor.data_ptr: "Tensor.data_ptr()",
+    torch.autograd.grad: "torch.autograd.grad",
+}
+_Handler = Callable[[Glue, Function, tuple[Any, ...], dict[str, Any]], Any]
+_SPECIAL: dict[Function, _Handler] = {
+    getter("requires_grad"): Glue._requires_grad,
+    Tensor.requires_grad_: Glue._set_requires_grad,
+    setter("requires_grad"): Glue._set_requires_grad,
+    getter("is_leaf"): Glue._is_leaf,
+    getter("grad_fn"): Glue._grad_fn,
+    getter("grad"): Glue._grad,
+    getter("data"): Glue._data,
+    Tensor.backward: Glue._backward,
+    Tensor.__iter__: Glue._iterate,
+    Tensor.register_hook: Glue._hook,
+    Tensor.retain_grad: Glue._hook,
+    Tensor.register_post_accumulate_grad_hook: Glue._hook,
+    **dict.fromkeys(_REFUSED, Glue._refuse),
+}
+
+
+class _RemoteNode:
+    """Stands for the ``grad_fn`` of a tensor whose graph is on another rank: it exists, and no more."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise SMPUnsupportedError(
+            f"grad_fn.{name} was asked of a tensor whose graph is on another pipeline rank"
+        )
+
+
+class _NoHook:
+    """The handle of a hook that is registered on another rank."""
+
+    def remove(self) -> None:
+        """Nothing is registered here."""
+
+
+@functools.cache
+def _name(func: Function) -> str:
+    return str(resolve_name(func) or getattr(func, "__qualname__", repr(func)))

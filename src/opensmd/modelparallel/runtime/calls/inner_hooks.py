@@ -1,0 +1,109 @@
+"""Forward hooks inside modules that run as a whole on one rank: the other ranks do not run them.
+
+What hooks carried out in the dry run is known (:mod:`.escapes`), and the modules around them were opened.
+What they begin to carry out later is noted here, and refused where it is used (:mod:`.runtime.carried`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel._torch_internals import watchers
+from opensmd.modelparallel.planning.plan import Plan, ancestors
+from opensmd.modelparallel.runtime.side_effects.escaped import Carried
+from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.tags import tag_of
+
+__all__ = ["InnerHooks", "may_carry"]
+
+
+def may_carry(module: nn.Module, plan: Plan) -> bool:
+    """Whether hooks may carry something out of modules that ``plan`` runs as a whole.
+
+    transformers' models register such hooks in the forward that is first asked for what they record, and
+    tell beforehand what that can be.
+    """
+    if any(watchers(each) for each in _inside(module, plan)):
+        return True
+    modules = dict(module.named_modules(remove_duplicate=False))
+    return any(getattr(modules[name], "can_record_outputs", None) for name in plan.split())
+
+
+class InnerHooks:
+    """The hooks of modules that the other ranks do not look into.
+
+    Args:
+        module: the model.
+        plan: where everything lives.
+        carried: is told what hooks have seen.
+    """
+
+    def __init__(self, module: nn.Module, plan: Plan, carried: Carried) -> None:
+        self._inside = _inside(module, plan)
+        self._hooks = [each._forward_hooks for each in self._inside]
+        self._known = set(plan.hooked)
+        self._carried = carried
+        self._warned = False
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around one step.
+
+        Warns:
+            UserWarning: once, of a hook that has been registered since the plan was made.
+        """
+        with contextlib.ExitStack() as stack:
+            if any(self._hooks):
+                for module in self._inside:
+                    if module._forward_hooks:
+                        stack.callback(module.register_forward_hook(self._see).remove)
+            yield
+        if any(self._hooks) and not self._warned:
+            self._warn()
+
+    def _see(self, module: nn.Module, args: Any, out: Any) -> None:
+        given = {each.untyped_storage()._cdata for each in _strided(args)}
+        name, around = self._inside[module]
+        for tensor in _strided(out):
+            if tensor.untyped_storage()._cdata not in given:
+                self._carried.note(
+                    tensor,
+                    f"a forward hook of module {name!r} carried a tensor out of module {around!r}, which "
+                    "runs on one partition as a whole, and the step function used or returned it: the other "
+                    "ranks do not have it",
+                )
+
+    def _warn(self) -> None:
+        for module, (name, around) in self._inside.items():
+            if module._forward_hooks and name not in self._known:
+                self._warned = True
+                warnings.warn(
+                    f"module {name!r} has got a forward hook, which runs only where module {around!r} lives: "
+                    "tensors that it carries out are missing on the other ranks. Hooks that do so must be "
+                    "registered before the first step, and at work in it",
+                    stacklevel=5,
+                )
+                return
+
+
+def _inside(module: nn.Module, plan: Plan) -> dict[nn.Module, tuple[str, str]]:
+    """The modules inside those that run as a whole, with their names and the names of these."""
+    whole = plan.atomic()
+    return {
+        each: (name, next(around for around in ancestors(name) if around in whole))
+        for name, each in module.named_modules()
+        if not whole.keys().isdisjoint(ancestors(name))
+    }
+
+
+def _strided(value: Any) -> list[Tensor]:
+    """The tensors of ``value`` that have memory of their own here, without a home elsewhere."""
+    found: list[Tensor] = []
+    structure.collect(value, found)
+    return [each for each in found if tag_of(each) is None and each.layout is torch.strided]

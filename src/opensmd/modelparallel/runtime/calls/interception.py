@@ -1,0 +1,170 @@
+"""Modules that run as a whole on one rank, and functions of torch that function modes do not see."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel import _torch_internals as internals
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.side_effects.unreturned import Unreturned
+from opensmd.modelparallel.runtime.tensors.tags import highest_home
+
+if TYPE_CHECKING:
+    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+
+__all__ = ["current_run", "intercepted", "redirected", "set_run"]
+
+Function = Callable[..., Any]
+_thread = threading.local()
+
+
+def current_run() -> MicrobatchRun | None:
+    """The microbatch that the calling thread runs; None outside steps and inside modules that run whole."""
+    run: MicrobatchRun | None = getattr(_thread, "run", None)
+    return None if run is None or run.inside else run
+
+
+def set_run(run: MicrobatchRun | None) -> None:
+    """This thread runs a microbatch from now on, or none."""
+    _thread.run = run
+
+
+@contextlib.contextmanager
+def intercepted(
+    modules: Mapping[str, tuple[nn.Module, int]],
+    others: Mapping[nn.Module, Function],
+    backward: Function,
+    *,
+    alone: bool,
+) -> Iterator[None]:
+    """Redirect the calls of modules that run as a whole, for the time of a step.
+
+    Args:
+        modules: by name, with the rank that runs each.
+        others: further modules with other forwards.
+        backward: what ``torch.autograd.backward`` means inside a step.
+        alone: there is one microbatch, so nobody else sees what it does to the modules.
+    """
+    forwards: dict[nn.Module, Function] = dict(others)
+    calls: dict[nn.Module, Function] = {}
+    for name, (module, home) in modules.items():
+        forwards[module] = redirected(name, module, home, module.forward, alone)
+        # A weight that a hook makes must still be the same when the forward has got its input.
+        makes_weight = not alone and internals.makes_weight(module)
+        if makes_weight or "_compiled_call_impl" in module.__dict__ or internals.has_backward_hooks(module):
+            calls[module] = redirected(name, module, home, internals.whole_call(module), alone)
+
+    def any_backward(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        run = current_run()
+        (original if run is None else backward)(*args, **kwargs)
+
+    with (
+        internals.replaced_calls(forwards, calls),
+        internals.replaced_functions(apply=_apply, script=_script, checkpoint=_checkpoint),
+        internals.replaced_backward(any_backward),
+    ):
+        yield
+
+
+def redirected(name: str, module: nn.Module, home: int, function: Function, alone: bool) -> Function:
+    """``function``, the call of ``module``, for microbatches: it runs on rank ``home`` as a whole."""
+    training = module.training
+    shown = f"module {name!r}" if name else "the model"
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        run = current_run()
+        if run is None:
+            return function(*args, **kwargs)
+        if module.training != training and not alone:
+            raise SMPUnsupportedError(
+                f"{shown} was switched with train() or eval() inside a smp.step function. The "
+                "microbatches of a step share its modules and take turns: switch between steps"
+            )
+        with internals.WithoutMode(run.mode):
+            leaves, tags = run.leaves_of(args, kwargs)
+            key = ("module", name, module.training)
+            return run.run_at(
+                home, Call(shown, key, function, args, kwargs, leaves, tags, whole=True, owner=module)
+            )
+
+    return call
+
+
+def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``autograd.Function.apply`` in glue."""
+    run = current_run()
+    if run is None:
+        return original(*args, **kwargs)
+    if internals.is_reentrant_checkpoint(function):
+        # as torch: without an input that needs gradients there are none inside either
+        wanted = torch.is_grad_enabled() and any(
+            isinstance(each, Tensor) and each.requires_grad for each in args[2:]
+        )
+        with _checkpointing(run), torch.set_grad_enabled(wanted), _unreturned(run) as unreturned:
+            result = args[0](*args[2:])
+            with internals.WithoutMode(run.mode):
+                unreturned.detach(result, run.rank)
+        return result
+    return _follow(run, f"autograd function {function.__qualname__}", function, original, args, kwargs)
+
+
+def _script(original: Function, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A TorchScript function in glue."""
+    run = current_run()
+    if run is None:
+        return original(*args, **kwargs)
+    key = ("script", function.qualified_name)
+    return _follow(run, f"TorchScript function {function.name}", key, original, args, kwargs)
+
+
+def _follow(
+    run: MicrobatchRun,
+    name: str,
+    key: Any,
+    original: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a function as a whole where its arguments are."""
+    with internals.WithoutMode(run.mode):
+        leaves, tags = run.leaves_of(args, kwargs)
+        home = highest_home(tags)
+        if home is not None:
+            return run.run_at(home, Call(name, key, original, args, kwargs, leaves, tags, whole=True))
+    run.settle()
+    return original(*args, **kwargs)
+
+
+def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A checkpoint in glue: every module called inside is checkpointed by itself."""
+    run = current_run()
+    if run is None:
+        yield from original(*args, **kwargs)
+        return
+    with _checkpointing(run):
+        yield
+
+
+@contextlib.contextmanager
+def _checkpointing(run: MicrobatchRun) -> Iterator[None]:
+    run.checkpointing += 1
+    try:
+        yield
+    finally:
+        run.checkpointing -= 1
+
+
+@contextlib.contextmanager
+def _unreturned(run: MicrobatchRun) -> Iterator[Unreturned]:
+    around, run.unreturned = run.unreturned, Unreturned(run.unreturned)
+    try:
+        yield run.unreturned
+    finally:
+        run.unreturned = around

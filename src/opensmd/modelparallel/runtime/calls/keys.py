@@ -1,0 +1,86 @@
+"""What makes two calls alike: keys from what all ranks know of arguments and modes, and hashes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel._torch_internals import any_autocast
+from opensmd.modelparallel.runtime.tensors.tags import tensor_key
+
+__all__ = ["argument_key", "call_key", "stable_hash"]
+
+_VALUES = frozenset({type(None), int, float, str, bool, torch.dtype, torch.device})
+
+
+def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int) -> tuple[Any, ...]:
+    """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
+    return (
+        what,
+        *[argument_key(each) for each in args],
+        _named_key(kwargs) if kwargs else (),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        _autocast_dtypes() if any_autocast() else None,
+        torch.get_default_dtype(),
+        epoch,
+    )
+
+
+def _named_key(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    kinds = tuple(map(type, kwargs.values()))
+    if _VALUES.issuperset(kinds):
+        return (kinds, *kwargs.items())
+    return (*[(name, argument_key(each)) for name, each in kwargs.items()],)
+
+
+def argument_key(value: Any) -> Any:
+    """What all ranks know alike of an argument; hashable."""
+    kind = type(value)
+    if kind in _VALUES:
+        return (kind, value)
+    if isinstance(value, Tensor):
+        return tensor_key(value)
+    if isinstance(value, (int, float, str)):
+        return (kind, value)
+    if isinstance(value, (tuple, list)):
+        return (kind, *[argument_key(each) for each in value])
+    if isinstance(value, Mapping):
+        return (kind, *[(key, argument_key(each)) for key, each in value.items()])
+    if isinstance(value, slice):
+        return ("slice", argument_key((value.start, value.stop, value.step)))
+    if hasattr(kind, "__dataclass_fields__"):
+        fields = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+        return (kind, *((name, argument_key(each)) for name, each in fields))
+    return (kind,)
+
+
+def _autocast_dtypes() -> tuple[torch.dtype | None, ...]:
+    """What this thread computes in, of each kind of device; None where autocast is off."""
+    return tuple(
+        [
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            for kind in ("cpu", "cuda")
+        ]
+    )
+
+
+def stable_hash(key: Any, bits: int) -> int:
+    """A hash of a key that is the same in every process."""
+    digest = hashlib.blake2b(repr(_stable(key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - bits)
+
+
+def _stable(key: Any) -> Any:
+    if type(key) in (tuple, torch.Size):
+        return tuple(map(_stable, key))
+    if isinstance(key, type):
+        return f"{key.__module__}.{key.__qualname__}"
+    if isinstance(key, Callable):  # type: ignore[arg-type]
+        return torch.overrides.resolve_name(key) or getattr(key, "__qualname__", type(key).__qualname__)
+    return key

@@ -1,0 +1,164 @@
+"""What microbatches return, made real on every rank of the pipeline.
+
+Nobody looks at results before the step's end. Small ones, such as losses, travel then, all of a rank
+together; large ones as soon as they are there, where messages may overtake one another.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
+from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+from opensmd.modelparallel.runtime.pipeline_context import Shared
+from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.memory_layout import arranged, in_memory_order, strides_kept
+from opensmd.modelparallel.runtime.tensors.tags import Form, form_of, tags_of
+
+__all__ = ["Results"]
+
+_SMALL_BYTES = 4096
+
+
+class _Part(NamedTuple):
+    """A tensor in a result. They sort alike on all ranks.
+
+    Attributes:
+        place: among the tensors of the microbatch's result.
+        elements: how many numbers it has.
+        data: at its home, the tensor itself.
+    """
+
+    microbatch: int
+    place: int
+    elements: int
+    form: Form
+    data: Tensor | None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it travels with others."""
+        return self.elements * self.form[2].itemsize <= _SMALL_BYTES
+
+    def leaving(self) -> Tensor:
+        """Its numbers as they travel."""
+        assert self.data is not None
+        shape, stride, _ = self.form
+        return in_memory_order(self.data, shape, stride).reshape(-1)
+
+    def arrived(self, numbers: Tensor) -> Tensor:
+        """The tensor, of the numbers that have come."""
+        shape, stride, _ = self.form
+        return arranged(numbers, shape, strides_kept(shape, stride))
+
+
+class _Ended(torch.autograd.Function):
+    """A result's way back into its graph, which is spread over the ranks: it ends with the step on all."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Tensor, result: Tensor) -> Tensor:
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise SMPError(
+            "backward was called after the step on a tensor that a smp.step function returned. Its graph is "
+            "spread over the partitions, which go through it together inside the step: call model.backward "
+            "there"
+        )
+
+
+class Results:
+    """The results of one step.
+
+    Args:
+        shared: the pipeline.
+        count: of microbatches.
+        detach: detach what is returned from its graph. Otherwise it requires gradients on all ranks, and
+            backward says that it belongs into the step.
+    """
+
+    def __init__(self, shared: Shared, count: int, *, detach: bool) -> None:
+        self._shared = shared
+        self._detach = detach
+        self._values: list[Any] = [None] * count
+        self._tensors: list[list[Tensor]] = [[] for _ in range(count)]
+        self._parts: list[list[_Part]] = [[] for _ in range(shared.size)]  # by home
+        self._in_graphs: list[tuple[int, int]] = []  # microbatch and place of what has a graph
+
+    def share(self, run: MicrobatchRun, value: Any) -> None:
+        """Take a microbatch's result, after the microbatch's end."""
+        shared = self._shared
+        self._values[run.index] = value
+        tensors = self._tensors[run.index]
+        structure.collect(value, tensors)
+        tags = tags_of(tensors)
+        shared.carried.require_replicated(tensors, tags, "the step function has returned")
+        for place, (leaf, tag) in enumerate(zip(tensors, tags, strict=True)):
+            if tag is None:
+                tensors[place] = leaf.detach() if self._detach else leaf
+                continue
+            data: Tensor | None = None
+            if tag.home == shared.rank:
+                real = run.real(leaf)
+                data = real.detach()
+                tensors[place] = data
+            form = form_of(leaf, tag)
+            part = _Part(run.index, place, math.prod(form[0]), form, data)
+            self._parts[tag.home].append(part)
+            if tag.requires_grad and not self._detach:
+                self._in_graphs.append((run.index, place))
+            if data is not None and not shared.transport.ordered and not part.is_small:
+                self._send(part, part.leaving().clone())  # the caller may change what it gets
+
+    def _send(self, first: _Part, numbers: Tensor) -> None:
+        for rank in self._shared.others:
+            self._shared.transport.send(rank, _tag(first), numbers)
+
+    def received(self) -> list[Any]:
+        """All results; waits for what is still to come."""
+        for home, parts in enumerate(self._parts):
+            parts.sort(key=lambda part: part[:2])
+            for together in _messages(parts):
+                if home != self._shared.rank:
+                    self._receive(home, together)
+                elif self._shared.transport.ordered or together[0].is_small:
+                    self._send(together[0], torch.cat([part.leaving() for part in together]))
+        for microbatch, place in self._in_graphs:
+            tensors = self._tensors[microbatch]
+            graph = torch.empty(0, requires_grad=True)
+            tensors[place] = _Ended.apply(graph, tensors[place])  # type: ignore[no-untyped-call]
+        return [
+            structure.substitute(value, iter(tensors)) if tensors else value
+            for value, tensors in zip(self._values, self._tensors, strict=True)
+        ]
+
+    def _receive(self, home: int, together: list[_Part]) -> None:
+        counts = [part.elements for part in together]
+        first = together[0]
+        numbers = self._shared.transport.receive(home, _tag(first), sum(counts), first.form[2])
+        pieces = torch.split(numbers, counts) if len(together) > 1 else [numbers]
+        for part, piece in zip(together, pieces, strict=True):
+            self._tensors[part.microbatch][part.place] = part.arrived(piece)
+
+
+def _messages(parts: list[_Part]) -> list[list[_Part]]:
+    """What travels together: the small parts of each dtype; each of the others alone."""
+    small: dict[torch.dtype, list[_Part]] = {}
+    alone: list[list[_Part]] = []
+    for part in parts:
+        if part.is_small:
+            small.setdefault(part.form[2], []).append(part)
+        else:
+            alone.append([part])
+    return [*small.values(), *alone]
+
+
+def _tag(first: _Part) -> int:
+    """The tag of a message that begins with this part."""
+    return make_tag(Kind.RESULT, first.microbatch, first.place)

@@ -1,0 +1,204 @@
+"""A step's beginning: all ranks of a pipeline call the same function with the same arguments.
+
+Usually every rank loads the same batch, and comparing fingerprints is all there is to do. Where they differ,
+those of the first rank count, as in the original, where the others may pass empty tensors. Tensors that are
+not empty, and other than the first rank's, are most likely a mistake, which is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from opensmd.modelparallel._torch_internals import gathered
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.runtime.calls.keys import stable_hash
+from opensmd.modelparallel.runtime.tensors import structure
+
+__all__ = ["agreed_inputs", "fingerprint"]
+
+_LINE_BYTES, _LINES = 64, 1024  # the size of a cache line, and how many are read of a large tensor
+# whose bytes numpy gives at once
+_NUMPY = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool})
+
+
+def agreed_inputs(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the step ``function`` that all ranks of ``group`` go on with.
+
+    Objects that are neither tensors nor plain values nor containers of them stay each rank's own. ``device``
+    is where small tensors must be for the group to carry them.
+
+    Raises:
+        SMPError: the ranks called different functions, or some of them without gradients.
+        RuntimeError: a rank did not come within the group's timeout.
+    """
+    leaves: list[Tensor] = []
+    structure.collect((args, kwargs), leaves)
+    program = _program(function)
+    mine = torch.tensor([_hash(program), _form(args, kwargs), fingerprint(leaves)], device=device)
+    numbers = gathered(mine, group).tolist()
+    if len(set(numbers[::3])) > 1:
+        _refuse_different(program, group)
+    forms, data = set(numbers[1::3]), set(numbers[2::3])
+    if len(forms) == len(data) == 1:
+        return args, kwargs
+    if len(forms) == 1:
+        warnings.warn(
+            "the ranks of a pipeline called the step with different data of the same shapes; the data of the "
+            "first rank is used. Give all ranks of smp.get_mp_group() the same batches (a sampler over "
+            "smp.dp_rank(), not smp.rank())",
+            stacklevel=4,
+        )
+    return _first_rank_arguments(args, kwargs, group)
+
+
+def _program(function: Callable[..., Any]) -> tuple[str, str]:
+    """What a rank is about to run, in words."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if torch.is_inference_mode_enabled():
+        return name, " in inference mode"
+    return name, "" if torch.is_grad_enabled() else " without gradients"
+
+
+def _refuse_different(mine: tuple[str, str], group: dist.ProcessGroup) -> None:
+    programs: list[Any] = [None] * group.size()
+    dist.all_gather_object(programs, mine, group=group)
+    other = next(rank for rank, program in enumerate(programs) if program != programs[0])
+    (first, first_mode), (second, second_mode) = programs[0], programs[other]
+    raise SMPError(
+        f"the ranks of a pipeline began different steps: pipeline rank 0 called {first!r}{first_mode}, "
+        f"pipeline rank {other} called {second!r}{second_mode}. All ranks call the same step functions in "
+        "the same order; an `if smp.rank() == 0:` around one is the usual cause"
+    )
+
+
+def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return _hash((tuple(map(_shape, args)), tuple((k, _shape(v)) for k, v in kwargs.items())))
+
+
+@functools.lru_cache(maxsize=256)
+def _hash(form: Any) -> int:
+    return stable_hash(form, 63)
+
+
+def _shape(value: Any) -> Any:
+    """The argument without data."""
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype, value.device.type)
+    if isinstance(value, (str, int, float, bool, type(None), torch.dtype)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_shape, value))
+    if isinstance(value, dict):
+        return tuple((repr(key), _shape(each)) for key, each in value.items())
+    return type(value).__qualname__
+
+
+def fingerprint(leaves: Sequence[Tensor]) -> int:
+    """Of the numbers of tensors: a checksum of all or, of tensors over 64 KiB, of evenly spaced pieces.
+
+    Reading everything would take as long as a small stage. The pieces are in every sample of a batch of up to
+    1024.
+    """
+    found = 0
+    for leaf in leaves:
+        if leaf.is_cpu and leaf.dtype in _NUMPY and leaf.nbytes <= _LINES * _LINE_BYTES:
+            found = zlib.crc32(sendable(leaf).numpy().data, found)
+            continue
+        raw = sendable(leaf).view(-1).view(torch.uint8)
+        if raw.numel() > _LINES * _LINE_BYTES:
+            raw = _pieces(raw)
+        found = zlib.crc32(raw.cpu().numpy().data, found)
+    return found
+
+
+def _pieces(raw: Tensor) -> Tensor:
+    lines = raw[: raw.numel() // _LINE_BYTES * _LINE_BYTES].view(-1, _LINE_BYTES)
+    some = lines[:: lines.shape[0] // _LINES]
+    return torch.cat([some.reshape(-1), raw[lines.numel() :]])
+
+
+def _first_rank_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    tensors: list[Tensor] = []
+    told: list[Any] = [None]
+    first = dist.get_rank(group) == 0
+    if first:
+        positional = [_dumped(each, tensors) for each in args]
+        named = {name: _dumped(each, tensors) for name, each in kwargs.items()}
+        forms = _forms(args, kwargs)
+        shapes = [(tuple(each.shape), each.dtype, each.device.type) for each in tensors]
+        told = [(positional, named, shapes, forms)]
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    positional, named, shapes, forms = told[0]
+    if not first:
+        _warn_of_other_forms(_forms(args, kwargs), forms)
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in shapes]
+    for tensor in tensors:
+        data = sendable(tensor)
+        dist.broadcast(data, group=group, group_src=0)
+        if not first and data is not tensor:
+            tensor.copy_(data)
+    if first:
+        return args, kwargs
+    if len(positional) > len(args) and any(each is None for each in positional[len(args) :]):
+        raise ValueError("the first rank of the pipeline called the step with more arguments than this one")
+    return (
+        tuple(
+            args[i] if each is None else structure.load(each, tensors) for i, each in enumerate(positional)
+        ),
+        {
+            name: kwargs[name] if each is None else structure.load(each, tensors)
+            for name, each in named.items()
+        },
+    )
+
+
+def _forms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[torch.Size]]:
+    """The shapes of the tensors in each argument."""
+    named = {f"argument {place + 1}": value for place, value in enumerate(args)}
+    named.update({f"argument {name!r}": value for name, value in kwargs.items()})
+    forms: dict[str, list[torch.Size]] = {}
+    for name, value in named.items():
+        leaves: list[Tensor] = []
+        structure.collect(value, leaves)
+        forms[name] = [leaf.shape for leaf in leaves]
+    return forms
+
+
+def _warn_of_other_forms(mine: dict[str, list[torch.Size]], first: dict[str, list[torch.Size]]) -> None:
+    for name, shapes in mine.items():
+        for shape, wanted in zip(shapes, first.get(name, ()), strict=False):
+            if shape != wanted and shape.numel() > 0:
+                warnings.warn(
+                    f"{name} of the step is a tensor of shape {tuple(shape)} on rank {dist.get_rank()}, and "
+                    f"of shape {tuple(wanted)} on the first rank of the pipeline, whose data is used. Give "
+                    "all ranks of smp.get_mp_group() the same batches, or empty tensors to those after the "
+                    "first",
+                    stacklevel=6,
+                )
+                return
+
+
+def _dumped(argument: Any, tensors: list[Tensor]) -> bytes | None:
+    """None for what stays each rank's own."""
+    opaque: list[Any] = []
+    structure.opaque_objects(argument, opaque)
+    if opaque or isinstance(argument, nn.Module) or (callable(argument) and not isinstance(argument, Tensor)):
+        return None
+    return structure.dump(argument, tensors)

@@ -1,0 +1,289 @@
+"""Messages between the ranks of one pipeline: tensors, gradients or their absence, and small objects.
+
+A message is known by its sender and a tag that both ends compute from the program: kind, microbatch, number
+of the intercepted call, and a few bits of a check. Sending never waits for the receiver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pickle
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from opensmd.collectives.mailbox import Mailbox, has_mailbox
+from opensmd.modelparallel._torch_internals import timeout_of
+from opensmd.modelparallel.exceptions import PeerFailed
+from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.runtime.messages import edges
+from opensmd.modelparallel.runtime.tensors.memory_layout import arranged
+
+__all__ = [
+    "ABORT",
+    "GroupTransport",
+    "Kind",
+    "MailboxTransport",
+    "Transport",
+    "make_tag",
+    "open_transport",
+]
+
+Message = tuple[int, int]  # (pipeline rank of the sender, tag)
+Expect = Callable[[], None]
+
+_MICROBATCH_BITS, _NUMBER_BITS, _CHECK_BITS = 10, 16, 10
+
+
+class Kind:
+    """What a message carries; part of its tag."""
+
+    TENSOR, GRADIENT, NO_GRADIENT, OBJECT, DESCRIPTION, RESULT, ABORT = range(7)
+
+
+def make_tag(kind: int, microbatch: int, number: int, check: int = 0) -> int:
+    """A tag of 39 bits. Numbers may wrap around: messages with one tag keep their order."""
+    tag = kind << _MICROBATCH_BITS | (microbatch & ((1 << _MICROBATCH_BITS) - 1))
+    tag = tag << _NUMBER_BITS | (number & ((1 << _NUMBER_BITS) - 1))
+    return tag << _CHECK_BITS | (check & ((1 << _CHECK_BITS) - 1))
+
+
+ABORT = make_tag(Kind.ABORT, 0, 0)
+
+
+class Transport(Protocol):
+    """One rank's end of a pipeline's messages. Ranks are the pipeline group's."""
+
+    ordered: bool
+
+    def send(self, target: int, tag: int, tensor: Tensor) -> None:
+        """Send the data of ``tensor``, which must not change before :meth:`flush`."""
+
+    def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Wait for ``count`` numbers; a vector."""
+
+    def take(
+        self, source: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> Tensor | None:
+        """A tensor that has come, with these strides (none: contiguous); None if it has not."""
+
+    def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
+        """The token of a sent tensor, which backward begins at: then a gradient comes, or that there is none.
+
+        ``tag`` is of kind GRADIENT. Backward calls ``expect`` before it waits for the gradient.
+        """
+
+    def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
+        """A received tensor as part of the graph, and its token; its gradient goes back with ``tag``."""
+
+    def send_object(self, target: int, tag: int, value: Any) -> None:
+        """Send a small picklable object."""
+
+    def receive_object(self, source: int, tag: int) -> Any:
+        """Wait for an object."""
+
+    def ready(self, message: Message) -> bool:
+        """Whether a message has come; ordered transports cannot know and say True."""
+
+    def wait_any(self, messages: Sequence[Message]) -> int:
+        """Wait until one of the messages has come, and say which."""
+
+    def flush(self) -> None:
+        """Wait until everything sent may be changed."""
+
+    def require_no_abort(self) -> None:
+        """Raise PeerFailed if a rank has announced that it failed; ordered transports cannot know."""
+
+
+def control_device(group: dist.ProcessGroup) -> torch.device:
+    """Where small tensors must be for ``group`` to carry them: the CPU, unless only an accelerator's backend
+    serves it."""
+    if torch.device("cpu") in group._device_types or not torch.accelerator.is_available():
+        return torch.device("cpu")
+    return torch.device(torch.accelerator.current_accelerator() or "cpu")
+
+
+def open_transport(group: dist.ProcessGroup, device: torch.device) -> Transport:
+    """The transport for tensors on ``device`` among the ranks of ``group``."""
+    if device.type == "cpu" and has_mailbox(group):
+        return MailboxTransport(group)
+    return GroupTransport(group, device)
+
+
+def gradient_messages(source: int, tag: int) -> list[Message]:
+    """The two messages of which one tells of a gradient."""
+    return [(source, tag), (source, _without_gradient(tag))]
+
+
+def _without_gradient(tag: int) -> int:
+    step = 1 << (_MICROBATCH_BITS + _NUMBER_BITS + _CHECK_BITS)
+    return tag + (Kind.NO_GRADIENT - Kind.GRADIENT) * step
+
+
+class MailboxTransport:
+    """Over the shared-memory mailbox of smddp: receivers see what has come, in any order."""
+
+    ordered = False
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._mailbox = Mailbox(group)
+        self._rank = dist.get_rank(group)
+        self._aborts = [(rank, ABORT) for rank in range(dist.get_world_size(group)) if rank != self._rank]
+
+    def send(self, target: int, tag: int, tensor: Tensor) -> None:
+        self._mailbox.send(target, tag, tensor)
+
+    def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
+        if not self._mailbox.ready(source, tag):
+            self.wait_any([(source, tag)])
+        return self._mailbox.receive(source, tag, count, dtype)
+
+    def take(
+        self, source: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> Tensor | None:
+        return self._mailbox.take(source, tag, shape, stride, dtype)
+
+    def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
+        return self._mailbox.send_edge(sent, target, tag, _without_gradient(tag), expect)
+
+    def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
+        return self._mailbox.receive_edge(received, source, tag, _without_gradient(tag))
+
+    def send_object(self, target: int, tag: int, value: Any) -> None:
+        data = _to_bytes(value)
+        self._mailbox.send(target, tag, torch.tensor([data.numel()]))
+        self._mailbox.send(target, tag, data)
+
+    def receive_object(self, source: int, tag: int) -> Any:
+        self.wait_any([(source, tag)])
+        return self._receive_object(source, tag)
+
+    def _receive_object(self, source: int, tag: int) -> Any:
+        size = int(self._mailbox.receive(source, tag, 1, torch.int64))
+        data = self._mailbox.receive(source, tag, size, torch.uint8)
+        return pickle.loads(data.numpy().tobytes())
+
+    def ready(self, message: Message) -> bool:
+        return self._mailbox.ready(*message)
+
+    def wait_any(self, messages: Sequence[Message]) -> int:
+        found = self._mailbox.wait_any([*messages, *self._aborts])
+        if found >= len(messages):
+            source, tag = self._aborts[found - len(messages)]
+            raise PeerFailed(self._receive_object(source, tag))
+        return found
+
+    def flush(self) -> None:
+        self._mailbox.flush()
+
+    def require_no_abort(self) -> None:
+        for source, tag in self._aborts:
+            if self._mailbox.ready(source, tag):
+                raise PeerFailed(self._receive_object(source, tag))
+
+
+class GroupTransport:
+    """Over the send and recv of any process group, in the order of the program.
+
+    The two directions between a pair of ranks go over groups of their own, because on an accelerator a send
+    holds up its group until it is received.
+    """
+
+    ordered = True
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        members = dist.get_process_group_ranks(group)
+        self._members = members
+        self._rank = dist.get_rank(group)
+        self._device = device
+        self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
+        self._up = group
+        self._down = group
+        if device.type != "cpu":
+            self._down = dist.new_group(members, timeout=timeout_of(group), use_local_synchronization=True)
+
+    def send(self, target: int, tag: int, tensor: Tensor) -> None:
+        group = self._up if target > self._rank else self._down
+        data = sendable(tensor)
+        work = dist.isend(data, group=group, tag=_short(tag), group_dst=target)
+        assert work is not None
+        self._leaving.append((work, data))
+
+    def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
+        group = self._up if source < self._rank else self._down
+        into = torch.empty(count, dtype=dtype, device=self._device)
+        dist.recv(into, group=group, tag=_short(tag), group_src=source)
+        return into
+
+    def take(
+        self, source: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> Tensor | None:
+        return arranged(self.receive(source, tag, math.prod(shape), dtype), shape, stride)
+
+    def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
+        shape, dtype = sent.shape, sent.dtype
+
+        def receive() -> Tensor | None:
+            expect()
+            if not self.receive(target, tag, 1, torch.int64).item():
+                return None
+            return self.receive(target, tag, shape.numel(), dtype).view(shape)
+
+        return edges.send_edge(sent, receive)
+
+    def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
+        def send(gradient: Tensor | None) -> None:
+            self.send(
+                source, tag, torch.tensor([gradient is not None], dtype=torch.int64, device=self._device)
+            )
+            if gradient is not None:
+                self.send(source, tag, gradient)
+
+        return edges.receive_edge(received, send)
+
+    def send_object(self, target: int, tag: int, value: Any) -> None:
+        data = _to_bytes(value).to(self._device)
+        self.send(target, tag, torch.tensor([data.numel()], device=self._device))
+        self.send(target, tag, data)
+
+    def receive_object(self, source: int, tag: int) -> Any:
+        size = int(self.receive(source, tag, 1, torch.int64).item())
+        data = self.receive(source, tag, size, torch.uint8)
+        return pickle.loads(data.cpu().numpy().tobytes())
+
+    def ready(self, message: Message) -> bool:
+        return True
+
+    def wait_any(self, messages: Sequence[Message]) -> int:
+        return 0
+
+    def flush(self) -> None:
+        while self._leaving:
+            work, _ = self._leaving.popleft()
+            work.wait()
+
+    def require_no_abort(self) -> None:
+        pass
+
+
+def abort(transport: Transport, ranks: Sequence[int], text: str) -> None:
+    """Tell the others that this rank has failed, as far as they can still be told."""
+    if transport.ordered:
+        return  # they may be waiting for anything; the group's timeout ends them
+    for rank in ranks:
+        with contextlib.suppress(RuntimeError):
+            transport.send_object(rank, ABORT, text)
+
+
+def _short(tag: int) -> int:
+    """torch's tags have 31 bits. Messages of one tag keep their order, so tags may coincide."""
+    return tag % ((1 << 31) - 1)
+
+
+def _to_bytes(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)

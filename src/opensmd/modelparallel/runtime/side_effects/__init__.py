@@ -1,0 +1,1 @@
+"""What a call touches besides arguments and result: attributes, buffers, containers, random state."""

@@ -1,0 +1,107 @@
+"""Lists, mappings and dataclasses among a call's arguments, which the call may fill or empty.
+
+A dict of keys and values that layers share, a list to which each layer appends a loss. Where an argument's
+tensor had to be fetched, the call is given copies of these containers; and where it does not run, nothing is
+put into them. So what it has changed is told, and put into the originals on every rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from opensmd.modelparallel.runtime.tensors import structure
+
+__all__ = ["Containers"]
+
+Content = dict[Any, Any] | list[Any]
+
+
+class Containers:
+    """The containers in a call's arguments, and what else is in them.
+
+    Args:
+        arguments: (args, kwargs).
+    """
+
+    def __init__(self, arguments: Any) -> None:
+        self._containers: list[Any] = []
+        self._others: list[Any] = []
+        args, kwargs = arguments
+        for each in (*args, *kwargs.values()):
+            self._collect(each)
+        self._before = list(map(_content, self._containers))
+
+    def changed(self, tensors: list[Tensor]) -> bytes:
+        """What has changed since, as :meth:`fill` takes it; empty if nothing has.
+
+        Its tensors are added to ``tensors``. What cannot be pickled is not followed.
+        """
+        found = {}
+        for number, (each, before) in enumerate(zip(self._containers, self._before, strict=True)):
+            now = _content(each)
+            if not _same(before, now) and structure.carried(now, [], self._known) is not None:
+                found[number] = now
+        return structure.dump(found, tensors, self._known) if found else b""
+
+    def fill(self, contents: bytes, tensors: Sequence[Any]) -> None:
+        """Change these containers as those of other arguments of the same call were changed."""
+        for number, content in structure.load(contents, tensors, self._known).items():
+            _set_content(self._containers[number], content)
+
+    @property
+    def _known(self) -> list[Any]:
+        return [*self._containers, *self._others]
+
+    def _collect(self, value: Any) -> None:
+        if isinstance(value, (list, MutableMapping)) or structure.is_dataclass(value):
+            self._containers.append(value)
+            content = _content(value)
+            for each in content.values() if isinstance(content, dict) else content:
+                self._collect(each)
+        elif isinstance(value, tuple):
+            for each in value:
+                self._collect(each)
+        elif isinstance(value, Mapping):
+            for each in value.values():
+                self._collect(each)
+        elif not isinstance(value, Tensor) and not structure.is_plain(value):
+            self._others.append(value)
+
+
+def _content(container: Any) -> Content:
+    if isinstance(container, list):
+        return list(container)
+    if isinstance(container, Mapping):
+        return dict(container.items())
+    names = (field.name for field in dataclasses.fields(container))
+    return {name: getattr(container, name) for name in names if hasattr(container, name)}
+
+
+def _set_content(container: Any, content: Any) -> None:
+    if isinstance(container, list):
+        container[:] = content
+    elif isinstance(container, MutableMapping):
+        for key in [key for key in container if key not in content]:
+            del container[key]
+        for key, value in content.items():
+            if key not in container or container[key] is not value:
+                container[key] = value
+    else:
+        for name, value in content.items():
+            object.__setattr__(container, name, value)
+
+
+def _same(before: Content, now: Content) -> bool:
+    if isinstance(before, dict) and isinstance(now, dict):
+        return list(before) == list(now) and all(map(_same_value, before.values(), now.values()))
+    return len(before) == len(now) and all(map(_same_value, before, now))
+
+
+def _same_value(before: Any, now: Any) -> bool:
+    if before is now:
+        return True
+    return isinstance(now, (str, int, float)) and type(before) is type(now) and bool(before == now)

@@ -1,0 +1,78 @@
+"""Tensors that leave a module by another way than its result, and that the other ranks therefore lack.
+
+A module that runs as a whole does so on one rank. What its hooks keep, or what it appends to a list of the
+script's, is there alone. Without a tag such a tensor would be taken for a replicated one, and every rank
+would go on with something else: so whatever has no tag is looked at where it is used.
+
+    first stage    h = layer(x)    AUX.append(h)       loss + sum(AUX)   the first stage's h
+    second stage   (placeholder)   nothing             loss + sum(AUX)   nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel._torch_internals import reaches
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.runtime.messages.edges import RECEIVED
+from opensmd.modelparallel.runtime.tensors.storages import StorageReference, lies_in
+from opensmd.modelparallel.runtime.tensors.tags import Tag
+
+__all__ = ["Carried"]
+
+_WAY = (
+    "Return it from the module, or keep it in an attribute of the module (self.losses = [...]). Forward "
+    "hooks that are registered before the first step, and at work in it, may carry tensors out"
+)
+
+
+class Carried:
+    """What is known of tensors that only this rank has.
+
+    Args:
+        parameters: the model's.
+        replicated_memory: of buffers that all ranks keep alike.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], replicated_memory: frozenset[int]) -> None:
+        self._parameters = parameters
+        self._replicated_memory = replicated_memory
+        self._seen: dict[int, tuple[StorageReference, str]] = {}
+
+    def note(self, tensor: Tensor, story: str) -> None:
+        """A hook has seen this tensor; ``story`` is what to say if it is used outside."""
+        storage = tensor.untyped_storage()
+        self._seen[storage._cdata] = (StorageReference(storage), story)
+
+    def forget(self) -> None:
+        """Let go of what is no more."""
+        self._seen = {number: each for number, each in self._seen.items() if not each[0].expired()}
+
+    def require_replicated(self, leaves: Iterable[Tensor], tags: Iterable[Tag | None], place: str) -> None:
+        """Raise if one of ``leaves`` without a tag is here alone.
+
+        Raises:
+            SMPUnsupportedError: ``place`` is where the microbatch is.
+        """
+        for leaf, tag in zip(leaves, tags, strict=True):
+            if tag is not None:
+                continue
+            if self._seen and leaf.layout is torch.strided:
+                seen = self._seen.get(leaf.untyped_storage()._cdata)
+                if seen is not None and not seen[0].expired():
+                    raise SMPUnsupportedError(f"{seen[1]}. {_WAY}")
+            if leaf.requires_grad and leaf.grad_fn is not None and self._is_of_a_stage(leaf):
+                raise SMPUnsupportedError(
+                    f"after {place}: a tensor of shape {tuple(leaf.shape)} was computed inside a module that "
+                    "runs on one partition as a whole, and has left it by another way than its result (a "
+                    f"hook, a list or dict of the script's): the other ranks do not have it. {_WAY}"
+                )
+
+    def _is_of_a_stage(self, tensor: Tensor) -> bool:
+        """Whether its graph is one that a single rank has: with parameters, or with what was sent there."""
+        return not lies_in(tensor, self._replicated_memory) and reaches(
+            [tensor], self._parameters, nodes_named=RECEIVED
+        )

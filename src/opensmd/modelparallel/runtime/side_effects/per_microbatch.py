@@ -1,0 +1,48 @@
+"""What every microbatch has to itself although they take turns: random numbers and attributes of modules."""
+
+from __future__ import annotations
+
+from opensmd.modelparallel.runtime.side_effects.attributes import OwnAttributes
+from opensmd.modelparallel.runtime.side_effects.random import OwnRandom
+
+__all__ = ["Own"]
+
+
+class Own:
+    """Told by the baton of every change.
+
+    Args:
+        random: the rank's generators.
+        attributes: the modules'.
+    """
+
+    def __init__(self, random: OwnRandom, attributes: OwnAttributes) -> None:
+        self._random = random
+        self._attributes = attributes
+
+    def begin(self, microbatch: int, *, backward: bool) -> None:
+        """A microbatch begins, or a backward that it has put off."""
+        self._random.begin(microbatch, backward=backward)
+        self._attributes.begin(microbatch)
+
+    def suspend(self, microbatch: int) -> None:
+        """It lets others go on."""
+        self._random.suspend(microbatch)
+        self._attributes.suspend(microbatch)
+
+    def resume(self, microbatch: int) -> None:
+        """It goes on after others have."""
+        self._random.resume(microbatch)
+        self._attributes.begin(microbatch)
+
+    def end(self, microbatch: int, *, backward_left: bool) -> None:
+        """Its function has returned, or also the backward that it has put off."""
+        if backward_left:
+            self._attributes.suspend(microbatch)
+        else:
+            self._attributes.end(microbatch)
+
+    def end_step(self) -> None:
+        """The rank's own again."""
+        self._random.end_step()
+        self._attributes.end_step()

@@ -1,0 +1,145 @@
+"""What a call does besides returning something: its home looks before and after, and tells the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.descriptions import Description, Hidden, describe, version_of
+from opensmd.modelparallel.runtime.side_effects.effects import Effects
+from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """Around one call at its home, of which nothing is known, or whose result depends on data.
+
+    Args:
+        call: the call.
+        given: the arguments that its function gets.
+        tensors: the tensors in them, in the order of ``call.leaves``.
+        first: nothing is known of calls like it.
+
+    Attributes:
+        made: tensors that it left outside its result; there after :meth:`description`.
+    """
+
+    def __init__(self, call: Call, given: Any, tensors: Sequence[Tensor], *, first: bool) -> None:
+        self.made: Sequence[Tensor] = ()
+        self._call = call
+        self._tensors = tensors
+        self._first = first
+        self._buffers = _buffers(call.owner) if first else []
+        self._buffer_versions = list(map(version_of, self._buffers))
+        self._buffer_values = [_value(each) for each in self._buffers]
+        self._effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
+        self._versions = list(map(version_of, tensors))
+        self._sparse = [(each, each.clone()) for each in tensors if is_sparse(each)]
+        self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
+        self._around: Any = self._data or contextlib.nullcontext()
+
+    def __enter__(self) -> Watch:
+        self._around.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._around.__exit__(*error)
+
+    def changed_buffers(self) -> bool:
+        """Whether the first call wrote into its module's buffers, or replaced them."""
+        if not self._buffers:
+            return False
+        now = _buffers(self._call.owner)
+        if len(now) != len(self._buffers):
+            return True
+        before = zip(self._buffers, self._buffer_versions, self._buffer_values, strict=True)
+        return any(
+            each is not old or version_of(each) != version or not _is_still(each, value)
+            for each, (old, version, value) in zip(now, before, strict=True)
+        )
+
+    def description(self, parts: Hidden) -> Description:
+        """What to tell of the result ``parts``."""
+        call, data = self._call, self._data
+        for each, before in self._sparse:
+            if not _equal(each, before):
+                raise SMPUnsupportedError(
+                    f"{call.name} changed a sparse tensor of shape {tuple(each.shape)} in place, which the "
+                    "other pipeline ranks would not see. Change a copy instead"
+                )
+        left = self._effects.found(parts.tensors)
+        if left is not None:
+            self.made = left.tensors
+        return describe(
+            parts,
+            self._tensors,
+            versions=self._versions,
+            foreign=[each is not leaf for each, leaf in zip(self._tensors, call.leaves, strict=True)],
+            depends_on_data=(
+                not self._first
+                or call.depends_on_data
+                or left is not None
+                or (data is not None and data.seen)
+            ),
+            destinations=[n for n, leaf in enumerate(call.leaves) if _is_one_of(leaf, call.written)],
+            written=data.written if data is not None else (),
+            left=left,
+        )
+
+
+def _buffers(owner: Any) -> list[Tensor]:
+    return list(owner.buffers()) if isinstance(owner, nn.Module) else []
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two sparse tensors have the same numbers: to coalesce one changes its version, no more."""
+    return bool(torch.equal(one.detach().to_dense(), other.detach().to_dense()))
+
+
+def _value(buffer: Tensor) -> Tensor | None:
+    """A copy, where versions do not tell of changes: torch's norms update their statistics behind them."""
+    return buffer.detach().clone() if buffer.is_floating_point() and buffer.layout is torch.strided else None
+
+
+def _is_still(buffer: Tensor, value: Tensor | None) -> bool:
+    return value is None or torch.equal(buffer, value)
+
+
+def _is_one_of(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    return any(each is tensor for each in others)
+
+
+class _WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees operations whose result depends on data in its shape, or that turn data into Python values.
+
+    Attributes:
+        seen: there was one.
+        written: inference tensors' memory that operations have changed in place.
+    """
+
+    TAGS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+    UNTAGGED = frozenset(  # by torch, though the lengths of the sequences decide
+        {torch.ops.aten._pack_padded_sequence.default, torch.ops.aten._pad_packed_sequence.default}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+        self.written: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.UNTAGGED or not self.TAGS.isdisjoint(func.tags):
+            self.seen = True
+        if func._schema.is_mutable and torch.is_inference_mode_enabled():
+            for value, told in zip(args, func._schema.arguments, strict=False):
+                if told.is_write and isinstance(value, Tensor):
+                    self.written.add(value.untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,137 @@
+"""Placeholders: tensors that know what they are, but have no data, because it is on another rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.compatibility.clipping import warn_of_clipping
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.runtime.calls.operations import getter
+
+__all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "make_remote", "out_of_mapping"]
+
+_GRAD = getter("grad")
+
+
+class Placeholder(Tensor):
+    """Shape, strides, dtype and device of a tensor whose data is on another pipeline rank.
+
+    Every operation on it is meant to be intercepted. One that is not ends here, with an error instead of a
+    silently wrong number.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(
+        cls, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Placeholder:
+        made: Placeholder = Tensor._make_wrapper_subclass(
+            cls, shape, strides=stride, dtype=dtype, device=device, requires_grad=False
+        )
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise SMPUnsupportedError(
+            f"{func} was called on a tensor whose data is on another pipeline rank, by code that model "
+            "parallelism does not see (torch.vmap, operations after the step, a "
+            "tensor kept in an object). Put that code into an nn.Module of its own, which runs as a whole "
+            "where its data is, or return the tensor from the step function and use the result"
+        )
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Placeholder(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+class RemoteTensor(Tensor):
+    """A tensor whose data is on another pipeline rank: its memory is given back, its shape stays.
+
+    Outside steps, reading it raises; looking at its shape, dtype or ``grad`` (None) does not. What ``detach``
+    and ``data`` give is guarded likewise, because reading memory that is not there ends the process.
+    """
+
+    _ALLOWED = frozenset(
+        {
+            *(
+                getter(name)
+                for name in (
+                    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn",
+                    "is_leaf",
+                    "data", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_nested",
+                    "is_mps",
+                    "is_xpu", "itemsize", "nbytes", "names", "is_mkldnn", "is_sparse_csr", "_version",
+                )
+                if hasattr(Tensor, name)
+            ),
+            *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad", "data")),
+            *(
+                getattr(Tensor, name)
+                for name in (
+                    "size", "dim", "stride", "numel", "nelement", "element_size", "ndimension", "detach",
+                    "is_floating_point", "is_complex", "is_contiguous", "get_device", "__len__", "__hash__",
+                    "requires_grad_", "register_hook", "untyped_storage", "storage_offset", "is_pinned",
+                    "register_post_accumulate_grad_hook", "is_shared", "__deepcopy__", "is_inference",
+                    "is_signed", "is_set_to", "__dir__",
+                )
+            ),
+            torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor,
+        }
+    )  # fmt: skip
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls._ALLOWED:
+            if func == _GRAD:
+                warn_of_clipping()
+            with torch._C.DisableTorchFunctionSubclass():
+                result = func(*args, **(kwargs or {}))
+            if type(result) is Tensor and not result.untyped_storage().nbytes():
+                result.__class__ = RemoteTensor
+            return result
+        name = torch.overrides.resolve_name(func) or func
+        raise SMPUnsupportedError(
+            f"{name} was called on a parameter whose data is on another pipeline rank. To run the model, "
+            "call it in a smp.step function; outside of steps use model.local_parameters() for what is here, "
+            "or state_dict(), load_state_dict(), to() or cpu() of the DistributedModel for all of it. In a "
+            "step, a module or autograd function of one partition has used another's: place both on one with "
+            "smp.set_partition"
+        )
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+class RemoteParameter(RemoteTensor, nn.Parameter):
+    """A parameter whose data is on another pipeline rank."""
+
+
+def make_remote(parameter: nn.Parameter) -> None:
+    """Let go of the data of ``parameter``; it stays the same object with the same shape and strides.
+
+    It gets an empty storage of its own. Its old one may be a mapped file's or NumPy's, which cannot be made
+    smaller, or hold other parameters, too; it is gone with the last tensor that lies in it.
+    """
+    parameter.grad = None
+    shape, strides = parameter.shape, parameter.stride()
+    parameter.data = parameter.new_empty(0)  # before an empty storage is made by way of a full one
+    emptied = torch.empty_strided(shape, strides, dtype=parameter.dtype, device=parameter.device)
+    emptied.untyped_storage().resize_(0)
+    parameter.data = emptied
+    parameter.__class__ = RemoteParameter
+
+
+def out_of_mapping(buffer: Tensor) -> Tensor:
+    """A buffer of another rank that keeps no mapped file open: itself, or a copy where it lies in one.
+
+    The copy is another tensor, because what loads such files makes views, and a view keeps its base.
+    """
+    if buffer.layout is not torch.strided or buffer.untyped_storage().resizable():
+        return buffer
+    return buffer.detach().clone()

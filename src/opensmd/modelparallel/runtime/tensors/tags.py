@@ -1,0 +1,180 @@
+"""Where a tensor's data is: the tag that every tensor with a home carries, on every rank.
+
+A tensor without a tag is replicated: real on all ranks of the pipeline. Tags say the same on all ranks. What
+they say of ``requires_grad`` therefore comes from descriptions only, never from the tensor at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse, strides_of
+
+__all__ = [
+    "Family",
+    "Memory",
+    "Tag",
+    "ancestors",
+    "form_of",
+    "highest_home",
+    "put_tag",
+    "tag_of",
+    "tags_of",
+    "tensor_key",
+]
+
+Form = tuple[Sequence[int], Sequence[int], torch.dtype]
+ATTRIBUTE = "_opensmd_tag"
+
+
+class Memory:
+    """What all tensors share that are views of the same memory.
+
+    Attributes:
+        changes: in-place changes so far; copies on other ranks that are older are sent again.
+        lost: why the tensors that still point here cannot be used any more.
+    """
+
+    __slots__ = ("changes", "lost")
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.lost: str | None = None
+
+
+class Family:
+    """What views of one tensor share with it for autograd; detached ones share the memory alone.
+
+    Attributes:
+        requires_grad: an in-place change has made the whole family require gradients.
+        parents: what in-place changes have written into it.
+    """
+
+    __slots__ = ("memory", "parents", "requires_grad")
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        self.memory = memory or Memory()
+        self.requires_grad = False
+        self.parents: tuple[Tag, ...] = ()
+
+
+class Tag:
+    """The home of one tensor.
+
+    Attributes:
+        home: the pipeline rank that has the data.
+        parents: the tensors with a home that this one was computed from, if it requires gradients.
+        real: at home, the tensor that has the data if it is not the tagged one itself.
+        form: shape, strides and dtype of the tensor where the tag knows them, to be quick.
+        serial: of the microbatch that made it, counted over all steps; -1 if none did.
+    """
+
+    __slots__ = ("__weakref__", "_family", "_requires_grad", "form", "home", "parents", "real", "serial")
+
+    def __init__(
+        self,
+        home: int,
+        requires_grad: bool = False,
+        *,
+        family: Family | None = None,
+        parents: tuple[Tag, ...] = (),
+        form: Form | None = None,
+        serial: int = -1,
+    ) -> None:
+        self.home = home
+        self.form = form
+        self.serial = serial
+        self.parents = parents
+        self.real: Tensor | None = None
+        self._family = family
+        self._requires_grad = requires_grad
+
+    @property
+    def family(self) -> Family:
+        """Shared with the tensor's views; most tensors have none and never need it."""
+        if self._family is None:
+            self._family = Family()
+        return self._family
+
+    @property
+    def changes(self) -> int:
+        """In-place changes of the tensor's memory."""
+        return 0 if self._family is None else self._family.memory.changes
+
+    @property
+    def lost(self) -> str | None:
+        """Why the tensor cannot be used any more."""
+        return None if self._family is None else self._family.memory.lost
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients flow through the tensor; the same on every rank."""
+        return self._requires_grad or (self._family is not None and self._family.requires_grad)
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self._requires_grad = value
+
+    @property
+    def sources(self) -> tuple[Tag, ...]:
+        """What the tensor's values have come from, through whichever of its views."""
+        return self.parents if self._family is None else self.parents + self._family.parents
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Tag, (self.home, self.requires_grad))
+
+
+def ancestors(tags: Iterable[Tag]) -> set[Tag]:
+    """The tags and all that they depend on."""
+    found: set[Tag] = set()
+    left = list(tags)
+    while left:
+        tag = left.pop()
+        if tag not in found:
+            found.add(tag)
+            left.extend(tag.sources)
+    return found
+
+
+def tag_of(tensor: Tensor) -> Tag | None:
+    """The tensor's tag; None for a replicated tensor."""
+    tag: Tag | None = tensor.__dict__.get(ATTRIBUTE)
+    return tag
+
+
+def form_of(tensor: Tensor, tag: Tag) -> Form:
+    """What all ranks know of the form of a tensor with this tag."""
+    return tag.form or (tensor.shape, strides_of(tensor), tensor.dtype)
+
+
+def tags_of(tensors: Sequence[Tensor]) -> list[Tag | None]:
+    """The tensors' tags."""
+    return [tensor.__dict__.get(ATTRIBUTE) for tensor in tensors]
+
+
+def tensor_key(tensor: Tensor) -> tuple[Any, ...]:
+    """What all ranks know of a tensor; hashable."""
+    tag = tag_of(tensor)
+    if tag is None:
+        if is_sparse(tensor):
+            return (tensor.shape, tensor.layout, tensor.dtype, tensor.requires_grad)
+        return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+    return (form_of(tensor, tag), tag.requires_grad, tag.home)
+
+
+def put_tag(tensor: Tensor, tag: Tag) -> None:
+    """Give the tensor a home."""
+    tensor.__dict__[ATTRIBUTE] = tag
+
+
+def highest_home(tags: Iterable[Tag | None]) -> int | None:
+    """The home that an operation on tensors with these tags follows; None if all are replicated."""
+    highest: int | None = None
+    for tag in tags:
+        if tag is not None and (highest is None or tag.home > highest):
+            highest = tag.home
+    return highest

@@ -1,0 +1,1 @@
+"""Which microbatch of a rank runs now, in which thread, and the record of it."""

@@ -1,0 +1,1 @@
+"""State dicts of a split model, put together from its stages and taken apart again."""
