@@ -140,6 +140,24 @@ def test_a_rank_taken_twice_is_an_error_on_every_rank(
         assert "asks for rank 3; expected 0 to 2" in text
 
 
+def test_an_impossible_rank_is_refused_at_once_where_nobody_can_be_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENSMD_LEGACY_TIMEOUT", "60")
+    monkeypatch.setenv("OPENSMD_LEGACY_INTERFACE", "lo")
+    port = free_port()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    methods = [f"tcp://127.0.0.1:{port}", "env://", f"file://{tmp_path}/meet", f"tcp://239.255.77.9:{port}"]
+    for method in methods:
+        started = time.monotonic()
+        with pytest.raises((ValueError, RuntimeError), match="asks for rank 2; expected 0 to 1"):
+            dist.init_process_group("tcp", method, rank=2, world_size=2)
+        assert time.monotonic() - started < 20  # not the timeout
+    with pytest.raises(ValueError, match="asks for rank -5; expected 0 to 1"):
+        dist.init_process_group("tcp", f"file://{tmp_path}/meet", rank=-5, world_size=2)
+
+
 def test_two_world_sizes_are_an_error_on_every_rank(pool: Callable[[int], RankPool], tmp_path: Path) -> None:
     port = free_port()
     file = {"init_method": f"file://{tmp_path}/meet", "world_size": 3}

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from opensmd.environment import private_files
+from opensmd.environment.private_files import who_else_can_change
+from opensmd.environment.settings import Settings
+from opensmd.legacy.rendezvous.address import Address
+from opensmd.legacy.rendezvous.file import _locked, join_file
+from opensmd.legacy.settings import Deadline
 from opensmd.native import build
+from tests.faults.test_build_faults import QUICK_COMPILER
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user of the machine")
 NOBODY = 65534
@@ -43,3 +52,142 @@ def test_shared_memory_behind_a_link_is_not_opened() -> None:
         link.unlink()
         os.close(file.fd)
         native.unlink_arena_file(file)
+
+
+def fake_core(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, Path]:
+    """Settings with a compiler that compiles in no time, and where the library would be looked for."""
+    compiler = folder / "cxx"
+    compiler.write_text(QUICK_COMPILER)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CALLS", str(folder / "calls"))
+    monkeypatch.setenv("SECONDS_A_CALL", "0")
+    settings = Settings(cache_dir=folder / "cache", compiler=str(compiler))
+    toolchain = build._find_compiler(settings)
+    assert toolchain is not None
+    name = f"{build._base_key()}-{build._digest([toolchain.version])[:8]}"
+    return settings, settings.cache_dir / name / f"{build.MODULE}.so"
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["the library", "its folder", "an object", "a mode"])
+def test_a_planted_library_is_not_loaded_but_built_anew(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, library = fake_core(tmp_path, monkeypatch)
+    assert build.build(settings) == library
+    objects = sorted((settings.cache_dir / "objects").iterdir())
+    planted = {"its folder": library.parent, "an object": objects[0]}.get(what, library)
+    if what == "a mode":
+        planted.chmod(0o666)
+    else:
+        os.chown(planted, NOBODY, NOBODY)
+    if what == "an object":
+        library.unlink()
+        library.parent.rmdir()
+        assert build.build(settings) == library
+        assert objects[0].stat().st_uid == 0
+        return
+    library.write_text("planted")
+    if what == "the library":
+        os.chown(library, NOBODY, NOBODY)
+    assert build.build(settings) == library
+    assert library.read_text() == "built\n"
+    assert who_else_can_change(library) is None
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["owner", "mode", "a folder above", "a link"])
+def test_a_cache_that_others_can_write_to_is_left_for_a_private_one(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, library = fake_core(tmp_path, monkeypatch)
+    monkeypatch.setattr(private_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(private_files.pwd, "getpwuid", no_name)
+    library.parent.mkdir(parents=True)
+    library.write_text("planted")
+    cache = settings.cache_dir
+    if what == "owner":
+        os.chown(cache, NOBODY, NOBODY)
+    elif what == "mode":
+        cache.chmod(0o777)
+    elif what == "a folder above":
+        settings = replace(settings, cache_dir=library.parent)
+        cache.chmod(0o777)
+    else:
+        settings = replace(settings, cache_dir=tmp_path / "link")
+        settings.cache_dir.symlink_to(cache)
+        os.lchown(settings.cache_dir, NOBODY, NOBODY)
+    with pytest.warns(RuntimeWarning, match="compiled code is not kept in .*OPENSMD_CACHE_DIR"):
+        built = build.build(settings)
+    assert built.read_text() == "built\n"
+    assert built.parent.parent == tmp_path / "opensmd-0"
+    assert library.read_text() == "planted"
+
+
+def no_name(user: int) -> None:
+    """As for a user that is not on record."""
+    raise KeyError(user)
+
+
+def test_folders_and_files_of_the_cache_are_for_their_user_alone_under_any_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, library = fake_core(tmp_path, monkeypatch)
+    settings = replace(settings, cache_dir=tmp_path / "home" / ".cache" / "opensmd")
+    before = os.umask(0)
+    try:
+        library = build.build(settings)
+    finally:
+        os.umask(before)
+    for folder in (settings.cache_dir, *list(settings.cache_dir.parents)[:2]):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert who_else_can_change(library) is None
+
+
+def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, library = fake_core(tmp_path, monkeypatch)
+    precious = tmp_path / "precious"
+    precious.write_text("results")
+    settings.cache_dir.mkdir()
+    (settings.cache_dir / f"{library.parent.name}.lock").symlink_to(precious)
+    with pytest.raises(build.BuildError, match="OPENSMD_CACHE_DIR"):
+        build.build(settings)
+    assert precious.read_text() == "results"
+
+
+def test_a_meeting_file_that_is_a_link_or_anothers_is_not_touched(tmp_path: Path) -> None:
+    precious, link, planted = tmp_path / "precious", tmp_path / "link", tmp_path / "planted"
+    precious.write_text("")
+    link.symlink_to(precious)
+    planted.write_text("")
+    planted.chmod(0o666)
+    with pytest.raises(ValueError, match="it is a link, which is not followed"):
+        meet(link)
+    with pytest.raises(ValueError, match="all may write to it"):
+        meet(planted)
+    if os.geteuid() == 0:
+        planted.chmod(0o644)
+        os.chown(planted, NOBODY, NOBODY)
+        with pytest.raises(ValueError, match=f"belongs to user {NOBODY}"):
+            meet(planted)
+    assert precious.read_text() == planted.read_text() == ""
+
+
+def test_a_meeting_file_is_its_users_alone_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with _locked(str(tmp_path / "meet"), Deadline(1)):
+            assert stat.S_IMODE((tmp_path / "meet").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def meet(path: Path) -> None:
+    join_file(
+        Address("file", path=str(path)),
+        rank=0,
+        world_size=1,
+        group_name="",
+        interface=None,
+        deadline=Deadline(5),
+    )

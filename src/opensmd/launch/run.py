@@ -243,7 +243,8 @@ def _build_once() -> None:
     notice.daemon = True
     notice.start()
     try:
-        build()
+        library = build()
+        os.environ["OPENSMD_CACHE_DIR"] = str(library.parent.parent)  # where that had to be another folder
     except BuildError as error:
         print(f"smdrun: {error}\nsmdrun: groups of the smddp backend will run over Gloo.", file=sys.stderr)
         os.environ["SMDRUN_BUILD_ERROR"] = str(error).splitlines()[0]

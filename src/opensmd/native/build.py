@@ -3,7 +3,7 @@
 c10d::Backend is outside torch's stable ABI and cannot be subclassed in Python, so no wheel could carry it.
 The steps: a key of everything the result depends on; a lock of the kernel's (free again when its holder
 dies, unlike a lock file); compile in a temporary folder; rename it into place, so that a killed build leaves
-nothing that looks like a finished one.
+nothing that looks like a finished one. What other users of the machine could have written is never loaded.
 
 ``python -m opensmd.native.build`` builds and says where.
 """
@@ -27,9 +27,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 import torch
 
+from opensmd.environment.private_files import make_folder, open_own, private_folder, who_else_can_change
 from opensmd.environment.settings import Settings
 from opensmd.native.compilers import Compilers
 
@@ -105,25 +107,53 @@ def build(settings: Settings | None = None) -> Path:
     settings = settings or Settings.from_environment()
     if sys.platform != "linux":
         raise BuildError(f"the shared-memory core runs on Linux only; this is {sys.platform}.")
-    cache_dir, base = settings.cache_dir, _base_key()
+    cache_dir, base = _cache_dir(settings), _base_key()
     toolchain = _find_compiler(settings)
     if toolchain is None:
         return _any_finished(cache_dir, base)
     target = cache_dir / f"{base}-{_digest([toolchain.version])[:8]}"
     library = target / f"{MODULE}.so"
-    if library.exists():
+    if _is_ours(library):
         return library
     _require_python_headers()
     try:
         with _lock(cache_dir, target.name):
-            if not library.exists():
+            if not _is_ours(library):
                 _remove_wrecks(cache_dir, target.name)
+                _remove_planted(target)
                 _build_into(target, toolchain)
     except OSError as error:
         raise BuildError(
             f"cannot build in {cache_dir}: {error}. Set OPENSMD_CACHE_DIR to a folder that can be written to."
         ) from error
     return library
+
+
+def _cache_dir(settings: Settings) -> Path:
+    """The folder of compiled cores: as set, unless other users could put theirs there."""
+    try:
+        return private_folder(settings.cache_dir)
+    except OSError as error:
+        raise BuildError(
+            f"cannot build in {settings.cache_dir}: {error}. Set OPENSMD_CACHE_DIR to a folder that can be "
+            "written to."
+        ) from error
+
+
+def _is_ours(built: Path) -> bool:
+    """Whether a file is there that nobody but this user and root can have written or can change."""
+    return built.exists() and who_else_can_change(built) is None
+
+
+def _remove_planted(target: Path) -> None:
+    """Make room for a library in the place of one that is not ours."""
+    if target.is_symlink() or target.is_file():
+        target.unlink()
+    elif target.exists():
+        print(
+            f"opensmd: {target} was not built by this user, or others can change it: removed", file=sys.stderr
+        )
+        shutil.rmtree(target)
 
 
 def _build_into(target: Path, toolchain: Toolchain) -> None:
@@ -143,14 +173,14 @@ def _compile(toolchain: Toolchain, folder: Path, kept: Path) -> None:
     Objects are kept under a key of their own, so that a change to the core compiles one file of it. Those
     that no build has used for long are removed.
     """
-    kept.mkdir(exist_ok=True)
+    make_folder(kept)
     objects = {unit: kept / f"{_object_key(unit, toolchain)}.o" for unit in _units()}
     compilers = Compilers()
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         compiling = [
             pool.submit(_compile_one, compilers, toolchain, folder, unit, target)
             for unit, target in objects.items()
-            if not target.exists()
+            if not _is_ours(target)
         ]
         try:
             for job in compiling:
@@ -166,6 +196,7 @@ def _compile(toolchain: Toolchain, folder: Path, kept: Path) -> None:
         toolchain,
         ["-shared", "-pthread", *paths, "-o", str(library), f"-L{_torch_dir() / 'lib'}", *LIBRARIES],
     )
+    library.chmod(0o755)  # whatever the umask
     for each in folder.iterdir():
         if each != library:
             each.unlink()
@@ -191,6 +222,7 @@ def _compile_one(compilers: Compilers, toolchain: Toolchain, folder: Path, unit:
     together.write_text("".join(f'#include "{source.relative_to(SOURCES)}"\n' for source in unit.sources))
     unfinished = folder / target.name
     _run(compilers, toolchain, [*_compile_flags(unit.room), "-c", str(together), "-o", str(unfinished)])
+    unfinished.chmod(0o644)
     unfinished.rename(target)
 
 
@@ -268,7 +300,8 @@ def _find_compiler(settings: Settings) -> Toolchain | None:
 def _any_finished(cache_dir: Path, base: str) -> Path:
     """Without a compiler, the build of any other for the same torch and sources serves as well."""
     for library in sorted(cache_dir.glob(f"{base}-*/{MODULE}.so")):
-        return library
+        if _is_ours(library):
+            return library
     raise BuildError(
         "no C++ compiler was found (looked for $CXX, c++, g++, clang++ on PATH). Install one, for example "
         "`apt-get install g++`, or set CXX to its path."
@@ -286,17 +319,20 @@ def _require_python_headers() -> None:
 @contextmanager
 def _lock(cache_dir: Path, name: str) -> Iterator[None]:
     """Hold the kernel's lock on a file of this name; it is released however the process ends."""
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with (cache_dir / f"{name}.lock").open("w") as file:
+    with _lock_file(cache_dir, name) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _lock_file(cache_dir: Path, name: str) -> IO[bytes]:
+    return os.fdopen(open_own(cache_dir / f"{name}.lock"), "r+b")
 
 
 def _remove_wrecks(cache_dir: Path, own: str) -> None:
     """What killed builds left: unfinished folders whose lock nobody holds, or whose lock is our own."""
     for wreck in cache_dir.glob(f"{UNFINISHED}*"):
         name = wreck.name.removeprefix(UNFINISHED).rsplit("-", 1)[0]
-        with (cache_dir / f"{name}.lock").open("w") as file:
+        with _lock_file(cache_dir, name) as file:
             if name != own:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["Address", "parse_init_method"]
+__all__ = ["Address", "check_rank", "parse_init_method"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,19 @@ class Address:
         if self.method == "env":
             return "env://"
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+
+def check_rank(address: Address, rank: int, world_size: int) -> None:
+    """Refuse an impossible rank; -1 asks for any.
+
+    Raises:
+        ValueError: the rank is outside 0 to ``world_size - 1``.
+    """
+    if not -1 <= rank < world_size:
+        raise ValueError(
+            f"{address}: this process asks for rank {rank}; expected 0 to {world_size - 1} with world_size "
+            f"{world_size}"
+        )
 
 
 def parse_init_method(init_method: str) -> Address:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from opensmd.environment.private_files import open_own
 from opensmd.legacy._torch_internals import PrefixStore, Store
 from opensmd.legacy.rendezvous.address import Address
 from opensmd.legacy.rendezvous.host import is_local
@@ -102,13 +104,7 @@ def _remove(path: str, group_name: str, entry: Server) -> None:
 def _locked(path: str, deadline: Deadline) -> Iterator[int]:
     """Open the file, made if need be, under an exclusive lock."""
     while True:
-        try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise ValueError(
-                f"file://{path}: {error.strerror}; expected the path of a file, which need not exist, in a "
-                "directory that all processes can write to"
-            ) from error
+        file = _open(path)
         try:
             _lock(file, path, deadline)
             if _is_at(file, path):
@@ -116,6 +112,27 @@ def _locked(path: str, deadline: Deadline) -> Iterator[int]:
                 return
         finally:
             os.close(file)  # frees the lock
+
+
+def _open(path: str) -> int:
+    """A descriptor of the file, made if need be; not of what a link leads to, nor of another user's file."""
+    try:
+        file = open_own(Path(path))
+    except OSError as error:
+        reason = "it is a link, which is not followed" if Path(path).is_symlink() else error.strerror or error
+        raise ValueError(
+            f"file://{path}: {reason}; expected the path of a file, which need not exist, in a directory "
+            "that all processes can write to"
+        ) from error
+    status = os.fstat(file)
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+        os.close(file)
+        raise ValueError(
+            f"file://{path}: the file belongs to user {status.st_uid}, or all may write to it (mode "
+            f"{stat.S_IMODE(status.st_mode):o}): it could lead this process (user {os.geteuid()}) to "
+            "somebody else's job. Remove it, or use a path where no file is"
+        )
+    return file
 
 
 def _lock(file: int, path: str, deadline: Deadline) -> None:

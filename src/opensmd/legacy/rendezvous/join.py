@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opensmd.legacy.rendezvous.address import parse_init_method
+from opensmd.legacy.rendezvous.address import check_rank, parse_init_method
 from opensmd.legacy.rendezvous.env import join_env
 from opensmd.legacy.rendezvous.file import join_file
 from opensmd.legacy.rendezvous.meeting import Joined
@@ -35,6 +35,8 @@ def join(init_method: str, *, rank: int, world_size: int, group_name: str, setti
         raise ValueError(f"{address}: world_size is {world_size}; pass the number of processes of the job")
     if address.method == "tcp":
         return join_tcp(address, rank=rank, world_size=world_size, group_name=group_name, deadline=deadline)
+    if address.method == "multicast" or rank < -1:  # by a file, all hear of a rank that is too high
+        check_rank(address, rank, world_size)
     if address.method == "file":
         return join_file(
             address,

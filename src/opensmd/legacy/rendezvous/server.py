@@ -18,7 +18,7 @@ from opensmd.legacy._torch_internals import Store, TCPStore
 from opensmd.legacy.rendezvous.host import Process, reachable_addresses
 from opensmd.legacy.settings import Deadline
 
-__all__ = ["ANYWHERE", "LOOPBACK", "Server", "address_to_serve", "reach", "reach_any", "serve"]
+__all__ = ["ANYWHERE", "LOOPBACK", "Server", "address_to_serve", "listens", "reach", "reach_any", "serve"]
 
 ANYWHERE = ""  # every interface
 
@@ -165,6 +165,11 @@ def _knock(host: str, port: int, deadline: Deadline, what: str) -> None:
                 "and check that all processes were given its address"
             )
         time.sleep(KNOCK_INTERVAL)
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether something accepts connections there now."""
+    return _listens(host, port, KNOCK_TIMEOUT) is None
 
 
 def _listens(host: str, port: int, timeout: float) -> OSError | None:

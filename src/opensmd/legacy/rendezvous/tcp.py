@@ -6,9 +6,9 @@ import os
 from collections import Counter
 
 from opensmd.legacy._torch_internals import PrefixStore, Store
-from opensmd.legacy.rendezvous.address import Address
+from opensmd.legacy.rendezvous.address import Address, check_rank
 from opensmd.legacy.rendezvous.meeting import HostLost, Joined, Meeting
-from opensmd.legacy.rendezvous.server import reach, serve
+from opensmd.legacy.rendezvous.server import listens, reach, serve
 from opensmd.legacy.settings import Deadline
 
 __all__ = ["join_tcp"]
@@ -22,11 +22,13 @@ def join_tcp(address: Address, *, rank: int, world_size: int, group_name: str, d
     """Meet at ``address``; ranks must be given.
 
     Raises:
-        ValueError: rank or world_size is missing.
+        ValueError: rank or world_size is missing, or the rank is impossible and nobody is there yet.
         RuntimeError: the port is in use, or the job cannot start.
     """
     if rank < 0:
         raise ValueError(f"{address}: the rank must be given by hand here: pass rank=0 to world_size-1")
+    if rank >= world_size and not listens(address.host, address.port):
+        check_rank(address, rank, world_size)  # nobody can be told of it; else all hear of it in the meeting
     _meetings[str(address)] += 1
     prefix = f"opensmd.legacy/{_meetings[str(address)]}/{_restarts()}/{group_name}"
     while True:

@@ -1,0 +1,147 @@
+"""Files and folders that no other user of the machine can change, and how to tell.
+
+What is loaded as code, or written by name, must lie where nobody but this user and root can put anything:
+that goes for the file, its folder and every folder above it, and for every link on the way.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+__all__ = ["make_folder", "open_own", "private_folder", "who_else_can_change"]
+
+_MOST_LINKS = 40  # as the kernel
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def who_else_can_change(path: Path) -> str | None:
+    """Why somebody else could have put what is at ``path``, in words; None if nobody could.
+
+    The last part must not be a link. Of a path that does not exist, the part that does is looked at.
+    """
+    for place, status, last in _places(path):
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{place} belongs to {_user(status.st_uid)}"
+        if stat.S_ISLNK(status.st_mode):
+            if last:
+                return f"{place} is a link"
+        elif _others_write(status) and (last or not status.st_mode & stat.S_ISVTX):
+            return f"other users may write to {place} (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
+def _places(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
+    """Every folder and link that the kernel passes on its way to ``path``, and last what is there itself."""
+    here = Path("/")
+    ahead = list(path.absolute().parts[1:])
+    links = 0
+    yield here, here.lstat(), not ahead
+    while ahead:
+        part = ahead.pop(0)
+        here = here.parent if part == ".." else here / part
+        try:
+            status = here.lstat()
+        except FileNotFoundError:
+            return
+        yield here, status, not ahead
+        if ahead and stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(f"too many links on the way to {path}")
+            target = here.readlink()
+            ahead = [*(target.parts[1:] if target.is_absolute() else target.parts), *ahead]
+            here = Path("/") if target.is_absolute() else here.parent
+
+
+def _others_write(status: os.stat_result) -> bool:
+    """Whether more users may write there than its owner; a group of his own does not count."""
+    if not status.st_mode & _OTHERS_WRITE:
+        return False
+    return bool(status.st_mode & stat.S_IWOTH) or not _is_own_group(status.st_uid, status.st_gid)
+
+
+@cache
+def _is_own_group(user: int, group: int) -> bool:
+    """Whether the group is the one that many systems give each user, with his name and nobody else in it."""
+    try:
+        named, owner = grp.getgrgid(group), pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return named.gr_name == owner.pw_name and set(named.gr_mem) <= {owner.pw_name}
+
+
+def _user(number: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone, whatever the umask.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for folder in reversed([path, *path.parents]):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_own(path: Path) -> int:
+    """A descriptor of a file to read and write, made if need be; not through a link, and nothing is cut off.
+
+    Raises:
+        OSError: it cannot be opened, is a link, or is no file.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is no file")
+    return fd
+
+
+@cache
+def private_folder(wanted: Path) -> Path:
+    """``wanted``, made if need be, or another folder, with a warning, where other users could write to that.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    why = who_else_can_change(wanted)
+    if why is None:
+        make_folder(wanted)
+        why = who_else_can_change(wanted)
+    if why is None:
+        return wanted
+    instead = _another_folder()
+    warnings.warn(
+        f"compiled code is not kept in {wanted}: {why}. {instead} is used instead; to choose another folder "
+        "that only you can write to, set OPENSMD_CACHE_DIR",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return instead
+
+
+def _another_folder() -> Path:
+    """A folder for compiled code that is this user's alone, the same one each time where possible."""
+    candidates = [Path(tempfile.gettempdir()) / f"opensmd-{os.geteuid()}"]
+    with suppress(KeyError):  # a user without a name, as containers have
+        candidates.insert(0, Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".cache" / "opensmd")
+    for folder in candidates:
+        with suppress(OSError):
+            if who_else_can_change(folder) is None:
+                make_folder(folder)
+                if who_else_can_change(folder) is None and os.access(folder, os.W_OK):
+                    return folder
+    return Path(tempfile.mkdtemp(prefix="opensmd-"))
