@@ -1,13 +1,15 @@
-"""``python -m benchmarks.report``: put the newest results into docs/benchmarks.md and docs/img/.
+"""``python -m benchmarks.report``: put the newest results into the pages of benchmarks and docs/img/.
 
-The page is written by hand except between ``<!-- results NAME -->`` and ``<!-- end -->``: there the table of
-``out/bench/NAME.json`` is renewed, with a line on the machine under it. Plots are copied.
+The pages are written by hand except between ``<!-- results NAME -->`` and ``<!-- end -->``: there the table
+of ``out/bench/NAME.json`` is renewed, with a line on the machine under it.
+``<!-- results NAME columns: a; b -->`` keeps these columns alone. Plots are copied.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import targets
@@ -23,22 +25,43 @@ from benchmarks.pipeline.__main__ import grid as pipeline_grid
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = [ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "benchmarks-tables.md"]
 GRIDS = {"pipeline": pipeline_grid, "allocator": allocator_grid, "one partition": one_partition_grid}
 RATIOS = {"ddp step": DDP_RATIOS, "hosts": HOSTS_RATIOS}
-BLOCK = re.compile(r"(<!-- results (?P<name>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- results (?P<name>[\w.-]+)(?: columns: (?P<columns>[^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def main() -> None:
     """Renew every table whose results exist; say which do not."""
-    page = PAGE.read_text()
-    page = BLOCK.sub(lambda found: found[1] + table(found["name"], found[0]) + found[3], page)
-    PAGE.write_text(page)
+    text = ""
+    for page in PAGES:
+        renewed = BLOCK.sub(lambda block: block[1] + _content(block) + block[4], page.read_text())
+        page.write_text(renewed)
+        text += renewed
     images = ROOT / "docs" / "img"
     images.mkdir(parents=True, exist_ok=True)
     for plot in sorted(OUT.glob("*.png")):
-        if f"img/{plot.name}" in page:
+        if f"img/{plot.name}" in text:
             shutil.copy(plot, images / plot.name)
+
+
+def _content(block: re.Match[str]) -> str:
+    content = table(block["name"], block[0])
+    return with_columns(content, block["columns"].split("; ")) if block["columns"] else content
+
+
+def with_columns(content: str, wanted: Sequence[str]) -> str:
+    """Markdown in which the lines of its table have only the columns with these headings, in this order."""
+    lines, numbers = [], None
+    for line in content.splitlines():
+        if line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            numbers = numbers or [cells.index(heading) for heading in wanted]
+            line = "| " + " | ".join(cells[number] for number in numbers) + " |"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def table(name: str, before: str) -> str:
