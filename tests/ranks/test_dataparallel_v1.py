@@ -1,4 +1,4 @@
-"""The v1 functions (seed 003) on real ranks, compared with what their text promises."""
+"""The v1 functions on real ranks, compared with what their text promises."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Child(nn.Module):
 
 
 class Model(nn.Module):
-    """Seed 002's example."""
+    """The example of SageMaker's documentation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ _warned: set[str] = set()
 
 
 def warn_deprecated(name: str, replacement: str, *, stacklevel: int = 3) -> None:
-    """Warn once that ``name`` is deprecated since 1.4.0 (seed 000); on rank 0 alone, as far as that is known.
+    """Warn once that ``name`` is deprecated since 1.4.0; on rank 0 alone, as far as that is known.
 
     ``stacklevel`` counts from here: 3 is the caller of the function that calls this.
     """

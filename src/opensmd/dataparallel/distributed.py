@@ -1,4 +1,4 @@
-"""``smdistributed.dataparallel.torch.distributed``: the v1 functions (seed 003), each over torch.distributed.
+"""``smdistributed.dataparallel.torch.distributed``: the v1 functions, each over torch.distributed.
 
 They share torch's default process group, so both interfaces may be mixed in one script.
 """

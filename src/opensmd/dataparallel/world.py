@@ -26,7 +26,7 @@ class _Reductions(enum.EnumMeta):
 
 
 class ReduceOp(enum.Enum, metaclass=_Reductions):
-    """Reductions of :func:`all_reduce` (seed 003). ``AVERAGE`` is torch's ``AVG``; there is no PRODUCT."""
+    """Reductions of :func:`all_reduce`. ``AVERAGE`` is torch's ``AVG``; there is no PRODUCT."""
 
     AVERAGE = "AVG"
     SUM = "SUM"
@@ -73,7 +73,7 @@ def require_initialized(name: str) -> None:
 
 
 def torch_op(op: ReduceOp | None) -> dist.ReduceOp.RedOpType:
-    """The reduction of torch.distributed for one of this interface; None means SUM (seed 003).
+    """The reduction of torch.distributed for one of this interface; None means SUM.
 
     Raises:
         TypeError: ``op`` is no :class:`ReduceOp`.

@@ -254,8 +254,7 @@ def scatter(tensor: torch.Tensor, **kwargs: Any) -> None:
         group: default ``group.WORLD``.
 
     Raises:
-        RuntimeError: no ``scatter_list`` on ``src``, one elsewhere, one that does not fit, or another
-        keyword.
+        RuntimeError: no ``scatter_list`` on ``src``, one elsewhere or one that does not fit; another keyword.
     """
     session, within, src, scatter_list = _rooted("scatter", "src", "scatter_list", kwargs)
     if within.channel is None:

@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 
 class GradScaler(UnscalingScaler):
-    """Drop-in for torch's GradScaler (seed 002).
+    """Drop-in for torch's GradScaler.
 
     ``scale(loss)`` goes inside the step function, ``step(optimizer)`` and ``update()`` outside, on all ranks.
 

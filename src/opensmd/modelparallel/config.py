@@ -1,6 +1,6 @@
 """What a user can set about model parallelism: every documented key, checked in one place.
 
-The keys are those of the launcher's ``modelparallel`` parameters (seed 002 names them where it needs them).
+The keys are those of the launcher's ``modelparallel`` parameters, as SageMaker's documentation names them.
 They come from three places, later ones winning: the dict given to ``smp.init``, the launcher's
 ``SM_HP_MP_PARAMETERS`` (JSON), and ``--mp_parameters k=v,k=v`` on the script's command line.
 """

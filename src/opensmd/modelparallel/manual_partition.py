@@ -44,7 +44,7 @@ _open = _Open()
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Place all modules created inside on partition ``index``; the innermost context wins (seed 002).
+    """Place all modules created inside on partition ``index``; the innermost context wins.
 
     Modules that are created outside all contexts go to ``default_partition``. With ``auto_partition`` the
     contexts are ignored.

@@ -41,7 +41,7 @@ Split = Callable[[tuple[Any, ...], dict[str, Any]], list[Arguments]]
 
 
 class DistributedModel(NotForDDP, ModelState):
-    """A module whose forward and backward run inside ``smp.step`` functions (seed 002).
+    """A module whose forward and backward run inside ``smp.step`` functions.
 
     Args:
         module: the model; not a ScriptModule and not wrapped in DistributedDataParallel.
@@ -127,7 +127,7 @@ class DistributedModel(NotForDDP, ModelState):
             tensors: a loss, or tensors with their incoming gradients.
             grad_tensors: one for each tensor; None for tensors of one element.
             retain_graph: keep the graph for another backward of the same microbatch.
-            create_graph: not supported (seed 002).
+            create_graph: not supported.
 
         Raises:
             SMPUnsupportedError: with ``create_graph``.
@@ -211,7 +211,7 @@ class DistributedModel(NotForDDP, ModelState):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
-        """torch's ``DistributedDataParallel.join`` for replicas with different numbers of steps (seed 002).
+        """torch's ``DistributedDataParallel.join`` for replicas with different numbers of steps.
 
         May surround the first step, too; every replica has at least that one. With one replica there is
         nobody to wait for.

@@ -99,7 +99,7 @@ class _Methods:
         return self
 
     def local_state_dict(self, *, gather_if_shard: bool = True) -> dict[str, Any]:
-        """This rank's state under the whole optimizer's numbers, and ``_smp_is_partial: True`` (seed 002).
+        """This rank's state under the whole optimizer's numbers, and ``_smp_is_partial: True``.
 
         ``gather_if_shard`` is accepted; optimizer state is never sharded here.
 
@@ -324,7 +324,7 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
     dynamic_loss_scale: bool = False,
     **dynamic_loss_args: Any,
 ) -> Any:
-    """Return ``optimizer``, made aware of partitions (seed 002); before or after ``smp.DistributedModel``.
+    """Return ``optimizer``, made aware of partitions; before or after ``smp.DistributedModel``.
 
     Args:
         optimizer: any torch optimizer over parameters of the model.

@@ -1,4 +1,4 @@
-"""What scripts ask about their place: ranks, sizes, groups (tables B2 of the documented interface)."""
+"""What scripts ask about their place: ranks, sizes, groups (``smp.rank()`` and its like)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def is_initialized() -> bool:
-    """Whether ``smp.init`` has been called (seed 002)."""
+    """Whether ``smp.init`` has been called."""
     return state.initialized
 
 
@@ -142,17 +142,17 @@ def get_rdp_group() -> list[int]:
 
 
 def get_world_process_group() -> dist.ProcessGroup:
-    """All processes, for use with torch.distributed (seed 002)."""
+    """All processes, for use with torch.distributed."""
     return _process_group(CommGroup.WORLD, "smp.get_world_process_group")
 
 
 def get_mp_process_group() -> dist.ProcessGroup:
-    """The processes of this model replica, for use with torch.distributed (seed 002)."""
+    """The processes of this model replica, for use with torch.distributed."""
     return _process_group(CommGroup.MP_GROUP, "smp.get_mp_process_group")
 
 
 def get_dp_process_group() -> dist.ProcessGroup:
-    """The replicas of this partition, for use with torch.distributed (seed 002)."""
+    """The replicas of this partition, for use with torch.distributed."""
     return _process_group(CommGroup.DP_GROUP, "smp.get_dp_process_group")
 
 

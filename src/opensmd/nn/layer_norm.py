@@ -1,4 +1,4 @@
-"""FusedLayerNorm: layer normalisation with apex's settings (seed 002, ``smp.nn.FusedLayerNorm``)."""
+"""FusedLayerNorm: layer normalisation with apex's settings (``smp.nn.FusedLayerNorm``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that leaves the library out in a plain local run, as seed 003 says it may."""
+"""A script that leaves the library out in a plain local run, as the documentation says it may."""
 
 import torch
 

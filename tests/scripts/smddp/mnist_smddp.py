@@ -1,5 +1,5 @@
 # ruff: noqa  - a user's script, written as the seeds write theirs
-"""The script of seed 001, whole: the smddp backend of torch.distributed, LOCAL_RANK passed on as text."""
+"""The documented script, whole: the smddp backend of torch.distributed, LOCAL_RANK passed on as text."""
 
 import argparse
 import os

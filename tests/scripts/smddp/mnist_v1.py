@@ -1,5 +1,5 @@
 # ruff: noqa  - a user's script, written as the seeds write theirs
-"""The v1 script of seed 003, whole: wrap, then set_device, then model.cuda; CUDA is hard-coded."""
+"""The documented v1 script, whole: wrap, then set_device, then model.cuda; CUDA is hard-coded."""
 
 import argparse
 import os

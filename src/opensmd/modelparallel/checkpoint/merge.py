@@ -1,6 +1,6 @@
 """Putting partial state dicts together; pure.
 
-A partial dict has the key ``_smp_is_partial`` with a true value (seed 002). A model's has some of the names,
+A partial dict has the key ``_smp_is_partial`` with a true value. A model's has some of the names,
 an optimizer's has all parameter groups and the state of some parameters, under the numbers that the whole
 optimizer would give them. So parts from any partition can be united, and a full dict is one that plain
 PyTorch reads.

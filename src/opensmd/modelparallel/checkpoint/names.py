@@ -1,6 +1,6 @@
 """File names of checkpoints; pure.
 
-A partial checkpoint ``f`` is one file a rank of the replica: ``f_{mp_rank}`` as seed 002 says. Files named
+A partial checkpoint ``f`` is one file a rank of the replica: ``f_{mp_rank}``, as documented. Files named
 ``f_{pp_rank}_{tp_rank}``, and with a third number, as later versions wrote them, are found too.
 """
 

@@ -38,7 +38,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def is_tracing() -> bool:
-    """Whether this thread is in the dry run that precedes partitioning (seed 002, ``smp.is_tracing``)."""
+    """Whether this thread is in the dry run that precedes partitioning (``smp.is_tracing``)."""
     return getattr(_local, "depth", 0) > 0
 
 

@@ -8,7 +8,7 @@
    The time of a cut is that of the tensors and messages that cross it.
 4. Every module gets the stage of its units; modules that never ran get their parent's.
 
-Rules of seed 002 and of the tables B6, B11 and B12.
+The rules are those of SageMaker's documentation of automated model splitting.
 """
 
 from __future__ import annotations

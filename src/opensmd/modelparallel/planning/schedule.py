@@ -1,6 +1,6 @@
 """Which microbatch a rank works on next. Pure: states and arrivals in, a number out.
 
-Two policies, both for both values of ``pipeline`` (seed 002): "interleaved" lets backwards go first, as soon
+Two policies, both for both values of ``pipeline``: "interleaved" lets backwards go first, as soon
 as they can, and keeps a bounded number of microbatches under way; "simple" does all forwards, then all
 backwards.
 

@@ -13,7 +13,7 @@ reduction overlaps with that backward::
 
 An exception anywhere in between leads to ``abandon_step`` instead of ``after_step``.
 
-The arguments are those of seed 002's ``smp.DistributedModel``; tests/ranks/test_hybrid.py holds the promises.
+The arguments are those documented for ``smp.DistributedModel``; tests/ranks/test_hybrid.py holds the promises.
 """
 
 from __future__ import annotations

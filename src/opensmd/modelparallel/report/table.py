@@ -19,7 +19,7 @@ HEADING = "Partition assignments:"
 
 
 def print_plan(plan: Plan) -> None:
-    """Log the plan at level INFO. The line that begins it is the original's (seed 002's ``smp``)."""
+    """Log the plan at level INFO. The line that begins it is the original's."""
     logger.info("%s\n%s", HEADING, render(plan))
     for note in plan.notes:
         logger.warning("%s", note)

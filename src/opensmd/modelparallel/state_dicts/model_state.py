@@ -77,7 +77,7 @@ class ModelState(nn.Module):
 
     @property
     def partitioned(self) -> bool:
-        """False until the first step has placed the model's parts (seed 002)."""
+        """False until the first step has placed the model's parts."""
         return self.plan is not None
 
     def get_module(self) -> nn.Module:
@@ -128,7 +128,7 @@ class ModelState(nn.Module):
     # --- state dicts -----------------------------------------------------------------------------------
 
     def local_state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state dict, and ``_smp_is_partial: True`` (seed 002).
+        """This rank's part of the state dict, and ``_smp_is_partial: True``.
 
         Raises:
             SMPError: the model has not been partitioned yet.
@@ -359,7 +359,7 @@ class ModelState(nn.Module):
     # --- moments ---------------------------------------------------------------------------------------
 
     def register_post_partition_hook(self, hook: Hook) -> RemovableHandle:
-        """Run ``hook(model, optimizer)`` after partitioning, before the first forward (seed 002).
+        """Run ``hook(model, optimizer)`` after partitioning, before the first forward.
 
         A hook that is registered later runs at once.
 
@@ -474,7 +474,7 @@ class ModelState(nn.Module):
         return self.to(torch.bfloat16) if self.partitioned else super().bfloat16()
 
     def cpu(self) -> ModelState:
-        """Gather all parameters and buffers on every rank of the replica, on the CPU (seed 002).
+        """Gather all parameters and buffers on every rank of the replica, on the CPU.
 
         The model is whole again on each rank, for example to be used without model parallelism through
         :meth:`get_module`; it cannot be trained in steps any more.
