@@ -53,7 +53,7 @@ quick: $(VENV)/.ready
 	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit
+	$(BIN)/python -m pytest -q -m "not processes" tests/unit
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --no-cache --check .

@@ -120,6 +120,7 @@ def test_rank_0_says_when_the_derived_port_is_taken() -> None:
             fill(environ)
 
 
+@pytest.mark.processes
 def test_importing_the_library_changes_no_affinity_and_starts_no_torch() -> None:
     code = (
         "import os, sys\n"

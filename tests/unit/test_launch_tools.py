@@ -17,6 +17,7 @@ from opensmd.tools import checks, cli
 from opensmd.tools.doctor import as_table
 
 
+@pytest.mark.processes
 def test_help_lists_every_command_without_loading_torch() -> None:
     code = (
         "import sys\n"
@@ -103,6 +104,7 @@ def test_the_quick_checks_pass_on_this_machine_and_the_table_says_so() -> None:
         assert finding.what in text
 
 
+@pytest.mark.processes
 def test_bench_prints_both_backends_for_each_size(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "smd"), "bench", "--bytes", "4,4096", "--seconds", "0.05"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)

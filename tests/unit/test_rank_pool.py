@@ -33,6 +33,7 @@ def _rank_one_sleeps_too_long() -> None:
         time.sleep(60)
 
 
+@pytest.mark.processes
 def test_values_come_back_by_rank_and_the_pool_survives_a_failure() -> None:
     pool = RankPool(2)
     try:
@@ -44,6 +45,7 @@ def test_values_come_back_by_rank_and_the_pool_survives_a_failure() -> None:
         pool.close()
 
 
+@pytest.mark.processes
 def test_a_dead_rank_gives_its_exit_code_and_a_hung_rank_its_stack() -> None:
     dead = run_once(2, _rank_one_exits, backend=None)
     assert (dead[0].kind, dead[1].kind, dead[1].value) == ("value", "died", 7)

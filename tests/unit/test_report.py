@@ -213,6 +213,7 @@ def gathered() -> list[PipelineEvent]:
     return gather_events([mine])
 
 
+@pytest.mark.processes
 def test_events_of_all_ranks_come_together_on_one_clock(pool: Callable[[int], RankPool]) -> None:
     before = time.time_ns()
     found = pool(2).run(gathered, backend="gloo")

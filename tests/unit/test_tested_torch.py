@@ -76,6 +76,7 @@ def imports_beside(metadata: Path, rank: int, version: str) -> str:
     return done.stderr
 
 
+@pytest.mark.processes
 def test_another_torch_warns_once_on_rank_0_with_what_to_install(tmp_path: Path) -> None:
     said = imports_beside(tmp_path, 0, "2.99.0")
     assert said.count("RuntimeWarning: opensmd is tested with torch") == 1
@@ -84,5 +85,6 @@ def test_another_torch_warns_once_on_rank_0_with_what_to_install(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("rank", "version"), [(1, "2.99.0"), (0, "2.15.0+cu132")])
+@pytest.mark.processes
 def test_other_ranks_and_a_tested_torch_say_nothing(tmp_path: Path, rank: int, version: str) -> None:
     assert "opensmd is tested with" not in imports_beside(tmp_path, rank, version)
