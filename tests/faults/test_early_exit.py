@@ -8,14 +8,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from opensmd.collectives import topology
+from opensmd.collectives import exchange
 from tests.support.ranks import run_once
 
 
 def join_and_end(slow_rank: int) -> str:
     """Rank 0, whose process serves the store, ends at once; another rank is slow to read what was agreed."""
     rank = int(os.environ["RANK"])
-    wait = topology.Exchange._wait
+    wait = exchange.Exchange._wait
 
     def slowly(self: Any, topic: str, keys: list[str]) -> None:
         wait(self, topic, keys)
@@ -23,7 +23,7 @@ def join_and_end(slow_rank: int) -> str:
             time.sleep(1)
 
     if rank == slow_rank:
-        topology.Exchange._wait = slowly  # type: ignore[method-assign]
+        exchange.Exchange._wait = slowly  # type: ignore[method-assign]
     __import__("smdistributed.dataparallel.torch.torch_smddp")
     address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     dist.init_process_group("smddp", init_method=address, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))

@@ -26,7 +26,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
-from opensmd.collectives.listening import LOOPBACK, bound_socket
+from opensmd.collectives.deadlines import GRACE, call_within
+from opensmd.collectives.listening import LOOPBACK, bound_socket, why_no_connection
 
 __all__ = [
     "cpu_backend",
@@ -63,7 +64,10 @@ def let_scripts_choose_where_to_meet(launchers_address: str) -> None:
 
 
 def listen_where_asked() -> None:
-    """Let the store that torch makes on rank 0 listen at its own address alone; see ``listening``."""
+    """Let the store that torch makes on rank 0 listen at its own address alone; see ``listening``.
+
+    And let the others wait for its answer no longer than their timeout.
+    """
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous._create_c10d_store
 
@@ -76,7 +80,8 @@ def listen_where_asked() -> None:
             with contextlib.suppress(OSError):  # taken, perhaps by this process's last store: torch knows
                 bound = bound_socket(hostname, port)
         if bound is None:
-            return original(hostname, port, rank, world_size, timeout, use_libuv)
+            connect = functools.partial(original, hostname, port, rank, world_size, timeout, use_libuv)
+            return _connected(connect, rank, hostname, port, timeout.total_seconds())
         return TCPStore(
             hostname,
             bound.getsockname()[1],
@@ -89,6 +94,33 @@ def listen_where_asked() -> None:
         )
 
     rendezvous._create_c10d_store = create
+
+
+def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, timeout: float) -> Any:
+    """A client of the store at ``host`` and ``port``.
+
+    Raises:
+        DistBackendError: something accepts connections there and does not answer.
+        DistNetworkError: nothing listens there.
+    """
+    cause = None
+    try:
+        return call_within(timeout + GRACE, connect)
+    except TimeoutError:  # torch's own tries may take longer than it is told
+        pass
+    except dist.DistNetworkError as error:
+        cause = error
+    asked = f"rank {rank} asked for the store in which the ranks meet at {host}:{port}, and"
+    if why_no_connection(host, port) is None:
+        raise dist.DistBackendError(
+            f"{asked} what listens there did not answer within {timeout:g} s. The process that serves it "
+            "(rank 0's, or the launcher) is stopped, or another program has the port: end the job, and start "
+            "it again or choose another port."
+        ) from cause
+    raise dist.DistNetworkError(
+        f"{asked} nothing listened there for {timeout:g} s: start rank 0, which serves it, or give all ranks "
+        "its address and port (MASTER_ADDR, MASTER_PORT)."
+    ) from cause
 
 
 def gloo_group(store: Any, rank: int, size: int, *, timeout: timedelta, one_network: bool) -> Any:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -23,8 +23,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.distributed_c10d import GroupName
 
 from opensmd.collectives import _torch_internals
+from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.name import DEVICES, NAME
-from opensmd.collectives.topology import Exchange, Plan, make_plan, own_identity, share_arena
+from opensmd.collectives.topology import Plan, exchange_identities, make_plan, own_identity, share_arena
 from opensmd.environment.settings import Settings
 from opensmd.native import build
 
@@ -75,8 +76,8 @@ def create(torch_options: Any, own_options: Any = None) -> Any:
 def _make_backend(place: Membership) -> Any:
     settings = Settings.from_environment()
     native, reason = _native(settings)
-    exchange = Exchange(place.store, place.rank, place.size, timeout=place.timeout, group=place.name)
-    plan = make_plan(exchange.identities(own_identity(settings, native=reason)))
+    exchange = Exchange(place.store, place.rank, place.ranks, timeout=place.timeout, group=place.name)
+    plan = make_plan(exchange_identities(exchange, own_identity(settings, native=reason)))
     if native is None or plan.without_core:
         if place.rank == 0:
             _warn_without_core(plan, place.ranks)
@@ -135,15 +136,15 @@ def _island(native: ModuleType, fd: int, place: Membership, exchange: Exchange, 
     lanes = []
     for lane in range(native.Island.LANES if peers else 0):
         store = PrefixStore(f"opensmd/peers/{exchange.generation}/{peers[0]}/{lane}", place.store)
-        lanes.append(
-            _torch_internals.gloo_group(
-                store,
-                peers.index(place.rank),
-                len(peers),
-                timeout=place.timeout,
-                one_network=plan.one_network,
-            )
+        connect = partial(
+            _torch_internals.gloo_group,
+            store,
+            peers.index(place.rank),
+            len(peers),
+            timeout=place.timeout,
+            one_network=plan.one_network,
         )
+        lanes.append(exchange.within("connecting the hosts", connect))
     return native.Island(
         fd=fd,
         members=plan.island_of(place.rank),
@@ -193,9 +194,15 @@ def _warn_once(text: str) -> None:
 
 def _gloo(place: Membership, exchange: Exchange, plan: Plan) -> Any:
     store = PrefixStore(f"opensmd/gloo/{exchange.generation}", place.store)
-    return _torch_internals.gloo_group(
-        store, place.rank, place.size, timeout=place.timeout, one_network=plan.one_network
+    connect = partial(
+        _torch_internals.gloo_group,
+        store,
+        place.rank,
+        place.size,
+        timeout=place.timeout,
+        one_network=plan.one_network,
     )
+    return exchange.within("connecting Gloo", connect)
 
 
 def _nccl(place: Membership, exchange: Exchange) -> Any:

@@ -16,7 +16,14 @@ from datetime import timedelta
 import psutil
 from torch._C._distributed_c10d import TCPStore
 
-__all__ = ["LOOPBACK", "address_of_interface", "bound_socket", "keep_on_loopback", "served_store"]
+__all__ = [
+    "LOOPBACK",
+    "address_of_interface",
+    "bound_socket",
+    "keep_on_loopback",
+    "served_store",
+    "why_no_connection",
+]
 
 LOOPBACK = "127.0.0.1"
 # Read by Gloo, NCCL and TensorPipe: the interface that they listen on.
@@ -67,6 +74,21 @@ def served_store(
     return TCPStore(  # which closes the descriptor
         host, port, world_size, True, timeout, wait_for_workers, master_listen_fd=bound.detach()
     )
+
+
+def why_no_connection(host: str, port: int, timeout: float = 1.0) -> OSError | None:
+    """Why nothing accepts connections there now; None if something does, be its process stopped.
+
+    Raises:
+        OSError: this process may open no more files.
+    """
+    try:
+        socket.create_connection((host, port), timeout=max(timeout, 0.05)).close()
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise
+        return error
+    return None
 
 
 def address_of_interface(name: str) -> str | None:

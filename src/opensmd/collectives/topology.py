@@ -13,17 +13,14 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-from torch.distributed import DistStoreError
-
+from opensmd.collectives.exchange import Exchange
 from opensmd.environment.settings import Settings
 
-__all__ = ["Exchange", "Identity", "Plan", "make_plan", "own_identity", "share_arena"]
+__all__ = ["Identity", "Plan", "exchange_identities", "make_plan", "own_identity", "share_arena"]
 
 
 @dataclass(frozen=True)
@@ -117,61 +114,9 @@ def _boot_id() -> str:
         return socket.gethostname()
 
 
-class Exchange:
-    """What the members of one group tell each other through its store while the group is made.
-
-    A store may be used again for a group of the same name after ``destroy_process_group``: arrivals are
-    counted, and every full house opens a generation of keys of its own.
-    """
-
-    def __init__(self, store: Store, rank: int, size: int, *, timeout: timedelta, group: str) -> None:
-        self._store, self._rank, self._size = store, rank, size
-        self._timeout, self._group = timeout, group
-        arrival = store.add("opensmd/arrivals", 1)
-        self.generation = (arrival - 1) // size
-
-    def all_gather(self, topic: str, text: str) -> list[str]:
-        """Every rank's ``text`` on this topic, by rank.
-
-        Raises:
-            DistStoreError: a rank did not answer within the group's timeout; the message names it.
-        """
-        keys = self._keys(topic)
-        self._store.set(keys[self._rank], text)
-        self._wait(topic, keys)
-        return [self._store.get(key).decode() for key in keys]
-
-    def close(self, topic: str) -> None:
-        """Say that this rank reads the store no more; on rank 0, wait until all have said so.
-
-        Rank 0's process often serves the store. Without this its script might end, and the store with it,
-        while another rank is still reading what the last :meth:`all_gather` brought.
-
-        Raises:
-            DistStoreError: on rank 0, as from :meth:`all_gather`.
-        """
-        keys = self._keys(topic)
-        self._store.set(keys[self._rank], "")
-        if self._rank == 0:
-            self._wait(topic, keys)
-
-    def _keys(self, topic: str) -> list[str]:
-        return [f"opensmd/{self.generation}/{topic}/{rank}" for rank in range(self._size)]
-
-    def _wait(self, topic: str, keys: list[str]) -> None:
-        try:
-            self._store.wait(keys, self._timeout)
-        except RuntimeError as error:
-            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-            raise DistStoreError(
-                f"making group {self._group!r}: {_ranks(missing)} did not join within "
-                f"{self._timeout.total_seconds():g} s ({topic}; this is rank {self._rank} of {self._size}). "
-                "Look at the output of those ranks, or raise the timeout of init_process_group."
-            ) from error
-
-    def identities(self, own: Identity) -> list[Identity]:
-        """Every rank's identity, by rank."""
-        return [Identity(**json.loads(text)) for text in self.all_gather("identity", json.dumps(asdict(own)))]
+def exchange_identities(exchange: Exchange, own: Identity) -> list[Identity]:
+    """Every rank's identity, by rank."""
+    return [Identity(**json.loads(text)) for text in exchange.all_gather("identity", json.dumps(asdict(own)))]
 
 
 def share_arena(
@@ -197,7 +142,7 @@ def share_arena(
             file = native.create_arena_file(shape, named)
             offer = f"{file.token} {file.path}"
         except (OSError, RuntimeError) as error:
-            failure = f"rank {rank} could not create the arena: {error}"
+            failure = f"rank {exchange.rank} could not create the arena: {error}"
     with contextlib.ExitStack() as given_up, contextlib.ExitStack() as in_any_case:
         if file:
             given_up.callback(os.close, file.fd)
@@ -210,14 +155,10 @@ def share_arena(
                 fd = native.open_arena_file(path, int(token))
                 given_up.callback(os.close, fd)
             except (OSError, RuntimeError) as error:
-                failure = f"rank {rank} could not open the arena: {error}"
+                failure = f"rank {exchange.rank} could not open the arena: {error}"
         failures = [text for text in exchange.all_gather(f"attached-{named}", failure) if text]
         exchange.close(f"told-{named}")
         if failures:
             return failures[0]
         given_up.pop_all()
     return fd
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

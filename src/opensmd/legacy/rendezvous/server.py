@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
-import queue
-import socket
-import threading
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 from torch.distributed import DistNetworkError
 
-from opensmd.collectives.listening import LOOPBACK, address_of_interface, served_store
+from opensmd.collectives.deadlines import call_within
+from opensmd.collectives.listening import LOOPBACK, address_of_interface, served_store, why_no_connection
 from opensmd.legacy._torch_internals import Store, TCPStore
 from opensmd.legacy.rendezvous.host import Process, reachable_addresses
 from opensmd.legacy.settings import Deadline
@@ -115,27 +113,21 @@ def reach(host: str, port: int, deadline: Deadline, *, what: str) -> Store:
         RuntimeError: nothing listens there, or something that is no torch store.
     """
     _knock(host, port, deadline, what)
-    box: queue.SimpleQueue[Store | BaseException] = queue.SimpleQueue()
 
-    def connect() -> None:
-        try:
-            timeout = timedelta(seconds=max(deadline.remaining(), 1.0))
-            box.put(TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False))
-        except BaseException as error:
-            box.put(error)
+    def connect() -> TCPStore:
+        timeout = timedelta(seconds=max(deadline.remaining(), 1.0))
+        return TCPStore(host, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
 
-    # TCPStore waits for ever for the answer of a server that accepts and says nothing, hence the thread.
-    threading.Thread(target=connect, daemon=True, name="opensmd-legacy-connect").start()
     try:
-        result = box.get(timeout=deadline.remaining())
-    except queue.Empty:
-        result = RuntimeError("it accepts connections but does not answer")
-    if isinstance(result, BaseException):
-        raise RuntimeError(
-            f"what listens at {host}:{port} is not the store of {what}: {_first_line(result)}; another "
-            "program may use the port: choose a free one"
-        ) from result
-    return result
+        return call_within(deadline.remaining(), connect)
+    except TimeoutError:
+        why, cause = "it accepts connections but does not answer", None
+    except RuntimeError as error:
+        why, cause = _first_line(error), error
+    raise RuntimeError(
+        f"what listens at {host}:{port} is not the store of {what}: {why}; another program may use the port: "
+        "choose a free one"
+    ) from cause
 
 
 def reach_any(server: Server, deadline: Deadline, *, what: str) -> Store:
@@ -151,14 +143,14 @@ def reach_any(server: Server, deadline: Deadline, *, what: str) -> Store:
             "OPENSMD_LEGACY_INTERFACE on all processes to the interface that connects them, for example eth0"
         )
     for address in addresses:
-        if _listens(address, server.port, min(KNOCK_TIMEOUT, deadline.remaining())) is None:
+        if why_no_connection(address, server.port, min(KNOCK_TIMEOUT, deadline.remaining())) is None:
             return reach(address, server.port, deadline, what=what)
     raise ConnectionError(f"{what} ({server.process}) does not answer at {', '.join(addresses)}")
 
 
 def _knock(host: str, port: int, deadline: Deadline, what: str) -> None:
     """Return once something listens; quietly, where TCPStore's own retries fill the log."""
-    while (error := _listens(host, port, max(0.2, min(KNOCK_TIMEOUT, deadline.remaining())))) is not None:
+    while (error := why_no_connection(host, port, _knock_timeout(deadline))) is not None:
         if deadline.passed:
             raise RuntimeError(
                 f"{what} did not answer at {host}:{port} within {deadline.seconds:g} s ({error}); start it, "
@@ -167,20 +159,13 @@ def _knock(host: str, port: int, deadline: Deadline, what: str) -> None:
         time.sleep(KNOCK_INTERVAL)
 
 
+def _knock_timeout(deadline: Deadline) -> float:
+    return max(0.2, min(KNOCK_TIMEOUT, deadline.remaining()))
+
+
 def listens(host: str, port: int) -> bool:
     """Whether something accepts connections there now."""
-    return _listens(host, port, KNOCK_TIMEOUT) is None
-
-
-def _listens(host: str, port: int, timeout: float) -> OSError | None:
-    """Whether something accepts connections there: None, or why not."""
-    try:
-        socket.create_connection((host, port), timeout=max(timeout, 0.05)).close()
-    except OSError as error:
-        if error.errno == errno.EMFILE:
-            raise
-        return error
-    return None
+    return why_no_connection(host, port, KNOCK_TIMEOUT) is None
 
 
 def _first_line(error: BaseException) -> str:
