@@ -84,7 +84,7 @@ def _make_backend(place: Membership) -> Any:
         return _gloo(place, exchange, plan)
     options = native.Options(place.timeout)
     common = {
-        "names": [f"rank {rank}" for rank in place.ranks],
+        "names": _names(place, plan),
         "rank": place.rank,
         "size": place.size,
         "options": options,
@@ -100,6 +100,13 @@ def _make_backend(place: Membership) -> Any:
     finally:
         if fd is not None:
             os.close(fd)  # nobody opens the creator's descriptor any more: all have said that they did
+
+
+def _names(place: Membership, plan: Plan) -> list[str]:
+    """What messages call the members: by global rank, with the host where there are several."""
+    if plan.one_host:
+        return [f"rank {rank}" for rank in place.ranks]
+    return [f"rank {rank} on {host}" for rank, host in zip(place.ranks, plan.hosts, strict=True)]
 
 
 def _may_share(plan: Plan) -> bool:
@@ -148,6 +155,7 @@ def _island(native: ModuleType, fd: int, place: Membership, exchange: Exchange, 
     return native.Island(
         fd=fd,
         members=plan.island_of(place.rank),
+        firsts=[island[0] for island in plan.islands],
         peers=lanes,
         crossing=plan.crossing,
     )

@@ -49,11 +49,13 @@ class Plan:
     Attributes:
         islands: the group's ranks, those of one host together, in the order of their first ranks.
         without_core: for each rank that lacks the compiled core, the reason; if any, Gloo serves the group.
+        hosts: for each rank what messages call its host.
         one_network: whether all ranks have one loopback.
     """
 
     islands: tuple[tuple[int, ...], ...]
     without_core: dict[int, str]
+    hosts: tuple[str, ...]
     one_network: bool = False
 
     @property
@@ -87,8 +89,23 @@ def make_plan(identities: Sequence[Identity]) -> Plan:
     for rank, identity in enumerate(identities):
         by_host.setdefault(identity.host, []).append(rank)
     missing = {rank: each.native for rank, each in enumerate(identities) if each.native}
-    one_network = len({identity.network for identity in identities}) == 1
-    return Plan(tuple(tuple(ranks) for ranks in by_host.values()), missing, one_network)
+    names = _host_names({host: identities[ranks[0]].hostname for host, ranks in by_host.items()})
+    return Plan(
+        islands=tuple(tuple(ranks) for ranks in by_host.values()),
+        without_core=missing,
+        hosts=tuple(names[identity.host] for identity in identities),
+        one_network=len({identity.network for identity in identities}) == 1,
+    )
+
+
+def _host_names(hostnames: dict[str, str]) -> dict[str, str]:
+    """Each host's own name, numbered where another host has the same."""
+    taken = list(hostnames.values())
+    numbers = {host: taken[:index].count(name) for index, (host, name) in enumerate(hostnames.items())}
+    return {
+        host: name if taken.count(name) == 1 else f"{name}#{numbers[host] + 1}"
+        for host, name in hostnames.items()
+    }
 
 
 def own_identity(settings: Settings, *, native: str = "") -> Identity:

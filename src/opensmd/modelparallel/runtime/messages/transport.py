@@ -281,8 +281,11 @@ def abort(transport: Transport, ranks: Sequence[int], text: str) -> None:
 
 
 def _short(tag: int) -> int:
-    """torch's tags have 31 bits. Messages of one tag keep their order, so tags may coincide."""
-    return tag % ((1 << 31) - 1)
+    """torch's tags have 31 bits, and the last two are smddp's own between hosts.
+
+    Messages of one tag keep their order, so tags may coincide.
+    """
+    return tag % ((1 << 31) - 2)
 
 
 def _to_bytes(value: Any) -> Tensor:

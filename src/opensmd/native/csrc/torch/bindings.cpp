@@ -58,19 +58,39 @@ c10::intrusive_ptr<SmddpBackend> make_shared_backend(int fd, std::vector<std::st
 struct Island {
   int fd;  // of the arena of this host's members
   std::vector<int> members;
+  std::vector<int> firsts;        // of all hosts
   std::vector<BackendPtr> peers;  // torch's, for this member and its counterparts
   int crossing;
 };
 
-std::unique_ptr<Islands> make_islands(Island& island, const std::vector<std::string>& names, int rank, int size,
-                                      std::chrono::milliseconds timeout) {
+std::vector<std::string> names_of(const std::vector<int>& members, const std::vector<std::string>& names) {
+  std::vector<std::string> found;
+  for (int member : members) found.push_back(names[static_cast<size_t>(member)]);
+  return found;
+}
+
+std::shared_ptr<Group> make_islands_group(const Island& island, const std::vector<std::string>& names, int rank,
+                                          std::chrono::milliseconds timeout) {
   const auto& members = island.members;
-  std::vector<std::string> names_here;
-  for (int member : members) names_here.push_back(names[static_cast<size_t>(member)]);
-  auto place = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
-  auto group = make_group(island.fd, std::move(names_here), place, static_cast<int>(members.size()), timeout);
+  const auto place = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+  return make_group(island.fd, names_of(members, names), place, static_cast<int>(members.size()), timeout);
+}
+
+// First members speak for their hosts, over the first lane.
+std::unique_ptr<Agreement> make_agreement(const BackendPtr& gloo, const std::optional<Island>& island,
+                                          std::shared_ptr<Group> group, const std::vector<std::string>& names,
+                                          int rank) {
+  const auto& name = names[static_cast<size_t>(rank)];
+  if (!island) return std::make_unique<Agreement>(nullptr, Links(gloo, names), name, gloo->getSize());
+  std::optional<Links> links;
+  if (group->rank() == 0) links.emplace(island->peers[0], names_of(island->firsts, names));
+  return std::make_unique<Agreement>(std::move(group), std::move(links), name,
+                                     static_cast<int>(island->firsts.size()));
+}
+
+std::unique_ptr<Islands> make_islands(const Island& island, std::shared_ptr<Group> group, int size) {
   std::vector<std::unique_ptr<Transport>> peers;
-  for (auto& each : island.peers) peers.push_back(make_gloo_transport(std::move(each), {}, nullptr));
+  for (const auto& each : island.peers) peers.push_back(make_gloo_transport(each, {}, nullptr, nullptr));
   return std::make_unique<Islands>(std::move(group), std::move(peers), island.crossing, size);
 }
 
@@ -78,9 +98,11 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, std::optiona
                                                    std::vector<std::string> names, int rank, int size,
                                                    c10::intrusive_ptr<SmddpOptions> options,
                                                    py::object device_backend, py::object split) {
-  std::unique_ptr<Islands> islands;
-  if (island) islands = make_islands(*island, names, rank, size, options->timeout);
-  auto transport = make_gloo_transport(std::move(gloo), std::move(names), std::move(islands));
+  auto group = island ? make_islands_group(*island, names, rank, options->timeout) : nullptr;
+  auto agreement = make_agreement(gloo, island, group, names, rank);
+  auto islands = island ? make_islands(*island, std::move(group), size) : nullptr;
+  auto transport =
+      make_gloo_transport(std::move(gloo), std::move(names), std::move(agreement), std::move(islands));
   return c10::make_intrusive<SmddpBackend>(std::move(transport), rank, size, std::move(options),
                                            makers(std::move(device_backend), std::move(split)));
 }
@@ -178,10 +200,10 @@ void bind_backend(py::module_& module) {
   module.def("make_shared_backend", &make_shared_backend, py::kw_only(), py::arg("fd"), py::arg("names"),
              py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"), py::arg("split"));
   py::class_<Island>(module, "Island")
-      .def(py::init([](int fd, std::vector<int> members, std::vector<BackendPtr> peers, int crossing) {
-             return Island{fd, std::move(members), std::move(peers), crossing};
+      .def(py::init([](int fd, std::vector<int> members, std::vector<int> firsts, std::vector<BackendPtr> peers, int crossing) {
+             return Island{fd, std::move(members), std::move(firsts), std::move(peers), crossing};
            }),
-           py::kw_only(), py::arg("fd"), py::arg("members"), py::arg("peers"), py::arg("crossing"))
+           py::kw_only(), py::arg("fd"), py::arg("members"), py::arg("firsts"), py::arg("peers"), py::arg("crossing"))
       .def_readonly_static("LANES", &Islands::kLanes);
   module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("island"),
              py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"),

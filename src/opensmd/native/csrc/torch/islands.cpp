@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <future>
+#include <tuple>
 #include <utility>
 
 #include "core/kernels.hpp"
@@ -33,23 +34,52 @@ bool Islands::serves(DType dtype, Reduction reduction) {
   }
 }
 
-void Islands::all_reduce(void* data, size_t count, DType dtype, Reduction reduction, double factor, const Call& call) {
-  try {
-    run(static_cast<char*>(data), count, dtype, reduction, factor, call);
-  } catch (const std::exception& error) {
-    if (!island_->aborted()) island_->abort(error.what());
-    std::lock_guard lock(closing_);
-    peers_.clear();  // which closes its connections: members of other hosts may be waiting there
-    throw;
+void Islands::all_reduce(Agreement& agreement, const Signature& signature, void* data, double factor,
+                         const Call& call) {
+  if (agreement.carries(signature.count * size_of(signature.dtype))) {
+    sum_with_comparison(agreement, signature, data, factor, call);
+  } else {
+    sum_in_parts(agreement, signature, static_cast<char*>(data), factor, call);
   }
 }
 
-void Islands::run(char* data, size_t count, DType dtype, Reduction reduction, double factor, const Call& call) {
+// Of few bytes: first members send their hosts' sums with what they send anyway, and all hosts add them up alike.
+void Islands::sum_with_comparison(Agreement& agreement, const Signature& signature, void* data, double factor,
+                                  const Call& call) {
+  const auto [dtype, reduction, count] = std::tuple(signature.dtype, signature.reduction, signature.count);
+  const bool average = reduction == Reduction::Average, first = island_->rank() == 0;
+  const bool premultiplied = reduction == Reduction::PremulSum;
+  Agreement::Comparison comparison(agreement, signature, call);
+  std::vector<char> sums(first ? count * size_of(dtype) : 0);
+  if (comparison.agreed_here()) {
+    island_->reduce(data, first ? sums.data() : nullptr, count, dtype, average ? Reduction::Sum : reduction, 0, factor,
+                    call);
+    comparison.post(sums.data(), sums.size());
+  } else {
+    comparison.post();
+  }
+  comparison.conclude();
+  if (first && !sums.empty()) {
+    std::vector<const void*> hosts;
+    for (int host = 0; host < comparison.hosts(); ++host) hosts.push_back(comparison.payload(host));
+    const Reducer reducer(dtype, average || premultiplied ? Reduction::Sum : reduction, comparison.hosts());
+    reducer(&data, 1, hosts.data(), comparison.hosts(), sums.size());
+    if (average) average_sums(data, count, dtype, members_);
+  }
+  island_->broadcast(data, count, dtype, 0, call);
+}
+
+void Islands::sum_in_parts(Agreement& agreement, const Signature& signature, char* data, double factor,
+                           const Call& call) {
+  const auto [dtype, reduction, count] = std::tuple(signature.dtype, signature.reduction, signature.count);
   const size_t width = size_of(dtype);
   const int me = island_->rank();
   const Reduction here = reduction == Reduction::Average ? Reduction::Sum : reduction;
   const Reduction between = reduction == Reduction::PremulSum ? Reduction::Sum : reduction;
-  auto gather = [&](const Slices& part) {
+  Agreement::Comparison comparison(agreement, signature, call);
+  comparison.post();
+  if (!comparison.agreed_here()) comparison.conclude();
+  auto gather = [&, dtype = dtype](const Slices& part) {
     island_->all_gather(part.data[me], part.outputs(), part.counts.data(), dtype, call);
   };
   struct Crossing {
@@ -70,8 +100,9 @@ void Islands::run(char* data, size_t count, DType dtype, Reduction reduction, do
     const int takers = length * width < kSplitBytes ? 1 : crossing_;
     Slices next = cut(data + begin * width, length, dtype, takers, island_->size());
     island_->reduce_scatter(next.inputs(), next.counts.data(), next.data[me], dtype, here, factor, call);
+    if (begin == 0) comparison.conclude();  // the other hosts' frames have travelled meanwhile
     if (under_way.size() == kLanes) finish_first();
-    auto done = std::async(launch, [&, next, lane] { cross(next, lane, dtype, between, call); });
+    auto done = std::async(launch, [&, next, lane, dtype = dtype] { cross(next, lane, dtype, between, call); });
     under_way.push_back({std::move(next), std::move(done)});
     lane = (lane + 1) % kLanes;
   }

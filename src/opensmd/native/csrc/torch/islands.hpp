@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "torch/agreement.hpp"
 #include "torch/slices.hpp"
 #include "torch/transport.hpp"
 
@@ -26,13 +27,15 @@ class Islands {
   // Whether sums in two levels are what they would be in one: narrow floats would be rounded twice.
   static bool serves(DType dtype, Reduction reduction);
 
-  // After a failure no other call may follow; the members of this host and the peers are told.
-  void all_reduce(void* data, size_t count, DType dtype, Reduction reduction, double factor, const Call& call);
+  // `agreement` is that of the whole group, `signature` its call. After a failure no other call may follow, but abort.
+  void all_reduce(Agreement& agreement, const Signature& signature, void* data, double factor, const Call& call);
   void abort(const std::string& reason);
   void leave();
 
  private:
-  void run(char* data, size_t count, DType dtype, Reduction reduction, double factor, const Call& call);
+  void sum_with_comparison(Agreement& agreement, const Signature& signature, void* data, double factor,
+                           const Call& call);
+  void sum_in_parts(Agreement& agreement, const Signature& signature, char* data, double factor, const Call& call);
   void cross(const Slices& part, size_t lane, DType dtype, Reduction reduction, const Call& call);
 
   std::shared_ptr<Group> island_;
@@ -42,9 +45,10 @@ class Islands {
   const int members_;
 };
 
-// `gloo` is torch's own backend for the same members. `names` are for messages; none: they tell of Gloo alone.
-// `islands` may be null.
+// `gloo` is torch's own backend for the same members. `names` are for messages. `agreement` compares calls; null where
+// somebody else has compared them. `islands` may be null.
 std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names,
+                                               std::unique_ptr<Agreement> agreement,
                                                std::unique_ptr<Islands> islands);
 
 }  // namespace opensmd
