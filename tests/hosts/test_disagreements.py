@@ -95,60 +95,56 @@ CASES: dict[str, tuple[Calls, Calls, str, str]] = {
 }
 
 
-def run_disagreements(hosts: str) -> dict[str, tuple[str, float]]:
-    init_on(hosts)
-    found = {}
-    for name, (first, other, _, _) in CASES.items():
-        group = dist.new_group()
-        dist.all_reduce(torch.ones(2), group=group)
-        begin = time.monotonic()
-        with pytest.raises(dist.DistBackendError) as error:
-            (first if hosts[dist.get_rank()] == "a" else other)(group)
-        found[name] = str(error.value), time.monotonic() - begin
-        with pytest.raises(dist.DistBackendError):
-            dist.barrier(group)
-    reduced(4)(None)  # other groups go on
-    return found
-
-
-@pytest.mark.parametrize("hosts", ["ab", "aabb", "abbc"])
-def test_calls_that_differ_between_hosts_are_an_error_that_shows_them_on_every_rank(hosts: str) -> None:
-    told = values(run_once(len(hosts), run_disagreements, hosts, backend=None, timeout=60))
-    for rank, by_case in enumerate(told):
-        for name, (_, _, one, another) in CASES.items():
-            text, seconds = by_case[name]
-            assert seconds < 5, (name, text)  # long before the timeout
-            assert f"rank {rank} on " in text, (name, text)
-            assert one in text and another in text, (name, text)
-            if "all_to_all" not in name:
-                assert text.count(" called ") == 2, (name, text)
-                assert all(f"rank {other} on " in text for other in range(len(hosts))), (name, text)
-
-
-def run_disagreement_on_one_host(hosts: str) -> str:
-    init_on(hosts)
+def run_case(first: Calls, other: Calls, firsts: bool) -> tuple[str, float]:
+    """The error of a group of its own, and the seconds until it came."""
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(2), group=group)
+    begin = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
-        (reduced(4) if dist.get_rank() == 1 else broadcast(4))(None)
-    return str(error.value)
+        (first if firsts else other)(group)
+    seconds = time.monotonic() - begin
+    with pytest.raises(dist.DistBackendError):
+        dist.barrier(group)
+    return str(error.value), seconds
 
 
-def test_calls_that_differ_within_a_host_are_an_error_on_every_other_host_too() -> None:
-    for text in values(run_once(4, run_disagreement_on_one_host, "aabb", backend=None, timeout=60)):
-        assert "rank 1 on " in text and "all_reduce(sum" in text and text.count(" called ") == 2, text
-
-
-def run_without_one_host(hosts: str) -> str:
-    init_on(hosts)
-    group = dist.new_group(timeout=timedelta(seconds=2))
-    if hosts[dist.get_rank()] == "b":
-        time.sleep(5)
-        return ""
+def run_late_host(late: bool) -> str:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.barrier(group)
+    if late:
+        time.sleep(1.5)
     with pytest.raises(dist.DistBackendError) as error:
         dist.all_reduce(torch.ones(4), group=group)
     return str(error.value)
 
 
-def test_a_timeout_names_the_host_that_did_not_call() -> None:
-    told = values(run_once(5, run_without_one_host, "aabbc", backend=None, timeout=60))
-    for rank in (0, 1, 4):
-        assert "not arrived: rank 2 on " in told[rank], told[rank]
+def run_disagreements(hosts: str) -> tuple[dict[str, tuple[str, float]], tuple[str, float], str]:
+    init_on(hosts)
+    rank = dist.get_rank()
+    between = {
+        name: run_case(first, other, hosts[rank] == "a") for name, (first, other, _, _) in CASES.items()
+    }
+    within = run_case(reduced(4), broadcast(4), rank == 1)
+    timeout = run_late_host(hosts[rank] == "b")
+    reduced(4)(None)  # other groups go on
+    return between, within, timeout
+
+
+@pytest.mark.parametrize("hosts", ["ab", "abbc"])
+def test_calls_that_differ_between_ranks_are_an_error_that_shows_them_on_every_rank(hosts: str) -> None:
+    ranks = values(run_once(len(hosts), run_disagreements, hosts, backend=None, timeout=60))
+    everybody = [f"rank {rank} on " for rank in range(len(hosts))]
+    for rank, (between, within, timeout) in enumerate(ranks):
+        for name, (_, _, one, another) in CASES.items():
+            text, seconds = between[name]
+            assert seconds < 5, (name, text)  # long before the timeout
+            assert f"rank {rank} on " in text, (name, text)
+            assert one in text and another in text, (name, text)
+            if "all_to_all" not in name:
+                assert text.count(" called ") == 2, (name, text)
+                assert all(other in text for other in everybody), (name, text)
+        text, seconds = within
+        assert seconds < 5 and text.count(" called ") == 2, text
+        assert "rank 1 on " in text and "all_reduce(sum" in text and "broadcast(" in text, text
+        if hosts[rank] != "b":
+            assert "not arrived: rank 1 on " in timeout, timeout

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "core/context.hpp"
@@ -32,10 +31,13 @@ const std::byte* Links::frame(int member) const {
   return reinterpret_cast<const std::byte*>(frames_.const_data_ptr<uint8_t>()) + member * frames_.size(1);
 }
 
-void Links::post(const void* frame, size_t bytes, size_t most) {
+std::byte* Links::prepare(size_t most) {
   const auto width = static_cast<int64_t>(most);
   if (!frames_.defined() || frames_.size(1) != width) frames_ = at::zeros({size_, width}, at::kByte);
-  std::memcpy(frames_.data_ptr<uint8_t>() + rank_ * width, frame, bytes);
+  return reinterpret_cast<std::byte*>(frames_.data_ptr<uint8_t>() + rank_ * width);
+}
+
+void Links::post(size_t bytes) {
   receives_.clear();
   sends_.clear();
   // Gloo sends data only to who has said that it waits for them: that goes first.

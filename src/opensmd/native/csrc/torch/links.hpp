@@ -29,11 +29,14 @@ class Links {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Sends `frame`, which may take up to `most` bytes, as may those of the others. Returns at once.
-  void post(const void* frame, size_t bytes, size_t most);
-  // Until all frames have come. Throws TimedOut or PeerLost, naming the members whose frames have not.
+  // 1. Where the own frame of up to `most` bytes, as many as those of the others may take, is to be written.
+  std::byte* prepare(size_t most);
+  // 2. Sends its first `bytes`. Returns at once.
+  void post(size_t bytes);
+  // 3. Until all frames have come. Throws TimedOut or PeerLost, naming the members whose frames have not.
   void wait(milliseconds timeout);
-  // What member i has sent (bytes it has not are 0); the own frame, too. Until the next post().
+  // What member i has sent (bytes it has not sent are 0 or those of earlier frames); the own frame, too. Until the
+  // next prepare().
   const std::byte* frame(int member) const;
 
   void abort() { close_connections(*gloo_); }
@@ -47,7 +50,6 @@ class Links {
   const int rank_;
   const int size_;
   at::Tensor frames_;  // a row a member
-  size_t own_bytes_ = 0;
   std::vector<WorkPtr> receives_;
   std::vector<WorkPtr> sends_;
 };
