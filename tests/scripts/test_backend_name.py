@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.ranks import free_port
+
 UNKNOWN = 'import torch.distributed as dist; print(dist.is_backend_available("smddp"))'
 SCRIPT = """
 import os, sys
@@ -56,6 +58,20 @@ def test_two_ranks_make_a_group_by_its_name_without_an_import(tmp_path: Path) ->
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+LISTENING = """
+import psutil, sys, torch.distributed as dist
+dist.init_process_group("smddp", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=0, world_size=1)
+connections = psutil.Process().net_connections("tcp")
+print({where.laddr.ip for where in connections if where.status == psutil.CONN_LISTEN})
+"""
+
+
+def test_the_store_of_a_group_made_by_name_listens_on_the_loopback_alone() -> None:
+    command = [sys.executable, "-c", LISTENING, str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "{'127.0.0.1'}\n", done.stderr
 
 
 def test_the_name_is_unknown_where_torch_loads_no_extensions() -> None:

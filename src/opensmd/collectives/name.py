@@ -2,7 +2,8 @@
 
 Frameworks that make the process group themselves are given a backend by its name, and some of them ask
 whether torch knows it before they make anything. So the name comes first, with nothing behind it: the backend
-is imported, and its core built, with the first group that asks for it.
+is imported as soon as ``init_process_group`` looks it up, before torch makes a store that listens, and its
+core is built with the first group that asks for it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,18 @@ def make_known() -> None:
     known = getattr(dist, "Backend", None)  # a torch built without torch.distributed has none
     if known is not None and NAME not in known.backend_list:
         known.register_backend(NAME, _create_first, extended_api=True, devices=list(DEVICES))
+        known.SMDDP = _Backend()
+
+
+class _Backend:
+    """What ``Backend.SMDDP`` is until somebody asks for it: then it is the name, and the backend is there."""
+
+    def __get__(self, instance: object, owner: Any) -> str:
+        from opensmd.collectives import backend
+
+        owner.SMDDP = NAME
+        backend.register()
+        return NAME
 
 
 def _create_first(torch_options: Any, own_options: Any = None) -> Any:
