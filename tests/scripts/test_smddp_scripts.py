@@ -258,6 +258,13 @@ def leftovers(marker: str) -> list[psutil.Process]:
     return found
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def wait_until_gone(marker: str) -> None:
     deadline = time.monotonic() + 10
     while (left := leftovers(marker)) and time.monotonic() < deadline:
@@ -288,6 +295,7 @@ def test_ranks_that_fail_alike_are_said_in_one_line(tmp_path: Path) -> None:
         ("exit", 7, "rank 1 failed first: exit code 7"),
         ("kill", 137, "rank 1 failed first: killed by SIGKILL"),
         ("terminate", 143, "rank 1 failed first: killed by SIGTERM"),
+        ("leave", 1, "rank 1 ended first, with exit code 0, while others still needed it"),
     ],
 )
 def test_the_rank_that_failed_first_is_named_and_nothing_is_left(
@@ -307,14 +315,14 @@ def test_the_rank_that_failed_first_is_named_and_nothing_is_left(
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "how"),
-    [(signal.SIGINT, 130, "wait"), (signal.SIGTERM, 143, "wait"), (signal.SIGKILL, -9, "wait alone")],
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
 )
-def test_a_signal_to_the_launcher_leaves_no_process(
-    number: signal.Signals, status: int, how: str, tmp_path: Path
+def test_a_signal_to_the_launcher_leaves_no_process_and_no_folder(
+    number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
     marker = f"marker-{uuid.uuid4()}"
-    command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "fails.py"), how, marker]
+    command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "fails.py"), "wait", marker]
     job = subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -333,6 +341,7 @@ def test_a_signal_to_the_launcher_leaves_no_process(
         assert f"smdrun: ended by {number.name}" in err
         assert list(tmp_path.iterdir()) == []
     wait_until_gone(marker)
+    wait_until(lambda: not list(tmp_path.glob("smdrun-*")))
 
 
 @pytest.mark.parametrize(
@@ -342,15 +351,69 @@ def test_a_signal_to_the_launcher_leaves_no_process(
         (["--channel", "training", "x.py"], "expected NAME=PATH"),
         (["--mp-parameters", "nonsense", "x.py"], "key=value"),
         (["-n", "0", "x.py"], "0 is not in the range"),
-        (["--nproc-per-node", "2", "x.py"], "No such option"),
-        (["-n", "1", "x.py"], "there is no script 'x.py'"),
+        (["--nprocs", "2", "x.py"], "No such option"),
+        (["--no-python", "--device", "cpu", "x.py"], "--no-python runs a program as it is"),
     ],
 )
 def test_a_wrong_command_line_is_explained(arguments: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch(0o755)
     done = run([str(BIN / "smdrun"), *arguments], cwd=tmp_path)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("smdrun -np 2 nope.py", "there is no script 'nope.py' in "),
+        ("smdrun -n 2 -m nope.at.all", "there is no module 'nope' in "),
+        ("smdrun .", "'.' is a folder without a __main__.py"),
+        (
+            "smdrun --nproc-per-node 2 train.sh",
+            "'train.sh' is a script for /bin/sh, and ranks run Python: add",
+        ),
+        ("smdrun --no-python plain", "'plain' cannot be executed: run chmod +x plain"),
+        ("smdrun --no-python nope", "there is no program 'nope'"),
+        ("smdrun --log-dir plain/logs x.py", "--log-dir: cannot make the folder plain/logs: Not a directory"),
+        ("ulimit -n 12; smdrun -n 2 x.py", "2 ranks need more open files than the 12"),
+    ],
+)
+def test_what_cannot_start_is_said_in_one_line_before_anything_does(
+    command: str, said: str, tmp_path: Path
+) -> None:
+    for name, text in (("x.py", ""), ("train.sh", "#!/bin/sh\nexec python train.py\n"), ("plain", "")):
+        (tmp_path / name).write_text(text)
+    done = run(
+        ["sh", "-c", command.replace("smdrun", f"{sys.executable} -m opensmd.launch.cli")], cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"smdrun: {said}") and done.stderr.count("\n") == 1, done.stderr
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_program_runs_in_every_rank_and_a_file_a_rank_holds_what_it_says(tmp_path: Path) -> None:
+    program = tmp_path / "train.sh"
+    program.write_text(
+        '#!/bin/sh\necho rank $RANK of $WORLD_SIZE: "$@"\necho aloud >&2\nexit $((RANK * 5))\n'
+    )
+    program.chmod(0o755)
+    command = [str(BIN / "smdrun"), "-np", "2", "--log-dir", "logs", "--no-python", "train.sh", "-x", "a b"]
+    done = run(command, cwd=tmp_path)
+    assert done.returncode == 5
+    assert "smdrun: rank 1 failed first: exit code 5" in done.stderr
+    for rank in range(2):
+        assert f"[{rank}] rank {rank} of 2: -x a b\n" in done.stdout
+        log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
+        assert sorted(log.splitlines()) == ["aloud", f"rank {rank} of 2: -x a b"]
+
+
+def test_the_file_of_a_rank_ends_with_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("print('begun')\nraise ValueError('the batch is empty')\n")
+    done = run([str(BIN / "smdrun"), "-n", "1", "--log-dir", "logs", "fails.py"], cwd=tmp_path)
+    assert done.returncode == 1
+    log = (tmp_path / "logs" / "rank-0.log").read_text()
+    assert log.startswith("begun\nTraceback") and log.endswith("ValueError: the batch is empty\n")
 
 
 SAYS_MUCH = """
@@ -427,6 +490,7 @@ def test_a_folder_for_results_that_cannot_be_made_is_told_and_stops_nobody(tmp_p
 
 
 def test_a_wrong_variable_of_the_backend_is_explained_like_a_wrong_option(tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
     done = run([str(BIN / "smdrun"), "-n", "1", "x.py"], cwd=tmp_path, OPENSMD_HEAP_BYTES="1k")
     assert done.returncode == 2
     assert "Error: OPENSMD_HEAP_BYTES='1k': expected a number of bytes" in done.stderr
@@ -440,6 +504,7 @@ def test_a_signal_during_the_first_build_ends_it(number: signal.Signals, tmp_pat
     )
     compiler.chmod(0o755)
     env = environment(CXX=str(compiler), OPENSMD_CACHE_DIR=str(tmp_path / "cache"))
+    (tmp_path / "x.py").touch()
     command = [str(BIN / "smdrun"), "-n", "1", "x.py"]
     job = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from opensmd.environment.settings import Settings
-from opensmd.launch import streams, torch_import
+from opensmd.launch import log_files, open_files, streams, torch_import
 from opensmd.launch.run import Options, run
+from opensmd.launch.script import check_module, check_script, find_program
 
 __all__ = ["main"]
 
@@ -19,7 +21,11 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
 @click.command(context_settings=_CONTEXT)
 @click.option(
     "-n",
+    "-np",
     "--ranks",
+    "--nproc-per-node",
+    "--nproc_per_node",
+    "ranks",
     type=click.IntRange(min=1),
     help="Ranks on this host. Default: one a GPU; without GPUs one a core, at most 8.",
 )
@@ -37,7 +43,18 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     show_default=True,
     help="Pin each rank to its share of the cores, unless an OpenMP affinity variable is set.",
 )
+@click.option(
+    "--python/--no-python",
+    default=True,
+    show_default=True,
+    help="--no-python: SCRIPT is a program to run as it is, for example a shell script.",
+)
 @click.option("--prefix/--no-prefix", default=True, show_default=True, help="Put [rank] before each line.")
+@click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for a file a rank (rank-0.log) with all that it says; the console shows it, too.",
+)
 @click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of hosts.")
 @click.option("--node-rank", type=click.IntRange(min=0), default=0, help="This host's number, from 0.")
 @click.option("--master-addr", help="Address of host 0; needed with several hosts.")
@@ -65,11 +82,33 @@ def main(**options: Any) -> None:
     streams.prepare()
     torch_import.without_collector()
     try:
+        _look_at(options["script"], module=options["module"], python=options["python"])
+        chosen = _checked(options)
+        open_files.allow_for(chosen.ranks)
+        if chosen.log_dir is not None:
+            log_files.make_folder(chosen.log_dir)
+    except ValueError as error:
+        print(f"smdrun: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(run(chosen))
+
+
+def _look_at(script: str, *, module: bool, python: bool) -> None:
+    if not python:
+        find_program(script)
+    elif module:
+        check_module(script)
+    else:
+        check_script(script)
+
+
+def _checked(options: dict[str, Any]) -> Options:
+    try:
         chosen = Options.from_command_line(**options)
-        Settings.from_environment()  # a wrong variable is told like a wrong option
+        Settings.from_environment()  # a wrong variable is reported like a wrong option
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    raise SystemExit(run(chosen))
+    return chosen
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import TextIO
 
 from opensmd.launch import reports, streams
 from opensmd.launch.lines import LineAssembler, Segment
+from opensmd.launch.log_files import LogFiles
 
 __all__ = ["Console"]
 
@@ -56,8 +57,9 @@ class Console(threading.Thread):
     Once nobody reads what it writes into a pipe, ``reader_left`` is True and this process gets SIGTERM.
     """
 
-    def __init__(self, *, prefix: bool = True) -> None:
+    def __init__(self, *, prefix: bool = True, log_files: LogFiles | None = None) -> None:
         super().__init__(name="smdrun-console", daemon=True)
+        self._log_files = log_files or LogFiles(None)
         self._prefix = prefix
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
@@ -106,7 +108,10 @@ class Console(threading.Thread):
                 os.close(stream.read)
                 os.close(stream.write)
             self._streams.clear()
+            for path, rank in self._reports.items():
+                self._log(rank, reports.read(path, rank))
         self._selector.close()
+        self._log_files.close()
 
     def show_report(self, report: reports.Report) -> None:
         """Show a rank's traceback, unless the very same text has been shown for another rank."""
@@ -131,6 +136,7 @@ class Console(threading.Thread):
         for stream in self._streams:
             while data := _read(stream.read):
                 stream.fed = time.monotonic()
+                self._log(stream.rank, data)
                 for segment in stream.lines.feed(data):
                     self._show(stream, segment)
 
@@ -140,6 +146,7 @@ class Console(threading.Thread):
             report = reports.read(path, rank)
             if report is not None:
                 del self._reports[path]
+                self._log(rank, report)
                 self._held[path] = (now + HOLD if report.of_communication else now, report)
         due = [(report.nanoseconds, path) for path, (when, report) in self._held.items() if when <= now]
         if due:
@@ -150,6 +157,14 @@ class Console(threading.Thread):
             if not (report.of_communication and self._cause_shown):
                 self.show_report(report)
             self._cause_shown |= not report.of_communication
+
+    def _log(self, rank: int, what: bytes | reports.Report | None) -> None:
+        """Add what a rank wrote or reported to its own file."""
+        data = what.text.encode(errors="surrogateescape") if isinstance(what, reports.Report) else what
+        try:
+            self._log_files.write(rank, data or b"")
+        except OSError as error:
+            self.say(f"the job goes on without --log-dir, which cannot be written: {error.strerror}")
 
     def _show(self, stream: _Stream, segment: Segment) -> None:
         if segment.end == "\n":

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.multiprocessing.api import LogsDest
 
+from opensmd.launch import reports
 from opensmd.launch.console import Console
 
 __all__ = ["RankLogs"]
@@ -23,6 +24,7 @@ class RankLogs(LogsSpecs):
         super().__init__(log_dir=str(folder))
         self._console = console
         self._folder = folder
+        self._reports: dict[int, Path] = {}  # of the last attempt, by rank
 
     @property
     def root_log_dir(self) -> str:
@@ -42,5 +44,10 @@ class RankLogs(LogsSpecs):
             env["TORCHELASTIC_ERROR_FILE"] = files[local_rank] = str(report)
             outs[local_rank] = self._console.open(rank, sys.stdout)
             errs[local_rank] = self._console.open(rank, sys.stderr)
+            self._reports[rank] = report
             self._console.expect_report(report, rank)
         return LogsDest(stdouts=outs, stderrs=errs, error_files=files)
+
+    def ended(self) -> dict[int, int | None]:
+        """When each rank's script came to its end, as ``time.time_ns``; None for those that left no word."""
+        return {rank: reports.read_end(report) for rank, report in self._reports.items()}

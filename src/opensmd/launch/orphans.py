@@ -2,20 +2,25 @@
 
 A rank's own children (DataLoader workers, subprocesses) are handed to process 1 when the rank is killed, out
 of reach. A launcher that is the kernel's "child subreaper" gets them instead, and finds them as its own
-descendants.
+descendants. Where the launcher is dead itself, processes are known by a variable that they inherited.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import sys
+from collections.abc import Collection
 
 import psutil
 
-__all__ = ["adopt", "end_all"]
+__all__ = ["JOB", "adopt", "end_all", "end_job"]
 
+JOB = "SMDRUN_JOB"  # the id of the job that a process belongs to, in its environment
 _PR_SET_CHILD_SUBREAPER = 36
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+ROUNDS = 5  # what a process starts while it is ended is found in the next one
 
 
 def adopt() -> None:
@@ -24,19 +29,45 @@ def adopt() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_all() -> None:
-    """End every descendant of this process, first politely."""
-    left = psutil.Process().children(recursive=True)
-    for process in left:
+def end_all(*, spare: Collection[int] = ()) -> None:
+    """End every descendant of this process, first politely.
+
+    Args:
+        spare: ids of children that stay.
+    """
+    _end([process for process in psutil.Process().children(recursive=True) if process.pid not in spare])
+
+
+def end_job(job: str) -> None:
+    """End every process that was started within a job, and their children."""
+    for _ in range(ROUNDS):
+        members = {process for process in psutil.process_iter() if _belongs(process, job)}
+        if not members:
+            return
+        for process in list(members):
+            with contextlib.suppress(psutil.Error):
+                members.update(process.children(recursive=True))
+        _end(list(members))
+
+
+def _belongs(process: psutil.Process, job: str) -> bool:
+    if process.pid == os.getpid():
+        return False
+    try:
+        return process.environ().get(JOB) == job
+    except (psutil.Error, OSError):  # it has ended, or is another user's
+        return False
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
         _signal(process, "terminate")
-    _, stubborn = psutil.wait_procs(left, timeout=GRACE)
+    _, stubborn = psutil.wait_procs(processes, timeout=GRACE)
     for process in stubborn:
         _signal(process, "kill")
     psutil.wait_procs(stubborn, timeout=GRACE)
 
 
 def _signal(process: psutil.Process, how: str) -> None:
-    try:
+    with contextlib.suppress(psutil.Error):
         getattr(process, how)()
-    except psutil.NoSuchProcess:
-        return

@@ -11,6 +11,7 @@ Nothing heavy is imported before the affinity is set: torch sizes its thread poo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -20,9 +21,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from opensmd.environment import variables
 from opensmd.launch import affinity, reports, torch_import
+from opensmd.launch.script import check_script, find_program
 
 __all__ = ["main"]
 
@@ -43,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _speak_as_mpirun()
     if options.bind:
         _bind()
+    if options.no_python:
+        _become(options.script, options.args)
     torch_import.without_collector()
     try:
         if options.device == "cpu":
@@ -50,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             cuda_on_cpu.install()
         _run(options)
+        _note_end()
     except KeyboardInterrupt:
         if not under_smdrun:
             raise
@@ -57,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SystemExit as leaving:
         if under_smdrun and reports.code_of(leaving):
             _leave_report(leaving)
+        else:
+            _note_end()
         raise
     except Exception as error:
         _report(error)
@@ -68,6 +76,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "cpu"], default="auto", help="cpu: map CUDA to the CPU")
     parser.add_argument("--bind", action="store_true", help="pin this rank to its share of the cores")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name")
+    parser.add_argument("--no-python", action="store_true", help="the script is a program to run as it is")
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER)
     return parser.parse_args(argv)
@@ -79,10 +88,22 @@ def _run(options: argparse.Namespace) -> None:
     if options.module:
         runpy.run_module(options.script, run_name="__main__", alter_sys=True)
         return
-    if not Path(options.script).exists():
-        raise SystemExit(f"smdrun: there is no script {options.script!r} in {Path.cwd()}")
+    try:
+        check_script(options.script)
+    except ValueError as error:
+        raise SystemExit(f"smdrun: {error}") from None
     sys.path[0] = str(Path(options.script).resolve().parent)
     runpy.run_path(options.script, run_name="__main__")
+
+
+def _become(program: str, args: Sequence[str]) -> NoReturn:
+    """Go on as another program, which inherits the variables, the cores and who ends it."""
+    try:
+        os.execv(find_program(program), [program, *args])
+    except ValueError as error:
+        raise SystemExit(f"smdrun: {error}") from None
+    except OSError as error:
+        raise SystemExit(f"smdrun: cannot execute {program!r}: {error.strerror}") from None
 
 
 def _bind() -> None:
@@ -125,6 +146,14 @@ def _leave_report(error: BaseException, trace: TracebackType | None = None) -> b
     except OSError:
         return False
     return bool(path)
+
+
+def _note_end() -> None:
+    """Let the launcher know when this rank had done what it was to do, in case others fail after it."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    with contextlib.suppress(OSError):
+        if path and os.environ.get(LAUNCHER) == str(os.getppid()):
+            reports.write_end(Path(path))
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 import traceback
@@ -18,13 +19,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["Failure", "Report", "describe_exit", "exit_status", "first_failure", "read", "write"]
+__all__ = [
+    "Failure",
+    "Report",
+    "describe_exit",
+    "exit_status",
+    "first_failure",
+    "left_early",
+    "read",
+    "read_end",
+    "write",
+    "write_end",
+]
 
 # What a rank raises when it loses a peer: torch's classes and a pipeline's, by name so that neither need be
 # imported, and the words of Gloo, which raises plain RuntimeErrors.
 _LOST_PEER_CLASSES = {"DistError", "PeerFailed"}
 _LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-_DEATH_WORDS = (*_LOST_PEER_WORDS, " has died")  # the last are smddp's
+_DEATH_WORDS = (*_LOST_PEER_WORDS, " has died", " has left")  # the last are smddp's
+_NAMED_DEAD = re.compile(r"rank (\d+) has (?:died|left)")
+_END = "ended"  # the file that tells of a script's end
 
 
 @dataclass(frozen=True)
@@ -107,6 +121,39 @@ def read(path: Path, rank: int) -> Report | None:
     )
 
 
+def write_end(report: Path) -> None:
+    """Note, beside where a report would be, that a rank's script has come to its end now."""
+    report.with_name(_END).write_text(str(time.time_ns()))
+
+
+def read_end(report: Path) -> int | None:
+    """What :func:`write_end` noted, or None."""
+    try:
+        return int(report.with_name(_END).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def left_early(first: Failure, ended: Mapping[int, int | None], failed: Sequence[int]) -> list[int]:
+    """The ranks that the first failure follows from although they did not fail: they ended before the others.
+
+    Args:
+        first: the first failure.
+        ended: when the script of each rank came to its end, as :func:`read_end` knows it.
+        failed: all ranks that failed.
+    """
+    report = first.report
+    if report is None or not report.of_communication or not _tells_of_a_death(report):
+        return []
+    named = {int(rank) for rank in _NAMED_DEAD.findall(report.message)}
+    left = []
+    for rank, when in ended.items():
+        early = rank in named if when is None else when < report.nanoseconds and rank in (named or {rank})
+        if early and rank not in failed:
+            left.append(rank)
+    return left
+
+
 def first_failure(failures: Sequence[Failure]) -> Failure:
     """The failure the others follow from, of failures in the order in which the launcher saw them.
 
@@ -137,7 +184,11 @@ def _begins_with_a_death(failures: Sequence[Failure]) -> bool:
     if not known or not all(report.of_communication for report in known):
         return False
     first = min(known, key=lambda report: report.nanoseconds)
-    return any(words in first.message for words in _DEATH_WORDS)
+    return _tells_of_a_death(first)
+
+
+def _tells_of_a_death(report: Report) -> bool:
+    return any(words in report.message for words in _DEATH_WORDS)
 
 
 def describe_exit(exit_code: int, *, first: bool) -> str:

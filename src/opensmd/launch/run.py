@@ -3,6 +3,7 @@
 Steps: 1. threads, cores and memory; 2. build the native core, once for all ranks; 3. the variables of a
 SageMaker container; 4. the agent starts ``opensmd.launch.rank`` for each rank and watches it; 5. when a rank
 fails or a signal comes, every process that the job has left is ended, also those whose parents are dead.
+A guardian does that, and removes what the job needs in the file system, where smdrun itself is killed.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ import contextlib
 import errno
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Sequence
@@ -24,8 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from opensmd.environment.sagemaker import JSON, Job, job_variables, parse_mp_parameters
-from opensmd.launch import affinity, allocator, orphans, reports, signals
+from opensmd.launch import affinity, allocator, open_files, orphans, reports, signals
 from opensmd.launch.console import Console
+from opensmd.launch.explanation import explain
+from opensmd.launch.guardian import Guardian, job_folder
+from opensmd.launch.log_files import LogFiles
 from opensmd.launch.rank import LAUNCHER
 
 __all__ = ["Options", "run"]
@@ -47,6 +49,8 @@ class Options:
     args: Sequence[str] = ()
     ranks: int = 1
     module: bool = False
+    python: bool = True
+    log_dir: Path | None = None
     device: str = "auto"
     bind: bool = True
     prefix: bool = True
@@ -73,11 +77,13 @@ class Options:
             raise ValueError(f"--nnodes {rest['nnodes']} needs --master-addr, the address of host 0")
         if rest["node_rank"] >= rest["nnodes"]:
             raise ValueError(f"--node-rank {rest['node_rank']} lies outside 0..{rest['nnodes'] - 1}")
+        if not rest["python"] and (rest["module"] or rest["device"] == "cpu"):
+            raise ValueError("--no-python runs a program as it is: -m and --device cpu are for Python alone")
         channels = {}
-        for each in channel:
-            name, equals, path = each.partition("=")
+        for given in channel:
+            name, equals, path = given.partition("=")
             if not equals:
-                raise ValueError(f"--channel {each!r}: expected NAME=PATH, for example training=data/train")
+                raise ValueError(f"--channel {given!r}: expected NAME=PATH, for example training=data/train")
             channels[name] = Path(path)
         parameters = parse_mp_parameters(mp_parameters) if mp_parameters else {}
         count = ranks or default_ranks(rest["device"])
@@ -100,45 +106,54 @@ def gpu_count(device: str) -> int:
 
 def run(options: Options) -> int:
     """Run the job; return the exit status: 0, that of the rank that failed first, or 128 + a signal."""
+    console = Console(prefix=options.prefix, log_files=LogFiles(options.log_dir))
+    job = str(uuid.uuid4())
+    with job_folder() as folder, Guardian(job, folder) as guardian:
+        os.environ[orphans.JOB] = job
+        return _run_watched(options, console, folder, guardian)
+
+
+def _run_watched(options: Options, console: Console, folder: Path, guardian: Guardian) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
+
+    from opensmd.launch.logs import RankLogs
 
     def stop(number: int, _: object) -> None:
         raise SignalException(f"smdrun got signal {number}", signal.Signals(number))
 
     signals.listen(stop)
     orphans.adopt()
-    console = Console(prefix=options.prefix)
     try:
         _prepare(options)
     except SignalException as stopped:
         console.say(f"ended by {stopped.sigval.name}")
         return 128 + int(stopped.sigval)
-    with tempfile.TemporaryDirectory(prefix="smdrun-") as folder, _OutputFolders():
-        config = _launch_config(options, console, Path(folder))
+    logs = RankLogs(console, folder)
+    failures: list[reports.Failure] = []
+    status = 0
+    with _OutputFolders():
         console.start()
-        failures: list[reports.Failure] = []
-        status = 0
         try:
-            elastic_launch(config, sys.executable)(*_rank_command(options))
+            elastic_launch(_launch_config(options, logs), sys.executable)(*_rank_command(options))
         except ChildFailedError as error:
             failures = [
-                reports.Failure(rank, each.exitcode, reports.read(Path(each.error_file), rank))
-                for rank, each in error.failures.items()
+                reports.Failure(rank, failure.exitcode, reports.read(Path(failure.error_file), rank))
+                for rank, failure in error.failures.items()
             ]
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise
             status = 1
-            console.say(_too_many_files(options.ranks))
+            console.say(open_files.too_few(options.ranks))
         except (SignalException, KeyboardInterrupt) as stopped:
             by = signal.SIGPIPE if console.reader_left else getattr(stopped, "sigval", signal.SIGINT)
             status = 128 + int(by)
         finally:
             signals.ignore()
             if failures or status:
-                orphans.end_all()
+                orphans.end_all(spare=[guardian.pid])
             console.finish()
     if status > 128:
         why = ": nobody reads its output any more" * console.reader_left
@@ -147,50 +162,11 @@ def run(options: Options) -> int:
         return status
     if options.device != "cpu" and any(map(_asks_for_cuda, failures)) and not gpu_count(options.device):
         console.say("there is no CUDA device here; --device cpu runs scripts that hard-code CUDA on the CPU")
-    return _explain(failures, console)
-
-
-def _too_many_files(ranks: int) -> str:
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (
-        f"{ranks} ranks need more open files than the {allowed} that this process may have: raise the limit "
-        "(ulimit -n 1024) or start fewer ranks with -n"
-    )
+    return explain(failures, logs.ended(), console)
 
 
 def _asks_for_cuda(failure: reports.Failure) -> bool:
     return failure.report is not None and "cuda" in failure.report.message.lower()
-
-
-def _explain(failures: list[reports.Failure], console: Console) -> int:
-    """Show the failures that are not shown yet, the first one first; return the exit status."""
-    first = reports.first_failure(failures)
-    if first.report is not None and not console.was_shown(first.report):
-        console.show_report(first.report)
-    console.say(f"rank {first.rank} failed first: {_in_a_line(first, first=True)}")
-    alike = [failure.rank for failure in failures if failure is not first and _same_text(failure, first)]
-    if alike:
-        ranks = f"rank{'s' * (len(alike) > 1)} {', '.join(map(str, sorted(alike)))}"
-        console.say(f"{ranks} failed in the same way")
-    rest = [failure for failure in failures if failure is not first and failure.rank not in alike]
-    for failure in sorted(rest, key=lambda each: each.report.nanoseconds if each.report else 0):
-        report = failure.report
-        if report is None or report.of_communication or console.was_shown(report):
-            console.say(f"rank {failure.rank} ended after it: {_in_a_line(failure)}")
-        else:
-            console.show_report(report)
-    return reports.exit_status(first)
-
-
-def _same_text(one: reports.Failure, other: reports.Failure) -> bool:
-    """Whether both ranks left the same traceback."""
-    return one.report is not None and other.report is not None and one.report.text == other.report.text != ""
-
-
-def _in_a_line(failure: reports.Failure, *, first: bool = False) -> str:
-    if failure.report is None:
-        return reports.describe_exit(failure.exit_code, first=first)
-    return failure.report.message.splitlines()[0]
 
 
 def _prepare(options: Options) -> None:
@@ -252,11 +228,10 @@ def _build_once() -> None:
         notice.cancel()
 
 
-def _launch_config(options: Options, console: Console, folder: Path) -> Any:
+def _launch_config(options: Options, logs: Any) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
     from opensmd.launch import rendezvous
-    from opensmd.launch.logs import RankLogs
 
     rendezvous.register()
     alone = options.nnodes == 1
@@ -270,7 +245,7 @@ def _launch_config(options: Options, console: Console, folder: Path) -> Any:
         rdzv_configs={} if alone else {"rank": options.node_rank},
         local_addr="127.0.0.1" if alone else None,
         max_restarts=options.max_restarts,
-        logs_specs=RankLogs(console, folder),
+        logs_specs=logs,
         shutdown_timeout=SHUTDOWN,
         signals_to_handle=",".join(each.name for each in signals.ending()),
     )
@@ -279,6 +254,7 @@ def _launch_config(options: Options, console: Console, folder: Path) -> Any:
 def _rank_command(options: Options) -> list[str]:
     command = ["-u", "-m", "opensmd.launch.rank", f"--device={options.device}"]
     command += ["--bind"] * options.bind + ["--module"] * options.module
+    command += ["--no-python"] * (not options.python)
     return [*command, options.script, *options.args]
 
 

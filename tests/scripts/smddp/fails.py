@@ -18,6 +18,8 @@ def break_down(how: str) -> None:
         raise ValueError("the batch is empty")
     if how == "exit":
         sys.exit(7)
+    if how == "leave":
+        sys.exit(0)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "terminate":
@@ -30,7 +32,9 @@ dist.barrier()
 if how == "all":  # none so late that the launcher has ended it
     break_down("raise")
 if how != "wait alone":  # something that the rank leaves behind must go as well
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", marker])
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)", marker], start_new_session=True
+    )
 print("started", flush=True)
 if how.startswith("wait"):
     time.sleep(600)

@@ -1,0 +1,110 @@
+"""A process that tidies up after a launcher that was killed, which could not do it itself.
+
+The kernel ends the ranks when their launcher dies, but not what they have started, and removes no folder. So
+the launcher first forks a guardian, in a session of its own, and holds a pipe to it: the pipe's end without a
+word means that the launcher is gone. Both may be killed at once; then the next launcher removes the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from opensmd.launch import orphans
+
+__all__ = ["Guardian", "job_folder"]
+
+PREFIX = "smdrun-"
+YOUNG = 60.0  # seconds in which a folder may belong to a launcher that has not locked it yet
+_PIPE = 3  # the guardian's first descriptor after the standard ones
+_ALL_IS_WELL = b"."
+
+
+class Guardian:
+    """Watches this process from now on; as a context manager, until its body ends without an exception.
+
+    Args:
+        job: every process whose environment names it as :data:`orphans.JOB` is the job's.
+        folder: to remove with the job.
+    """
+
+    def __init__(self, job: str, folder: Path) -> None:
+        read, self._pipe = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _guard(read, job, folder)
+            finally:
+                os._exit(0)
+        os.close(read)
+
+    def __enter__(self) -> Guardian:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            with contextlib.suppress(BrokenPipeError):  # somebody ended the guardian
+                os.write(self._pipe, _ALL_IS_WELL)
+        os.close(self._pipe)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+@contextmanager
+def job_folder() -> Iterator[Path]:
+    """A folder for one job, and the end of those that launchers left behind that could not remove them."""
+    _remove_stale(Path(tempfile.gettempdir()))
+    temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+    with temporary as name, _lock(Path(name)):
+        yield Path(name)
+
+
+def _guard(pipe: int, job: str, folder: Path) -> None:
+    """The guardian's life: nothing of the launcher's stays open or reaches it, but the pipe."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(_PIPE):
+        os.dup2(nowhere, standard)
+    os.dup2(pipe, _PIPE)
+    os.closerange(_PIPE + 1, os.sysconf("SC_OPEN_MAX"))
+    if os.read(_PIPE, 1) != _ALL_IS_WELL:
+        orphans.end_job(job)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_stale(parent: Path) -> None:
+    """Remove this user's folders of jobs whose launchers are gone."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another launcher removes it, too
+            status = folder.lstat()
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > YOUNG:
+                with _lock(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold a folder as a living launcher does.
+
+    Raises:
+        OSError: another process holds it, or it is no folder.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)

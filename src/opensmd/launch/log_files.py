@@ -1,0 +1,51 @@
+"""A file a rank with all that it says, beside what the console shows (``--log-dir``)."""
+
+from __future__ import annotations
+
+from io import FileIO
+from pathlib import Path
+
+__all__ = ["LogFiles", "make_folder"]
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of ``--log-dir``.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--log-dir: cannot make the folder {folder}: {error.strerror}") from error
+
+
+class LogFiles:
+    """``rank-N.log`` in a folder, from the job's beginning; nothing without a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._files: dict[int, FileIO] = {}
+
+    def write(self, rank: int, data: bytes) -> None:
+        """Add bytes to a rank's file.
+
+        Raises:
+            OSError: the first time that a file cannot be written; then no more is.
+        """
+        if self._folder is None:
+            return
+        try:
+            if rank not in self._files:
+                self._files[rank] = (self._folder / f"rank-{rank}.log").open("wb", buffering=0)
+            self._files[rank].write(data)
+        except OSError:
+            self.close()
+            self._folder = None
+            raise
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()

@@ -1,0 +1,83 @@
+"""What ranks are to run, looked at before anything starts: a mistake there is one line, not one a rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+__all__ = ["check_module", "check_script", "find_program"]
+
+_SHELL_SUFFIXES = {".sh", ".bash", ".zsh", ".ksh"}
+_BINARY = b"\x7fELF"
+
+
+def check_script(script: str) -> None:
+    """See that Python can run ``script``: a file, or a folder or archive with a ``__main__``.
+
+    Raises:
+        ValueError: it is not there, or something else than Python has to run it.
+    """
+    path = Path(script)
+    if not path.exists():
+        raise ValueError(f"there is no script {script!r} in {Path.cwd()}")
+    if path.is_dir():
+        if not (path / "__main__.py").exists():
+            raise ValueError(f"{script!r} is a folder without a __main__.py")
+        return
+    try:
+        with path.open("rb") as file:
+            first = file.readline(200)
+    except OSError as error:
+        raise ValueError(f"cannot read the script {script!r}: {error.strerror}") from error
+    kind = _not_python(path, first)
+    if kind is not None:
+        raise ValueError(
+            f"{script!r} is {kind}, and ranks run Python: add --no-python to run it in each rank as it is, "
+            "or call smdrun with the Python script that it starts"
+        )
+
+
+def _not_python(path: Path, first: bytes) -> str | None:
+    """What a file is that is no Python script, or None."""
+    if first.startswith(_BINARY):
+        return "a program"
+    if path.suffix == ".py" or b"python" in first:
+        return None
+    if first.startswith(b"#!"):
+        return f"a script for {first[2:].decode(errors='replace').strip()}"
+    return "a shell script" if path.suffix in _SHELL_SUFFIXES else None
+
+
+def check_module(name: str) -> None:
+    """See that there is a module to run with ``-m``; nothing of it is imported.
+
+    Raises:
+        ValueError: there is none.
+    """
+    top = name.partition(".")[0]
+    if (
+        PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None
+        and top not in sys.builtin_module_names
+    ):
+        raise ValueError(f"there is no module {top!r} in {Path.cwd()} or among the installed ones")
+
+
+def find_program(name: str) -> str:
+    """The path of a program to run with ``--no-python``: on PATH, or a file from here.
+
+    Raises:
+        ValueError: there is none that can be executed.
+    """
+    on_path = shutil.which(name)
+    if on_path is not None:
+        return on_path
+    if not Path(name).is_file():
+        raise ValueError(f"there is no program {name!r}, neither in {Path.cwd()} nor on PATH")
+    if not os.access(name, os.X_OK):
+        raise ValueError(
+            f"{name!r} cannot be executed: run chmod +x {name}, or start it through its interpreter"
+        )
+    return str(Path(name).absolute())
