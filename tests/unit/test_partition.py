@@ -68,7 +68,7 @@ def test_within_five_percent_of_the_best_contiguous_split(seed: int) -> None:
     draw = random.Random(seed)
     count, stages = draw.randint(4, 14), draw.randint(2, 4)
     seconds = [draw.choice([draw.uniform(0.1, 1), draw.expovariate(1) + 0.01]) for _ in range(count)]
-    sizes = [draw.randint(1, 1000) for _ in range(count)]
+    sizes = [100_000 * draw.randint(1, 1000) for _ in range(count)]
     weight = draw.choice([0.0, 0.2, 0.5, 0.8, 1.0])
     trace = chain(seconds, parameters=sizes)
     plan = partition(trace, stages, memory_weight=weight)
@@ -78,6 +78,15 @@ def test_within_five_percent_of_the_best_contiguous_split(seed: int) -> None:
     assert worst(plan, trace, weight) <= 1.05 * best_contiguous(shares, stages)
     order = [plan.homes[str(index)] for index in range(count)]
     assert order == sorted(order)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.2, 0.8])
+@pytest.mark.parametrize("seconds", [0.0, 2e-5])
+def test_equal_modules_whose_work_is_unseen_get_equal_shares(seconds: float, weight: float) -> None:
+    trace = chain([seconds] * 8, parameters=[64] * 8, kept=512)
+    for stages in (2, 4, 8):
+        plan = partition(trace, stages, memory_weight=weight, microbatches=16)
+        assert [list(plan.homes.values())[1:].count(stage) for stage in range(stages)] == [8 // stages] * stages
 
 
 def test_a_thousand_modules_take_less_than_two_seconds() -> None:

@@ -23,6 +23,14 @@ MESSAGE_SECONDS = 60e-6
 BYTES_PER_SECOND = 4e9
 OPERATION_SECONDS = 10e-6
 
+# Where the estimate sees so little work that the cheapest cut would cost this share of an average stage, it is no
+# ground to place equal modules unequally: cuts are then scaled to this share of an average item.
+DEAR_CUT = 1 / 4
+CUT_OF_ITEM = 1 / 2
+
+# A model that needs less memory than this in all counts it for less: no rank gains by a balance of kilobytes.
+SMALL_MEMORY = 64 << 20
+
 # More groups of shared parameters than this are not tried in all combinations of first and last.
 MOST_COMBINATIONS = 64
 
@@ -137,10 +145,12 @@ class UnitSequence:
         seconds = [unit.forward_seconds + unit.backward_seconds for unit in trace.units]
         training = trace.training_bytes(weights.optimizer_bytes)
         activations = [unit.activation_bytes for unit in trace.units]
+        cuts = self._weighed(self.cut_seconds(), sum(seconds), stages)
+        if not any(seconds):  # nothing ran: sizes are all that is known
+            seconds = training
         time_share = (1 - weights.memory) / (sum(seconds) or 1.0)
-        memory_share = weights.memory / (
-            sum(training) + sum(activations) * sum(weights.in_flight) / stages or 1.0
-        )
+        needed = sum(training) + sum(activations) * sum(weights.in_flight) / stages
+        memory_share = weights.memory / max(needed, SMALL_MEMORY)
         even = [0.0] * self.count
         staged = [0.0] * self.count
         preload = [0.0] * stages
@@ -157,7 +167,7 @@ class UnitSequence:
                 even=even,
                 staged=staged,
                 weights=weights.in_flight,
-                cuts=[second * time_share for second in self.cut_seconds()],
+                cuts=[second * time_share for second in cuts],
                 fixed=self.fixed,
                 preload=preload,
             )
@@ -180,6 +190,13 @@ class UnitSequence:
             cost[high + 1] -= seconds if high > start else 0.0
         sums = list(itertools.accumulate(cost))
         return [total + glue for total, glue in zip(sums, self._glue_seconds(), strict=False)]
+
+    def _weighed(self, cuts: list[float], work: float, stages: int) -> list[float]:
+        """``cuts`` as they count beside ``work`` seconds: less where that is hardly anything."""
+        cheapest = min(cuts[1 : self.count], default=0.0)
+        if cheapest <= DEAR_CUT * work / stages:
+            return cuts
+        return [second * CUT_OF_ITEM * work / self.count / cheapest for second in cuts]
 
     def _glue_seconds(self) -> list[float]:
         """Interception in the modules that a cut before each item opens, beyond what any cut opens."""
