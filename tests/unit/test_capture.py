@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -177,6 +179,94 @@ def test_torch_logs_nothing_about_what_only_the_dry_run_cannot_do(caplog: pytest
     with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="cannot be multiplied"):
         capture(model, lambda: model(torch.ones(2, 3)))
     assert not caplog.records
+
+
+class Copied(torch.autograd.Function):
+    """Computes nothing that torch would see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        if not isinstance(x, FakeTensor):  # as an extension's kernel, which fake tensors do not reach
+            time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class Unseen(nn.Module):
+    """A layer whose work is in a custom function, or in Python."""
+
+    def __init__(self, seconds: float, kind: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.seconds, self.kind = seconds, kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "function":
+            return Copied.apply(x * self.weight, self.seconds)  # type: ignore[no-any-return]  # torch has no types
+        time.sleep(self.seconds)
+        return x * self.weight
+
+
+@pytest.mark.parametrize("kind", ["function", "python"])
+def test_work_that_estimates_cannot_see_is_timed(kind: str) -> None:
+    model = nn.Sequential(*[Unseen(seconds, kind) for seconds in (0.030, 0.010, 0.010, 0.010)])
+    x = torch.ones(2, 8, requires_grad=True)
+    trace = capture(model, lambda: model(x).sum())
+    assert trace.measured
+    assert trace.units[0].forward_seconds >= 0.030
+    plan = partition(trace, 2, microbatches=4)
+    assert [plan.homes[str(index)] for index in range(4)] == [0, 1, 1, 1]
+
+
+def test_work_that_estimates_see_is_not_timed() -> None:
+    calls = []
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def step() -> Tensor:
+        calls.append(1)
+        return model(torch.ones(2, 8)).sum()  # type: ignore[no-any-return]  # modules return Any
+
+    assert not capture(model, step).measured
+    assert (
+        len(calls) == 1 or len(calls) == 3
+    )  # on a busy machine time may pass without work, which is looked at
+
+
+def test_a_step_that_cannot_be_timed_is_estimated() -> None:
+    model = nn.Sequential(Unseen(0.0, "function"), nn.Linear(8, 8))
+
+    def step() -> Tensor:
+        out: Tensor = model(torch.ones(2, 8))
+        assert out.requires_grad
+        return out.sum()
+
+    assert not capture(model, step).measured
+
+
+def test_operations_in_custom_functions_have_a_backward() -> None:
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            return x @ weight
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            return gradient, gradient
+
+    class Multiplied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Product.apply(x, self.weight)  # type: ignore[no-any-return]  # torch has no types there
+
+    model = nn.Sequential(Multiplied(), Multiplied())
+    trace = capture(model, lambda: model(torch.ones(2, 8)).sum())
+    assert all(unit.backward_seconds > unit.forward_seconds for unit in trace.units)
 
 
 def test_measured_times_replace_estimates() -> None:

@@ -86,7 +86,9 @@ def test_equal_modules_whose_work_is_unseen_get_equal_shares(seconds: float, wei
     trace = chain([seconds] * 8, parameters=[64] * 8, kept=512)
     for stages in (2, 4, 8):
         plan = partition(trace, stages, memory_weight=weight, microbatches=16)
-        assert [list(plan.homes.values())[1:].count(stage) for stage in range(stages)] == [8 // stages] * stages
+        assert [list(plan.homes.values())[1:].count(stage) for stage in range(stages)] == [
+            8 // stages
+        ] * stages
 
 
 def test_a_thousand_modules_take_less_than_two_seconds() -> None:

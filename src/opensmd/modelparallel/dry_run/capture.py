@@ -22,8 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from opensmd.modelparallel._amp_torch_internals import scales_made_for_real
 from opensmd.modelparallel._torch_internals import backward_left_out
 from opensmd.modelparallel.dry_run.function_caches import forget_fake_results
-from opensmd.modelparallel.dry_run.observer import Clock, Observer, Position
+from opensmd.modelparallel.dry_run.observer import Clock, Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenParameters, untouched
+from opensmd.modelparallel.dry_run.unseen_work import outweighs
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.cost import accumulation_seconds
 from opensmd.modelparallel.planning.plan import ancestors
@@ -34,6 +35,8 @@ __all__ = ["capture", "describe", "is_tracing"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 _local = threading.local()
+# what the backward of work takes of which only a forward's measured seconds are known
+BACKWARD_OF_FORWARD = 2.0
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -77,8 +80,10 @@ def capture(
     if not observer.position.entered:
         logger.warning("the step function did not call the model; it is partitioned by parameter sizes alone")
         return describe(module)
-    measured = _measure(module, call, names, device or tree.device) if times else None
-    return _trace(tree, observer, measured)
+    device = device or tree.device
+    if times:
+        return _trace(tree, observer, _measure(module, call, names, device))
+    return _trace(tree, observer, _measure_if_doubtful(module, call, observer, names, device))
 
 
 def describe(module: nn.Module) -> ModelTrace:
@@ -214,7 +219,7 @@ def _observe_fake(
     module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
 ) -> Observer:
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
-    observer = Observer(Position(), tree.owners)
+    observer = Observer(Clock(torch.device("cpu")), tree.owners)
     written = WrittenParameters(module)
     try:
         with (
@@ -247,7 +252,7 @@ def _quiet() -> Iterator[None]:
 def _observe_real(
     module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
 ) -> Observer:
-    observer = Observer(Position(), tree.owners)
+    observer = Observer(Clock(torch.device("cpu")), tree.owners)
     written = WrittenParameters(module)
     with _dry(module, written), written, observer, observer.saving(), observer.watching(names):
         observer.result(call())
@@ -257,15 +262,38 @@ def _observe_real(
 def _measure(
     module: nn.Module, call: Callable[[], Any], names: dict[nn.Module, str], device: torch.device
 ) -> dict[int, float]:
-    """Forward seconds by unit: the second of two real runs (the first one warms up)."""
+    """Forward seconds by unit: the quicker of two real runs (the first one warms up)."""
     written: WrittenParameters | None = WrittenParameters(module)
-    clock = Clock(device)
-    for _ in range(2):
-        clock = Clock(device)
+    clocks = [Clock(device), Clock(device)]
+    for clock in clocks:
         with _dry(module, written), written or contextlib.nullcontext(), clock.follow(names):
             call()
         written = written if written is not None and written.found else None  # to look takes time
-    return clock.seconds
+    return {unit: min(clock.seconds[unit] for clock in clocks) for unit in clocks[1].seconds}
+
+
+def _measure_if_doubtful(
+    module: nn.Module,
+    call: Callable[[], Any],
+    observer: Observer,
+    names: dict[nn.Module, str],
+    device: torch.device,
+) -> dict[int, float] | None:
+    """Measured seconds where the estimate has missed work; None where it has not, or they cannot be had.
+
+    No gradients are asked for, so that nothing is kept for them: the whole model runs on this rank.
+    """
+    doubtful = observer.doubtful
+    if not doubtful:
+        return None
+    try:
+        with torch.no_grad():
+            measured = _measure(module, call, names, device)
+    except Exception as error:  # a script may need gradients, and what only estimates need must not stop it
+        logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)
+        return None
+    missed = [unit for unit in doubtful if outweighs(measured.get(unit, 0.0), observer.forward_seconds[unit])]
+    return measured if missed else None
 
 
 @contextlib.contextmanager
@@ -298,8 +326,13 @@ def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -
         forward, backward = observer.forward_seconds[index], observer.backward_seconds[index]
         late = observer.late.seconds[index]
         if measured is not None:
-            scale = measured.get(index, 0.0) / forward if forward else 0.0
-            forward, backward, late = measured.get(index, 0.0), backward * scale, late * scale
+            seconds = measured.get(index, 0.0)
+            if outweighs(seconds, forward):  # what was estimated says nothing of the backward either
+                backward = BACKWARD_OF_FORWARD * seconds if backward else 0.0
+            else:
+                scale = seconds / forward if forward else 0.0
+                backward, late = backward * scale, late * scale
+            forward = seconds
         units.append(
             Unit(
                 module=entered,

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel._torch_internals import watchers
 from opensmd.modelparallel.dry_run.escaped_tensors import Escapes, Made
+from opensmd.modelparallel.dry_run.unseen_work import UnseenWork
 from opensmd.modelparallel.dry_run.weight_gradient_memory import LateGradients
 from opensmd.modelparallel.planning.cost import cost_of
 from opensmd.modelparallel.planning.plan import is_inside
@@ -91,12 +92,39 @@ class Position:
                 handle.remove()
 
 
+class Clock(Position):
+    """Measures the forward seconds of each unit in a real run."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.seconds: dict[int, float] = defaultdict(float)
+        self._since = time.perf_counter()
+
+    def _tick(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        if self.current >= 0:
+            self.seconds[self.current] += now - self._since
+        self._since = now
+
+    def enter(self, module: str) -> None:
+        self._tick()
+        super().enter(module)
+
+    def leave(self) -> None:
+        self._tick()
+        super().leave()
+
+
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
     """Sums costs by unit and module while it is active."""
 
-    def __init__(self, position: Position, owners: dict[int, list[str]]) -> None:
+    def __init__(self, position: Clock, owners: dict[int, list[str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.position = position
+        self.unseen = UnseenWork(lambda: position.current)
         self.owners = owners  # id of a parameter or buffer -> the modules that own it
         self.forward_seconds: dict[int, float] = defaultdict(float)
         self.backward_seconds: dict[int, float] = defaultdict(float)
@@ -117,6 +145,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        since = time.perf_counter()
         kwargs = kwargs or {}
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         needs_gradient = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
@@ -131,13 +160,15 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             if isinstance(each, Tensor):
                 self._produce(each, unit, of_parameter=of_parameter)
         self.escapes.operation(inputs, out)
-        cost = cost_of(func, args, kwargs, out, needs_gradient=needs_gradient)
+        differentiated = needs_gradient or self.unseen.differentiates
+        cost = cost_of(func, args, kwargs, out, needs_gradient=differentiated)
         self.flops[unit] += cost.flops
         self.forward_seconds[unit] += cost.forward_seconds
         self.backward_seconds[unit] += cost.backward_seconds
         self.late.operation(func, args, inputs, out, unit, cost.forward_seconds)
         if self.position.stack:
             self.operations[self.position.stack[-1]] += 1
+        self.unseen.operation(func, unit, since)
         return out
 
     def _consume(self, tensor: Tensor, unit: int) -> None:
@@ -178,9 +209,17 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     @contextlib.contextmanager
     def watching(self, names: dict[nn.Module, str]) -> Iterator[None]:
         """Watch the calls of modules."""
-        with self.position.follow(names, self.escapes.entered, self.escapes.returned):
+        with (
+            self.position.follow(names, self.escapes.entered, self.escapes.returned),
+            self.unseen.watching_functions(),
+        ):
             yield
             self.hooked = {name for module, name in names.items() if _has_further_hooks(module)}
+
+    @property
+    def doubtful(self) -> set[int]:
+        """The units whose estimated seconds may have missed what they do."""
+        return self.unseen.units(self.position.seconds, self.forward_seconds)
 
     def result(self, value: Any) -> None:
         """The run returned ``value``."""
@@ -202,29 +241,3 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 def _has_further_hooks(module: nn.Module) -> bool:
     """Whether there are forward hooks besides the two of :meth:`Position.follow`."""
     return watchers(module) > 2
-
-
-class Clock(Position):
-    """Measures the forward seconds of each unit in a real run."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-        self.seconds: dict[int, float] = defaultdict(float)
-        self._since = time.perf_counter()
-
-    def _tick(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        now = time.perf_counter()
-        if self.current >= 0:
-            self.seconds[self.current] += now - self._since
-        self._since = now
-
-    def enter(self, module: str) -> None:
-        self._tick()
-        super().enter(module)
-
-    def leave(self) -> None:
-        self._tick()
-        super().leave()

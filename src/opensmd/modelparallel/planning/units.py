@@ -23,8 +23,8 @@ MESSAGE_SECONDS = 60e-6
 BYTES_PER_SECOND = 4e9
 OPERATION_SECONDS = 10e-6
 
-# Where the estimate sees so little work that the cheapest cut would cost this share of an average stage, it is no
-# ground to place equal modules unequally: cuts are then scaled to this share of an average item.
+# Where the estimate sees so little work that the cheapest cut would cost this share of an average stage, it
+# is no ground to place equal modules unequally: cuts are then scaled to this share of an average item.
 DEAR_CUT = 1 / 4
 CUT_OF_ITEM = 1 / 2
 

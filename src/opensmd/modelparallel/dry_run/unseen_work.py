@@ -1,0 +1,103 @@
+"""Work that estimates from shapes cannot see, as far as the dry run can suspect it.
+
+Under fake tensors a custom operation computes nothing, an extension's kernel is not told from any other call,
+and sleeping or looping in Python costs no operation at all. Two signs are left: functions and operations that
+are not torch's own, and time that passes between operations. Where there is such a sign, the step is timed
+for real (see :mod:`.capture`), and what was measured counts if it is far off the estimate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from opensmd.modelparallel._torch_internals import replaced_functions
+
+__all__ = ["UnseenWork", "outweighs"]
+
+# Between two operations pass torch's own overhead and the model's Python: this much, also on a busy machine.
+BETWEEN_OPERATIONS = 0.2e-3
+# Less than this, and less than this share of all estimated work, is no matter for a split.
+LEAST_SECONDS = 2e-3
+LEAST_SHARE = 0.05
+# How far a clock must be from an estimate to be believed: rates of machines differ, and their calm.
+TIMES_ESTIMATE = 3.0
+
+_OF_TORCH = frozenset({"aten", "prims", "prim", "_c10d_functional", "mkldnn", "quantized", "profiler"})
+
+
+class UnseenWork:
+    """Watches for signs of it in a run.
+
+    Args:
+        unit: the unit in which the run is now.
+
+    Attributes:
+        differentiates: an autograd function that gradients go through runs now. Torch sees none of the
+            operations in it as differentiable.
+    """
+
+    def __init__(self, unit: Callable[[], int]) -> None:
+        self.differentiates = False
+        self._unit = unit
+        self._suspected: set[int] = set()
+        self._operations: dict[int, int] = defaultdict(int)
+        self._in_operations: dict[int, float] = defaultdict(float)
+
+    def operation(self, func: torch._ops.OpOverload, unit: int, since: float) -> None:
+        """An operation of ``unit`` has been dealt with, that came at ``since`` of ``perf_counter``."""
+        self._operations[unit] += 1
+        if func.namespace not in _OF_TORCH and func.overloadpacket not in flop_registry:
+            self._suspected.add(unit)
+        self._in_operations[unit] += time.perf_counter() - since
+
+    @contextlib.contextmanager
+    def watching_functions(self) -> Iterator[None]:
+        """See calls of ``torch.autograd.Function``, which dispatch modes do not."""
+
+        def apply(original: Any, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            around = self.differentiates
+            if not function.__module__.startswith("torch."):
+                self._suspected.add(self._unit())
+            self.differentiates = around or (
+                torch.is_grad_enabled()
+                and any(isinstance(each, Tensor) and each.requires_grad for each in args)
+            )
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.differentiates = around
+
+        with replaced_functions(
+            apply=apply,
+            script=lambda original, function, args, kwargs: original(*args, **kwargs),
+            checkpoint=lambda original, args, kwargs: original(*args, **kwargs),
+        ):
+            yield
+
+    def units(self, passed: Mapping[int, float], estimated: Mapping[int, float]) -> set[int]:
+        """The units whose estimate may be wrong.
+
+        Args:
+            passed: seconds of this run, by unit.
+            estimated: their estimated forward seconds.
+        """
+        least = max(LEAST_SECONDS, LEAST_SHARE * sum(estimated.values()))
+        slow = {
+            unit
+            for unit, seconds in passed.items()
+            if seconds - self._in_operations[unit] - BETWEEN_OPERATIONS * (self._operations[unit] + 1) > least
+        }
+        return {unit for unit in slow | self._suspected if unit >= 0}
+
+
+def outweighs(measured: float, estimated: float) -> bool:
+    """Whether a unit's measured seconds say that its estimate has missed something."""
+    return measured > TIMES_ESTIMATE * estimated + LEAST_SECONDS / 2
