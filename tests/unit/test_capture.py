@@ -449,6 +449,15 @@ def test_compiled_modules_are_one_unit() -> None:
     assert len({home for name, home in partition(trace, 3).homes.items() if name.startswith("1")}) == 1
 
 
+def test_scripted_modules_are_one_unit_with_their_costs() -> None:
+    block = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model = nn.Sequential(nn.Linear(8, 8), torch.jit.script(block), nn.Linear(8, 8))
+    trace = capture(model, lambda: model(torch.ones(2, 8)).sum())
+    assert [unit.module for unit in trace.units] == ["", "1", "2"]
+    assert trace.modules["1"].opaque
+    assert trace.units[1].flops == 2 * trace.units[2].flops
+
+
 def test_a_step_that_never_calls_the_model_is_planned_by_sizes(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     trace = capture(model, lambda: torch.ones(()))

@@ -38,6 +38,7 @@ __all__ = [
     "replaced_calls",
     "replaced_functions",
     "run_backward",
+    "takes_hooks",
     "timeout_of",
     "unversioned",
     "watchers",
@@ -215,6 +216,11 @@ def makes_weight(module: nn.Module) -> bool:
     """Whether a hook of torch's own computes the module's weight into an attribute before each forward."""
     hooks = module._forward_pre_hooks
     return bool(hooks) and any(isinstance(hook, _WEIGHT_HOOKS) for hook in hooks.values())  # asked every step
+
+
+def takes_hooks(module: nn.Module) -> bool:
+    """Whether hooks can be put on a module; scripted ones refuse them."""
+    return not isinstance(module, torch.jit._script.RecursiveScriptModule)
 
 
 def any_autocast() -> bool:

@@ -215,6 +215,7 @@ CASES = (
     Case("compiled modules", compiled),
     Case("scripted functions", Scripted, whole=False),
     Case("scripted module", scripted_module, automatic=False),
+    Case("scripted module, placed automatically", scripted_module, ()),
     Case("vmap", Mapped, ("first", "second", "rowwise", "third")),
     Case("questions without data", Questions),
     Case("operators", Operators, whole=False),

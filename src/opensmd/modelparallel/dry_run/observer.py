@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from opensmd.modelparallel._torch_internals import watchers
+from opensmd.modelparallel._torch_internals import replaced_calls, takes_hooks, watchers
 from opensmd.modelparallel.dry_run.escaped_tensors import Escapes, Made
 from opensmd.modelparallel.dry_run.unseen_work import UnseenWork
 from opensmd.modelparallel.dry_run.weight_gradient_memory import LateGradients
@@ -81,12 +81,29 @@ class Position:
                 returned(module, args, out)
             self.leave()
 
+        def around(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                before(module, args)
+                out = None
+                try:
+                    out = forward(*args, **kwargs)
+                    return out
+                finally:
+                    after(module, args, out)
+
+            return call
+
         handles = []
+        scripted: dict[nn.Module, Callable[..., Any]] = {}
         for module in names:
+            if not takes_hooks(module):
+                scripted[module] = around(module, module.forward)
+                continue
             handles.append(module.register_forward_pre_hook(before, prepend=True))
             handles.append(module.register_forward_hook(after, prepend=True, always_call=True))
         try:
-            yield
+            with replaced_calls(scripted, {}):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
