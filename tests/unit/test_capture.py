@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -447,6 +448,48 @@ def test_compiled_modules_are_one_unit() -> None:
     assert trace.modules["1"].opaque
     assert len(trace.units) == 3
     assert len({home for name, home in partition(trace, 3).homes.items() if name.startswith("1")}) == 1
+
+
+class Averaged(nn.Module):
+    """Weights that follow others as a moving average, in the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
+        self.teacher = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)]).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.student(x)
+        with torch.no_grad():
+            for mine, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.mul_(0.9).add_(other, alpha=0.1)
+            wanted: Tensor = self.teacher(x)
+        return (out - wanted).square().mean()
+
+
+def test_terms_of_weights_alone_keep_no_modules_together() -> None:
+    model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(6)])
+    x = torch.ones(2, 32)
+    plain = capture(model, lambda: model(x).sum())
+    penalties: list[Callable[[], Any]] = [
+        lambda: sum(each.square().sum() for each in model.parameters()),
+        lambda: torch.stack([each.norm() for each in model.parameters()]).norm(),
+        lambda: sum(each.abs().sum() for name, each in model.named_parameters() if "bias" not in name),
+    ]
+    for penalty in penalties:
+        trace = capture(model, lambda penalty=penalty: model(x).sum() + penalty())  # type: ignore[misc]
+        assert trace.uses == plain.uses
+        assert set(partition(trace, 3).homes.values()) == {0, 1, 2}
+    averaged = Averaged()
+    homes = partition(capture(averaged, lambda: averaged(x)), 2).homes
+    assert {homes[f"student.{index}"] for index in range(4)} | {homes["teacher.3"]} == {0, 1}
+
+
+def test_a_note_of_empty_stages_names_the_weights_that_keep_modules_together() -> None:
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)])
+    model[2].weight = model[1].weight = model[0].weight
+    (note,) = partition(capture(model, lambda: model(torch.ones(2, 8)).sum()), 2).notes
+    assert "3 of the model's 3 parts use the same weights (0.weight)" in note
 
 
 def test_scripted_modules_are_one_unit_with_their_costs() -> None:

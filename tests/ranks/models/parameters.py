@@ -195,6 +195,7 @@ class TeacherInPlace(Teacher):
 CASES = (
     Case("borrowed weights", Borrowed),
     Case("weight decay in the loss", Chain, loss=decayed_loss),
+    Case("weight decay in the loss, placed automatically", Chain, (), loss=decayed_loss),
     Case("a far weight in the loss", Chain, loss=far_loss),
     Case("frozen layers", Frozen),
     Case("frozen trunk", trunk_frozen),

@@ -130,6 +130,7 @@ class _Tree:
             for buffer in each._buffers.values():
                 if buffer is not None:
                     self.owners.setdefault(id(buffer), []).append(name)
+        self.first_names = {id(each): name for name, each in reversed(full_names.items())}
         self.shared = _shared(full_names)
         first = next(module.parameters(), None)
         self.device = first.device if first is not None else torch.device("cpu")
@@ -356,7 +357,9 @@ def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -
         uses=observer.uses,
         shared=tree.shared,
         reuses=tuple(
-            Reuse(bytes=_size(parameter), units=tuple(sorted(observer.users[key])))
+            Reuse(
+                bytes=_size(parameter), units=tuple(sorted(observer.users[key])), name=tree.first_names[key]
+            )
             for key, parameter in tree.parameters.items()
             if len(observer.users.get(key, ())) > 1
         ),

@@ -7,7 +7,6 @@ hook sees what is kept for backward.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,8 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel._torch_internals import replaced_calls, takes_hooks, watchers
 from opensmd.modelparallel.dry_run.escaped_tensors import Escapes, Made
+from opensmd.modelparallel.dry_run.stopwatch import Stopwatch
 from opensmd.modelparallel.dry_run.unseen_work import UnseenWork
 from opensmd.modelparallel.dry_run.weight_gradient_memory import LateGradients
+from opensmd.modelparallel.dry_run.weight_terms import WeightTerms
 from opensmd.modelparallel.planning.cost import cost_of
 from opensmd.modelparallel.planning.plan import is_inside
 from opensmd.modelparallel.runtime.tensors.storages import StorageReference, StorageSet
@@ -116,12 +117,17 @@ class Clock(Position):
         super().__init__()
         self.device = device
         self.seconds: dict[int, float] = defaultdict(float)
-        self._since = time.perf_counter()
+        self._watch = Stopwatch()
+        self._since = self._watch.now()
+
+    def now(self) -> float:
+        """Seconds of this thread."""
+        return self._watch.now()
 
     def _tick(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        now = time.perf_counter()
+        now = self.now()
         if self.current >= 0:
             self.seconds[self.current] += now - self._since
         self._since = now
@@ -141,17 +147,18 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def __init__(self, position: Clock, owners: dict[int, list[str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.position = position
-        self.unseen = UnseenWork(lambda: position.current)
+        self.unseen = UnseenWork(lambda: position.current, position.now)
         self.owners = owners  # id of a parameter or buffer -> the modules that own it
         self.forward_seconds: dict[int, float] = defaultdict(float)
         self.backward_seconds: dict[int, float] = defaultdict(float)
         self.flops: dict[int, float] = defaultdict(float)
         self.activation_bytes: dict[int, int] = defaultdict(int)
+        self.uses: dict[str, int] = {}
         self.hooked: set[str] = set()  # modules with forward hooks
+        self.weights = WeightTerms(owners, position.stack, self.uses)
         self.late = LateGradients(self._is_parameter)
         self.escapes = Escapes(position.stack, self._made_by)
         self.operations: dict[str, int] = defaultdict(int)
-        self.uses: dict[str, int] = {}
         self.users: dict[int, set[int]] = defaultdict(set)  # id of a parameter -> units
         self.edges: dict[tuple[int, int, int], int] = defaultdict(int)  # source, target, tensor -> bytes
         self._made: dict[int, Made] = {}
@@ -162,7 +169,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        since = time.perf_counter()
+        since = self.position.now()
         kwargs = kwargs or {}
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         needs_gradient = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
@@ -170,11 +177,14 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         unit = self.position.current
         if unit < 0 or not isinstance(func, torch._ops.OpOverload):
             return out  # before the model's first call: data that every rank has
-        for each in inputs:
-            self._consume(each, unit)
+        if self.weights.follows(inputs, out):
+            unit = self.weights.unit_of(inputs, unit)  # runs where the weights live
+        else:
+            for each in inputs:
+                self._consume(each, unit)
         of_parameter = func.is_view and any(self._is_parameter(each) for each in inputs)
         for each in tree_leaves(out):
-            if isinstance(each, Tensor):
+            if isinstance(each, Tensor) and (of_parameter or each not in self.weights):
                 self._produce(each, unit, of_parameter=of_parameter)
         self.escapes.operation(inputs, out)
         differentiated = needs_gradient or self.unseen.differentiates
@@ -196,6 +206,10 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
                 self.uses.setdefault(name, unit)
             self.users[id(tensor)].add(unit)
             return
+        for source, whole in self.weights.sources(tensor):
+            self.uses.setdefault(self.owners[source][0], unit)
+            if whole:
+                self.users[source].add(unit)
         made = self._made_by(tensor)
         if made is not None and made.unit != unit:
             key = (made.unit, unit, made.number)

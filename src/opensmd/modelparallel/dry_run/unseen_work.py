@@ -9,7 +9,6 @@ for real (see :mod:`.capture`), and what was measured counts if it is far off th
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -38,25 +37,27 @@ class UnseenWork:
 
     Args:
         unit: the unit in which the run is now.
+        now: a clock.
 
     Attributes:
         differentiates: an autograd function that gradients go through runs now. Torch sees none of the
             operations in it as differentiable.
     """
 
-    def __init__(self, unit: Callable[[], int]) -> None:
+    def __init__(self, unit: Callable[[], int], now: Callable[[], float]) -> None:
         self.differentiates = False
         self._unit = unit
+        self._now = now
         self._suspected: set[int] = set()
         self._operations: dict[int, int] = defaultdict(int)
         self._in_operations: dict[int, float] = defaultdict(float)
 
     def operation(self, func: torch._ops.OpOverload, unit: int, since: float) -> None:
-        """An operation of ``unit`` has been dealt with, that came at ``since`` of ``perf_counter``."""
+        """An operation of ``unit`` has been dealt with, that came at ``since``."""
         self._operations[unit] += 1
         if func.namespace not in _OF_TORCH and func.overloadpacket not in flop_registry:
             self._suspected.add(unit)
-        self._in_operations[unit] += time.perf_counter() - since
+        self._in_operations[unit] += self._now() - since
 
     @contextlib.contextmanager
     def watching_functions(self) -> Iterator[None]:

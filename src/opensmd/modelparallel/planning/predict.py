@@ -10,6 +10,7 @@ from opensmd.modelparallel.planning.plan import Crossing, Plan, PlanRow, StageLo
 from opensmd.modelparallel.planning.schedule import in_flight, postponing
 from opensmd.modelparallel.planning.simulate import seconds_of_step
 from opensmd.modelparallel.planning.trace import ModelTrace
+from opensmd.modelparallel.planning.units import Groups, weights_of
 
 __all__ = ["bubble", "predict"]
 
@@ -47,7 +48,7 @@ def predict(
         loads=tuple(loads),
         crossings=crossings,
         rows=rows,
-        notes=plan.notes + _idle(plan, rows),
+        notes=plan.notes + _idle(plan, trace, rows),
     )
 
 
@@ -141,15 +142,26 @@ def _rows(plan: Plan, trace: ModelTrace) -> tuple[PlanRow, ...]:
     return tuple(rows)
 
 
-def _idle(plan: Plan, rows: Sequence[PlanRow]) -> tuple[str, ...]:
+def _idle(plan: Plan, trace: ModelTrace, rows: Sequence[PlanRow]) -> tuple[str, ...]:
     stages = sorted(set(range(plan.stages)) - {row.stage for row in rows})
     if not stages:
         return ()
     named = ", ".join(map(str, stages))
+    together = max(Groups.of(trace, {}).members, key=len, default=())
+    if 2 * len(together) > len(trace.units):
+        weights = weights_of(trace, together)
+        others = f" and {len(weights) - 1} more" if len(weights) > 1 else ""
+        why = (
+            f"{len(together)} of the model's {len(trace.units)} parts use the same weights "
+            f"({weights[0]}{others}) and must be on one partition with them. Use fewer partitions"
+        )
+    else:
+        why = (
+            "Use fewer partitions, or divide the model's largest modules into children (compiled and "
+            "scripted modules are never divided)"
+        )
     return (
-        f"nothing of the model lives on partition {named} of {plan.stages}: its processes only wait. Use "
-        "fewer partitions, or divide the model's largest modules into children (compiled and scripted "
-        "modules are never divided)",
+        f"nothing of the model lives on partition {named} of {plan.stages}: its processes only wait. {why}",
     )
 
 

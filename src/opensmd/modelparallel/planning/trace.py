@@ -75,6 +75,7 @@ class Reuse:
 
     bytes: int
     units: tuple[int, ...]
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from opensmd.modelparallel.planning.balance import Sequence1D, Split, split_evenly
 from opensmd.modelparallel.planning.plan import ancestors
 from opensmd.modelparallel.planning.trace import ModelTrace
 
-__all__ = ["BYTES_PER_SECOND", "MESSAGE_SECONDS", "OPERATION_SECONDS", "Groups", "UnitSequence", "Weights"]
+__all__ = [
+    "BYTES_PER_SECOND",
+    "MESSAGE_SECONDS",
+    "OPERATION_SECONDS",
+    "Groups",
+    "UnitSequence",
+    "Weights",
+    "weights_of",
+]
 
 # What a cut costs each of its two stages: a message's fixed cost, its copy, and interception of one operation
 # outside atomic modules (two processes on one host; docs/partitioning.md says how they were measured).
@@ -60,12 +68,8 @@ class Groups:
     def of(cls, trace: ModelTrace, wanted: Mapping[int, int]) -> Groups:
         """The groups of ``trace``; a unit whose stage is ``wanted`` joins nobody."""
         union = _Union(len(trace.units))
-        for names in trace.shared:
-            union.join(*[trace.anchors[trace.owner(name)] for name in names])
-        parameters = sum(info.parameter_bytes for info in trace.modules.values())
-        for reuse in trace.reuses:
-            if reuse.bytes > parameters * LARGE_SHARE and len(reuse.units) <= FEW_USERS:
-                union.join(*reuse.units)
+        for _, units in _bonds(trace):
+            union.join(*units)
         groups = union.groups()
         anchored = {trace.anchors[name] for name, info in trace.modules.items() if info.parameters}
         anchored.update(wanted, *groups)
@@ -85,6 +89,21 @@ class Groups:
         if 2 ** len(ends) <= MOST_COMBINATIONS:
             return [tuple(leads) for leads in itertools.product(*ends)]
         return [tuple(last for last, _ in ends), tuple(first for _, first in ends)]
+
+
+def weights_of(trace: ModelTrace, units: Collection[int]) -> list[str]:
+    """The names of the weights for which ``units`` must stay together."""
+    return list(dict.fromkeys(name for name, users in _bonds(trace) if not set(users).isdisjoint(units)))
+
+
+def _bonds(trace: ModelTrace) -> Iterator[tuple[str, Sequence[int]]]:
+    """Weights that several units use, by name, and these units."""
+    for names in trace.shared:
+        yield names[0], [trace.anchors[trace.owner(name)] for name in names]
+    parameters = sum(info.parameter_bytes for info in trace.modules.values())
+    for reuse in trace.reuses:
+        if reuse.bytes > parameters * LARGE_SHARE and len(reuse.units) <= FEW_USERS:
+            yield reuse.name, reuse.units
 
 
 @dataclass(frozen=True)

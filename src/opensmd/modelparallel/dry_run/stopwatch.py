@@ -1,0 +1,31 @@
+"""Time of a thread without its waits for a core: a busy machine does not make a slow model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+__all__ = ["Stopwatch"]
+
+_ACCOUNT = "/proc/thread-self/schedstat"  # of Linux: nanoseconds run, nanoseconds waited for a core, turns
+
+
+class Stopwatch:
+    """Seconds of the thread that makes it; all seconds where the kernel does not tell them apart."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open(_ACCOUNT, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        if self._file is None:
+            return time.perf_counter()
+        waited = int(os.pread(self._file, 64, 0).split()[1])
+        return time.perf_counter() - waited * 1e-9
