@@ -96,14 +96,17 @@ def test_two_mpi_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
     assert ports[0] != ports[1]
 
 
-def test_two_smdruns_make_one_job_of_a_module(tmp_path: Path) -> None:
+def test_two_smdruns_with_one_secret_make_one_job_of_a_module(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("known to both hosts alone\n")
+    secret.chmod(0o600)
     port = str(free_port())
     hosts = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--node-rank"]
     jobs = [
         subprocess.Popen(
             [str(BIN / "smdrun"), "-n", "1", *hosts, str(node), "--output", str(tmp_path), "-m", "place"],
             cwd=SCRIPTS,
-            env=environment(),
+            env=environment(OPENSMD_JOB_SECRET_FILE=str(secret)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -36,6 +36,7 @@ __all__ = [
     "listen_where_asked",
     "meeting_address",
     "open_to_smddp",
+    "pickle_objects_with",
     "shared_group",
 ]
 
@@ -141,6 +142,11 @@ def gloo_group(store: Any, rank: int, size: int, *, timeout: timedelta, one_netw
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
     options._threads = 2  # for each device, as torch itself does
     return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def pickle_objects_with(pickler: Any, unpickler: Any) -> None:
+    """Let torch's object collectives use these in place of pickle's own."""
+    c10d._pickler, c10d._unpickler = pickler, unpickler
 
 
 def meeting_address() -> str:

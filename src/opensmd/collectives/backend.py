@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import GroupName
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.name import DEVICES, NAME
+from opensmd.collectives.sealed import seal_objects_of_torch
 from opensmd.collectives.topology import Plan, exchange_identities, make_plan, own_identity, share_arena
 from opensmd.environment.settings import Settings
 from opensmd.native import build
@@ -41,6 +42,7 @@ def register() -> None:
     # DDP asks a backend for the memory of its buckets only where this is "0"; a user's own value stands.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICES))
+    seal_objects_of_torch()
     _torch_internals.open_to_smddp(NAME)
     _torch_internals.listen_where_asked()
     # smdrun says where its store is; under torchrun the script has hardly changed it before its imports

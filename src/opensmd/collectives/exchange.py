@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistBackendError
 
 from opensmd.collectives.deadlines import GRACE, call_within
+from opensmd.collectives.sealed import open_text, seal_text
 
 __all__ = ["Exchange"]
 
@@ -64,9 +65,9 @@ class Exchange:
         keys = self._keys(topic)
 
         def gather() -> list[str]:
-            self._store.set(keys[self._rank], text)
+            self._store.set(keys[self._rank], seal_text(keys[self._rank], text))  # type: ignore[arg-type]
             self._wait(topic, keys)
-            return [self._store.get(key).decode() for key in keys]
+            return [open_text(key, self._store.get(key)) for key in keys]
 
         return self.within(topic, gather)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from opensmd.environment.job_secret import JobSecret
 from opensmd.environment.settings import Settings
 from opensmd.launch import log_files, open_files, streams, torch_import
 from opensmd.launch.run import Options, run
@@ -105,6 +106,7 @@ def _look_at(script: str, *, module: bool, python: bool) -> None:
 def _checked(options: dict[str, Any]) -> Options:
     try:
         chosen = Options.from_command_line(**options)
+        JobSecret.from_environment()
         Settings.from_environment()  # a wrong variable is reported like a wrong option
     except ValueError as error:
         raise click.UsageError(str(error)) from None

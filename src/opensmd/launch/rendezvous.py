@@ -3,12 +3,14 @@
 torch's own dynamic rendezvous keeps pickled state in a store that anybody on the network can write to. On
 one host there is one agent: what it tells itself stays in its memory, and the ranks' store listens on the
 loopback. Between hosts the static rendezvous serves: it keeps nothing pickled, and its store listens at
-``--master-addr`` alone where that is an IP address of host 0.
+``--master-addr`` alone where that is an IP address of host 0. With a job's secret the agents believe nothing
+in it that was written without.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -21,6 +23,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from opensmd.collectives.listening import LOOPBACK, served_store
+from opensmd.collectives.sealed import job_secret
+from opensmd.launch.sealed_store import SealedStore
 
 __all__ = ["BACKEND", "register"]
 
@@ -104,4 +108,9 @@ class SeveralHosts(StaticTCPRendezvous):
             self._store = served_store(
                 self.master_addr, self.master_port, self.world_size, timeout=self.timeout
             )
-        return super().next_rendezvous()
+        found = super().next_rendezvous()
+        secret = job_secret()
+        if secret is None:
+            return found
+        ranks_store: Any = found.bootstrap_store_info
+        return RendezvousInfo(SealedStore(found.store, secret), found.rank, found.world_size, ranks_store)

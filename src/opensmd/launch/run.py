@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opensmd.environment.job_secret import SecretError
 from opensmd.environment.sagemaker import JSON, Job, job_variables, parse_mp_parameters
 from opensmd.launch import affinity, allocator, open_files, orphans, reports, signals
 from opensmd.launch.console import Console
@@ -142,6 +143,9 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
                 reports.Failure(rank, failure.exitcode, reports.read(Path(failure.error_file), rank))
                 for rank, failure in error.failures.items()
             ]
+        except SecretError as error:
+            status = 1
+            console.say(str(error))
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise

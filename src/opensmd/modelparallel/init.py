@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from opensmd.collectives.backend import register
+from opensmd.collectives.sealed import seal_objects_of_torch
 from opensmd.environment.variables import fill
 from opensmd.modelparallel.config import Config, load_config
 from opensmd.modelparallel.exceptions import SMPError
@@ -41,6 +42,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         if cfg != state.cfg:
             _add_settings(cfg)
         return
+    seal_objects_of_torch()
     owns_world = not dist.is_initialized()
     if owns_world:
         _join_world()

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
+from opensmd.collectives.sealed import open_text, seal_text
+from opensmd.environment.job_secret import SecretError
 from opensmd.legacy._torch_internals import PrefixStore
 from opensmd.legacy.rendezvous.address import Address
 from opensmd.legacy.rendezvous.meeting import Joined, Meeting
@@ -31,6 +33,7 @@ FORMAT = "opensmd.legacy 1"
 SHOUT_INTERVAL = 0.1
 ALL_HEARD = 3 * SHOUT_INTERVAL  # after which everybody who is there has been heard by everybody
 HOPS = 1  # the local network
+_PURPOSE = "announcement"
 DATAGRAM = 8192
 
 
@@ -195,15 +198,15 @@ class Voice:
     def shout(self, announcement: Announcement) -> None:
         """Send an announcement to everyone who listens."""
         message = {"format": FORMAT, "group_name": self._group_name, **asdict(announcement)}
-        self._mouth.sendto(json.dumps(message).encode(), self._target)
+        self._mouth.sendto(seal_text(_PURPOSE, json.dumps(message)), self._target)
 
     def listen(self, seconds: float) -> Iterator[Announcement]:
         """The announcement of this group that comes within ``seconds``, if one does."""
         self._ear.settimeout(max(seconds, 0.001))
         try:
-            message = json.loads(self._ear.recv(DATAGRAM))
-        except (TimeoutError, ValueError):
-            return
+            message = json.loads(open_text(_PURPOSE, self._ear.recv(DATAGRAM)))
+        except (TimeoutError, ValueError, SecretError):
+            return  # nobody, or a stranger
         if not isinstance(message, dict) or message.pop("format", None) != FORMAT:
             return  # somebody else's traffic
         if message.pop("group_name") == self._group_name:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from opensmd.collectives import sealed
 from opensmd.collectives.mailbox import Mailbox, has_mailbox
 from opensmd.modelparallel._torch_internals import timeout_of
 from opensmd.modelparallel.exceptions import PeerFailed
@@ -155,7 +156,7 @@ class MailboxTransport:
         return self._mailbox.receive_edge(received, source, tag, _without_gradient(tag))
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
-        data = _to_bytes(value)
+        data = _as_tensor(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # nobody else reaches the memory
         self._mailbox.send(target, tag, torch.tensor([data.numel()]))
         self._mailbox.send(target, tag, data)
 
@@ -247,14 +248,14 @@ class GroupTransport:
         return edges.receive_edge(received, send)
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
-        data = _to_bytes(value).to(self._device)
+        data = _as_tensor(sealed.dumps(value)).to(self._device)
         self.send(target, tag, torch.tensor([data.numel()], device=self._device))
         self.send(target, tag, data)
 
     def receive_object(self, source: int, tag: int) -> Any:
         size = int(self.receive(source, tag, 1, torch.int64).item())
         data = self.receive(source, tag, size, torch.uint8)
-        return pickle.loads(data.cpu().numpy().tobytes())
+        return sealed.loads(data.cpu().numpy().tobytes())
 
     def ready(self, message: Message) -> bool:
         return True
@@ -288,5 +289,5 @@ def _short(tag: int) -> int:
     return tag % ((1 << 31) - 2)
 
 
-def _to_bytes(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,97 @@
+"""Messages of a job that has a secret: sealed where they leave, opened before anything acts on them.
+
+Without a secret they travel as they are.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from functools import cache
+from typing import Any
+
+from opensmd.collectives import _torch_internals
+from opensmd.environment.job_secret import JobSecret
+
+__all__ = ["dumps", "job_secret", "loads", "open_text", "seal_objects_of_torch", "seal_text"]
+
+_OBJECT = "object"
+
+
+@cache
+def job_secret() -> JobSecret | None:
+    """This job's secret, if it has one; read once in a process.
+
+    Raises:
+        ValueError: the secret cannot be used.
+    """
+    return JobSecret.from_environment()
+
+
+def dumps(value: Any) -> bytes:
+    """A value for another process of the job, pickled.
+
+    Raises:
+        Exception: whatever pickle says of a value that it cannot carry.
+    """
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    secret = job_secret()
+    return data if secret is None else secret.seal(_OBJECT, data)
+
+
+def loads(data: bytes) -> Any:
+    """The value of :func:`dumps`.
+
+    Raises:
+        SecretError: the job has a secret, and whoever sent this did not know it.
+    """
+    secret = job_secret()
+    return pickle.loads(data if secret is None else secret.open(_OBJECT, data))
+
+
+def seal_text(purpose: str, text: str) -> bytes:
+    """A text for another process of the job to find under this name alone."""
+    secret = job_secret()
+    return text.encode() if secret is None else secret.seal(purpose, text.encode())
+
+
+def open_text(purpose: str, data: bytes) -> str:
+    """The text of :func:`seal_text`.
+
+    Raises:
+        SecretError: the job has a secret, and whoever wrote this did not know it.
+    """
+    secret = job_secret()
+    return (data if secret is None else secret.open(purpose, data)).decode()
+
+
+def seal_objects_of_torch() -> None:
+    """Where the job has a secret, let torch's object collectives load no pickle that was made without it.
+
+    All of them, whatever their group: ``broadcast_object_list``, ``all_gather_object`` and their siblings.
+
+    Raises:
+        ValueError: the secret cannot be used.
+    """
+    if job_secret() is not None:
+        _torch_internals.pickle_objects_with(_Pickler, _Unpickler)
+
+
+class _Pickler:
+    """As much of ``pickle.Pickler`` as torch's object collectives use."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self._file = file
+
+    def dump(self, value: Any) -> None:
+        self._file.write(dumps(value))
+
+
+class _Unpickler:
+    """As much of ``pickle.Unpickler``."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self._file = file
+
+    def load(self) -> Any:
+        return loads(self._file.read())

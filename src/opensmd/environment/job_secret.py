@@ -1,0 +1,111 @@
+"""What the processes of a job on several hosts know and nobody else: the key to what they tell each other.
+
+torch's stores and Gloo's connections ask nobody who they are. A user who cannot keep strangers off the
+network gives all hosts of a job one secret. Then what this package reads from the network and acts on bears a
+message authentication code (HMAC-SHA256) that only who knows the secret can make; above all no pickle, which
+can run any code, is loaded without one. Nothing is encrypted, and what is recorded can be sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["FILE", "PROOF_BYTES", "VARIABLE", "JobSecret", "SecretError"]
+
+VARIABLE = "OPENSMD_JOB_SECRET"
+FILE = "OPENSMD_JOB_SECRET_FILE"
+LEAST = 16  # characters
+_MARK = b"opensmd-sealed:"
+PROOF_BYTES = hashlib.sha256().digest_size
+
+
+class SecretError(RuntimeError):
+    """A message that was not made with this job's secret."""
+
+
+class JobSecret:
+    """A key to seal messages with, and to open those of others.
+
+    Args:
+        key: the same on all hosts of a job.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> JobSecret | None:
+        """The secret in ``OPENSMD_JOB_SECRET`` or in the file that ``OPENSMD_JOB_SECRET_FILE`` names.
+
+        Raises:
+            ValueError: it is too short, the file cannot be read, or other users can read it.
+        """
+        env = os.environ if environment is None else environment
+        text, where = env.get(VARIABLE, ""), VARIABLE
+        if not text and env.get(FILE):
+            text, where = _read(Path(env[FILE])), f"{FILE}={env[FILE]}"
+        if not text:
+            return None
+        if len(text) < LEAST:
+            raise ValueError(
+                f"{where}: a job's secret has at least {LEAST} characters, this one has {len(text)}; make "
+                "one with: openssl rand -hex 32"
+            )
+        return cls(text.encode())
+
+    def proof(self, purpose: str, *parts: bytes) -> bytes:
+        """A code over ``parts`` that only who knows the secret can make; the same for the same purpose."""
+        code = hmac.new(self._key, purpose.encode(), hashlib.sha256)
+        for part in parts:
+            code.update(len(part).to_bytes(8, "big"))
+            code.update(part)
+        return code.digest()
+
+    def proves(self, given: bytes, purpose: str, *parts: bytes) -> bool:
+        """Whether ``given`` is the proof of these parts."""
+        return hmac.compare_digest(given, self.proof(purpose, *parts))
+
+    def seal(self, purpose: str, data: bytes) -> bytes:
+        """``data`` with its code in front."""
+        return _MARK + self.proof(purpose, data) + data
+
+    def open(self, purpose: str, sealed: bytes) -> bytes:
+        """The data of a sealed message of this purpose.
+
+        Raises:
+            SecretError: it was made without this secret, or for another purpose, or has been changed.
+        """
+        code, data = sealed[len(_MARK) : len(_MARK) + PROOF_BYTES], sealed[len(_MARK) + PROOF_BYTES :]
+        if not sealed.startswith(_MARK):
+            why = "bears no code of this job's secret"
+        elif not self.proves(code, purpose, data):
+            why = "was made with another secret, or has been changed on its way"
+        else:
+            return data
+        raise SecretError(
+            f"a message ({purpose}) {why}. Give {VARIABLE}, or {FILE}, alike to all processes of the job on "
+            "all hosts; if they have it, somebody else writes to the job's network: see docs/trust.md"
+        )
+
+
+def _read(path: Path) -> str:
+    """The text of a file that only this user can read and write."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o077:
+                raise ValueError(
+                    f"{FILE}={path}: other users can read or write this file; it must be yours: "
+                    f"chmod 600 {path}"
+                )
+            text = file.read().decode().strip()
+    except OSError as error:
+        raise ValueError(f"{FILE}={path}: cannot read it: {error.strerror}") from error
+    if not text:
+        raise ValueError(f"{FILE}={path}: the file is empty")
+    return text
