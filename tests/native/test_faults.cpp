@@ -125,7 +125,7 @@ TEST(mismatches, "different operations, sizes, dtypes, reductions or roots raise
       {{all_reduce(4, DType::F32, Reduction::Sum), all_reduce(5, DType::F32, Reduction::Sum)}, {"count=4", "count=5"}},
       {{all_reduce(4, DType::F32, Reduction::Sum), all_reduce(4, DType::I32, Reduction::Sum)}, {"float32", "int32"}},
       {{all_reduce(4, DType::F32, Reduction::Sum), all_reduce(4, DType::F32, Reduction::Max)}, {"sum", "max"}},
-      {{broadcast(0), broadcast(1)}, {"root=0", "root=1"}},
+      {{broadcast(0), broadcast(1)}, {"root=rank 0", "root=rank 1"}},
   };
   for (const auto& [calls, parts] : cases) {
     Processes ranks(3, kLong, [&calls = calls](Group& group, Outcome& outcome) {

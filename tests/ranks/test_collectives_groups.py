@@ -308,6 +308,44 @@ def test_a_monitored_barrier_without_time_says_so_and_leaves_the_group_usable(po
     pool(2).run(run_barrier_without_time)
 
 
+def differ_in_root(group: Any) -> None:
+    dist.broadcast(torch.ones(2), dist.get_rank(), group)
+
+
+def abort_on_the_second(group: Any) -> None:
+    if dist.get_rank() == 2:
+        group._get_backend(torch.device("cpu")).abort()
+    dist.barrier(group)
+
+
+def come_late_on_the_first(group: Any) -> None:
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+    dist.monitored_barrier(group, timeout=timedelta(seconds=0.1))
+
+
+def run_errors_in_a_part() -> list[str]:
+    """What ranks 1 and 2 are told in groups where they are 0 and 1."""
+    found = []
+    for mistake in (differ_in_root, abort_on_the_second, come_late_on_the_first):
+        group = dist.new_group([1, 2], timeout=timedelta(seconds=20))
+        if dist.get_rank() > 0:
+            with pytest.raises(dist.DistBackendError) as caught:
+                mistake(group)
+            found.append(str(caught.value))
+    return found
+
+
+def test_errors_in_a_group_of_some_ranks_name_them_by_their_global_ranks(pool: Pool) -> None:
+    _, first, second = pool(3).run(run_errors_in_a_part)
+    for roots, abort, _ in (first, second):
+        assert "rank 1 called broadcast(float32, count=2, root=rank 1)" in roots
+        assert "rank 2 called broadcast(float32, count=2, root=rank 2)" in roots
+        assert "abort() was called on rank 2" in abort
+    assert second[2].startswith("Rank 2 successfully reached monitoredBarrier")
+    assert "not arrived: rank 1" in second[2]
+
+
 def test_any_rank_can_read_what_all_ranks_did(pool: Pool, tmp_path: Path) -> None:
     pool(2).run(run_records, str(tmp_path))
     assert (tmp_path / "1.jsonl").read_text().count("\n") >= 6

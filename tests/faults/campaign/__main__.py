@@ -3,80 +3,90 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import os
+import pickle
 import sys
 import time
-from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 
-from tests.faults.campaign.calls import run_case
-from tests.faults.campaign.cases import FATAL, MISMATCHES, Case, draw
-from tests.support.ranks import Outcome, run_once
+import torch
 
-GRACE = 2.0  # seconds that an error may come after the timeout
-
-
-def judge(case: Case, outcomes: list[Outcome], timeout: float) -> list[str]:
-    """What is wrong with the outcomes of a case; nothing if all is as promised."""
-    found = []
-    for rank, outcome in enumerate(outcomes):
-        if outcome.kind == "value":
-            found += [f"rank {rank}: {wrong}" for wrong in outcome.value]
-        if rank == case.victim and case.fault in FATAL:
-            continue
-        must_fail = rank in case.members and case.fault in (*FATAL, *MISMATCHES)
-        if not must_fail:
-            if outcome.kind != "value":
-                found.append(f"rank {rank} failed without a cause: {outcome.text[-300:]}")
-        elif outcome.kind == "timeout" or outcome.seconds > timeout + GRACE:
-            found.append(f"rank {rank} hung: {outcome.kind} after {outcome.seconds:.1f} s")
-        elif outcome.kind == "error" and f"rank {case.victim}" not in str(outcome.value):
-            found.append(f"rank {rank} is not told of rank {case.victim}: {outcome.value}")
-        elif outcome.kind == "error" and case.operation not in str(outcome.value):
-            found.append(f"rank {rank} is not told the operation: {outcome.value}")
-        # Another rank's death may come when a call has all that it needs; a root needs nobody.
-        elif outcome.kind == "value" and case.fault in MISMATCHES:
-            found.append(f"rank {rank} saw no mismatch")
-    return found
+from opensmd.environment.settings import Settings
+from opensmd.native import build
+from tests.faults.campaign.cases import draw
+from tests.faults.campaign.load import busy_loops
+from tests.faults.campaign.processes import become_subreaper
+from tests.faults.campaign.report import Report
+from tests.faults.campaign.trial import try_case
 
 
-def run(case: Case, backend: str, timeout: float) -> list[str]:
-    """Run one case on fresh processes and judge it."""
-    silent = [case.victim] if case.fault in FATAL else []
-    outcomes = run_once(
-        case.ranks,
-        run_case,
-        case,
-        timeout,
-        backend=backend,
-        timeout=4 * timeout + 20,
-        group_timeout=30.0,
-        silent=silent,
-    )
-    return judge(case, outcomes, timeout)
-
-
-def main() -> int:
-    """Run the campaign; the exit code says whether every case was as promised."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.campaign", description=__doc__)
     parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--world", type=int, nargs="+", default=[2, 3, 4], help="sizes of jobs")
     parser.add_argument("--backend", default="smddp", choices=["smddp", "gloo"])
     parser.add_argument("--timeout", type=float, default=3.0, help="of the groups, in seconds")
-    options = parser.parse_args()
-    broken: Counter[str] = Counter()
-    cases: Counter[str] = Counter()
-    started = time.monotonic()
-    for trial in range(options.trials):
-        case = draw(options.seed, trial, options.ranks)
-        found = run(case, options.backend, options.timeout)
-        cases[case.fault] += 1
-        broken[case.fault] += bool(found)
-        if found:
-            print(f"{trial}: {case}", *found, sep="\n    ", flush=True)
-    for fault, count in sorted(cases.items()):
-        print(f"{fault:16} {count:4} cases, {broken[fault]:3} broken")
-    print(f"{sum(broken.values())} of {options.trials} broken in {time.monotonic() - started:.0f} s")
-    return int(sum(broken.values()) > 0)
+    parser.add_argument("--jobs", type=int, default=4, help="cases at a time")
+    parser.add_argument("--load", type=int, default=0, help="busy loops beside")
+    parser.add_argument("--report", type=Path, help="write everything to this JSON file")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the campaign; the exit code says whether all was as promised (in forked ranks: their own)."""
+    options = parse(arguments)
+    torch.set_num_threads(1)
+    if options.backend == "smddp":
+        build.load(Settings.from_environment())  # once, for all that are forked from here
+    gc.freeze()  # ranks that look through what torch is made of when they end would take a second for it
+    links = []
+    for job in range(options.jobs):
+        ours, theirs = Pipe(duplex=False)
+        if os.fork() == 0:
+            ours.close()
+            return work(options, job, theirs)
+        theirs.close()
+        links.append(ours)
+    began = time.monotonic()
+    report = Report()
+    with busy_loops(options.load):
+        collect(links, report)
+    print(report.table())
+    print(f"{report.broken} of {len(report.results)} broken in {time.monotonic() - began:.0f} s")
+    if options.report:
+        options.report.parent.mkdir(parents=True, exist_ok=True)
+        report.write(options.report, **{name: str(value) for name, value in vars(options).items()})
+    complete = len(report.results) == options.trials
+    return 0 if complete and not report.broken else 1
+
+
+def work(options: argparse.Namespace, job: int, link: Connection) -> int:
+    """Run this worker's share of the cases; what returns first in a rank's process is that rank."""
+    become_subreaper()
+    for trial in range(options.first + job, options.first + options.trials, options.jobs):
+        case = draw(options.seed, trial, options.world, options.timeout)
+        result = try_case(case, options.backend)
+        if isinstance(result, int):
+            return result
+        link.send_bytes(pickle.dumps(result))
+    return 0
+
+
+def collect(links: list[Connection], report: Report) -> None:
+    """Take in the workers' results until all have ended."""
+    while links:
+        for link in wait(links):
+            assert isinstance(link, Connection)
+            try:
+                report.add(pickle.loads(link.recv_bytes()))
+            except EOFError:
+                links.remove(link)
 
 
 if __name__ == "__main__":

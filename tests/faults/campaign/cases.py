@@ -1,16 +1,57 @@
-"""What happens in a case: drawn from a seed, so that every case can be had again."""
+"""What happens in a case: drawn from a seed, so that every case can be had again. Pure.
+
+A case is a stream of calls in one group. One member, the victim, misbehaves at one call of it, or is struck
+by a signal from outside at a moment that nobody chose.
+"""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["FATAL", "MISMATCHES", "OPERATIONS", "Case", "draw"]
+__all__ = [
+    "DEADLY",
+    "FAULTS",
+    "HARMLESS",
+    "MISMATCHES",
+    "OPERATIONS",
+    "SILENT",
+    "Case",
+    "draw",
+]
 
-OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier"]
-MISMATCHES = ["other operation", "other size", "other dtype"]
-FATAL = ["kill", "exit", "stop", "absent"]
-FAULTS = [*FATAL, *MISMATCHES, "late"]
+# Deadly: peers are told soon. Silent: at the timeout. Mismatches: as soon as all have called.
+# The rest harms nobody.
+DEADLY = ("kill", "exit", "exception", "destroy", "abort")
+SILENT = ("stop", "absent")
+MISMATCHES = ("other operation", "other size", "other dtype", "other reduction", "other root")
+HARMLESS = ("late", "pause", "forked child", "refused arguments", "signals")
+FAULTS = (*DEADLY, *SILENT, *MISMATCHES, *HARMLESS)
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_reduce_coalesced",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_single",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "all_to_all",
+    "all_to_all_single",
+)
+WITHOUT_DATA = ("barrier", "monitored_barrier")
+OBJECTS = ("all_gather_object", "broadcast_object_list")
+MESSAGES = ("send and recv", "ring", "batch_isend_irecv")
+OPERATIONS = (*COLLECTIVES, *WITHOUT_DATA, *OBJECTS, *MESSAGES)
+REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+SYNCHRONOUS = ("monitored_barrier", *OBJECTS, *MESSAGES)  # or asynchronous by their nature
+
+DTYPES = ("float32", "float64", "int32", "int64", "bfloat16", "uint8")
+DTYPES_OF_GLOO = ("float32", "float64", "int32", "int64", "uint8")
 
 
 @dataclass(frozen=True)
@@ -18,39 +59,120 @@ class Case:
     """One fault.
 
     Attributes:
+        trial: its number in the campaign, which also seeds what tensors hold.
         ranks: of the job.
         members: global ranks of the group whose call goes wrong.
         victim: the member, by global rank, that misbehaves.
-        operation: what all members call.
-        fault: what the victim does instead of its last call.
+        operation: the call that the fault falls upon.
+        others: operations of the sound calls before and after it, in turn.
+        fault: what the victim does.
+        moment: "instead" of its call; "within" it, while the others are yet to come; "issued", when it has
+            begun an asynchronous one and not waited for it; or "anytime", struck from outside.
         calls: sound calls before that.
+        delay: seconds until a blow from outside or from a thread of the victim.
         elements: of each rank's tensor.
+        dtype: by torch's name.
+        root: the group's rank that is the root of calls with one.
+        asynchronous: whether calls are made with ``async_op``, a few at once.
+        timeout: of the group, in seconds.
+        tidy: whether the ranks' interpreters end as a script's does, which takes each of them half a second.
     """
 
+    trial: int
     ranks: int
     members: tuple[int, ...]
     victim: int
     operation: str
+    others: tuple[str, ...]
     fault: str
+    moment: str
     calls: int
+    delay: float
     elements: int
+    dtype: str
+    root: int
+    asynchronous: bool
+    timeout: float
+    tidy: bool
+
+    @property
+    def ends_the_group(self) -> bool:
+        """Whether every other member must get an error."""
+        return self.fault not in HARMLESS and not self.is_refused_message
+
+    @property
+    def is_refused_message(self) -> bool:
+        """Whether a message does not fit its receiver: that call fails there, and the group goes on."""
+        return self.operation == "send and recv" and self.fault in ("other size", "other dtype")
+
+    def operation_of(self, number: int) -> str:
+        """What all members call as call ``number``."""
+        if number == self.calls and self.moment != "anytime":
+            return self.operation
+        return self.others[number % len(self.others)]
+
+    @property
+    def parties(self) -> tuple[int, int]:
+        """Global ranks of the sender and the receiver in calls "send and recv"."""
+        return self.members[self.root], self.members[(self.root + 1) % len(self.members)]
 
 
-def draw(seed: int, trial: int, ranks: list[int]) -> Case:
-    """Case ``trial`` of the campaign ``seed``."""
+def draw(seed: int, trial: int, ranks: list[int], timeout: float = 3.0) -> Case:
+    """Case ``trial`` of the campaign ``seed``; the same for every backend."""
     chance = random.Random(seed * 1_000_003 + trial)
     size = chance.choice(ranks)
     members = tuple(range(size))
     if size > 2 and chance.random() < 0.5:
         members = tuple(sorted(chance.sample(members, chance.randint(2, size - 1))))
-    operation = chance.choice(OPERATIONS)
-    faults = [f for f in FAULTS if operation != "barrier" or f not in ("other size", "other dtype")]
-    return Case(
+    # Faults in turn, so that a short campaign has all kinds.
+    fault = FAULTS[trial % len(FAULTS)]
+    operation = chance.choice([name for name in OPERATIONS if applies(fault, name)])
+    case = Case(
+        trial=trial,
         ranks=size,
         members=members,
         victim=chance.choice(members),
         operation=operation,
-        fault=chance.choice(faults),
+        others=tuple(chance.sample(OPERATIONS, 3)),
+        fault=fault,
+        moment=chance.choice(moments(fault, operation)),
         calls=chance.randint(0, 5),
-        elements=chance.choice([1, 100, 10_000, 1_000_000]),
+        delay=chance.choice([0.0, 0.001, 0.01, 0.1]) + chance.uniform(0.0, 0.02),
+        elements=chance.choice([1, 13, 100, 5_000, 70_000, 600_000]),
+        dtype=chance.choice(DTYPES_OF_GLOO),
+        root=chance.randrange(len(members)),
+        asynchronous=chance.random() < 0.4,
+        timeout=timeout,
+        tidy=chance.random() < 0.2,
     )
+    if operation == "send and recv" and case.victim not in case.parties:
+        case = replace(case, victim=chance.choice(case.parties))
+    return case
+
+
+def applies(fault: str, operation: str) -> bool:
+    """Whether a fault can be told from a sound call of the operation."""
+    if fault in ("other size", "other dtype"):
+        return operation in COLLECTIVES or operation == "send and recv"
+    if fault == "other reduction":
+        return operation in REDUCTIONS
+    if fault == "other root":
+        return operation in ROOTED
+    if fault == "other operation":
+        return operation in COLLECTIVES or operation in WITHOUT_DATA
+    if fault == "refused arguments":
+        return operation in COLLECTIVES
+    return True
+
+
+def moments(fault: str, operation: str) -> list[str]:
+    """When a fault can come."""
+    if fault in ("kill", "stop"):
+        return ["instead", "within", "anytime", "anytime"]
+    if fault == "pause":
+        return ["anytime"]
+    if fault in ("exit", "abort"):
+        return ["instead", "within"]
+    if fault in ("exception", "destroy") and operation not in SYNCHRONOUS:
+        return ["instead", "issued"]
+    return ["instead"]

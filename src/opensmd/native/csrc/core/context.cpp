@@ -83,6 +83,10 @@ void Context::check_usable(const char* what) const {
   }
 }
 
+std::string Context::describe(int member, uint64_t sequence) const {
+  return Record(arena, member, Record::Collectives).at(sequence).describe(&config.names);
+}
+
 std::string Context::whereabouts(int member) const {
   const MemberState state = liveness.state_of(member);
   if (state == MemberState::NotJoined) return name_of(state);
@@ -93,7 +97,7 @@ std::string Context::whereabouts(int member) const {
   if (entered == 0) return words + "it has entered no collective yet";
   const bool inside = progress.completed.load() < entered;
   return words + (inside ? "it is in " : "its last call was ") +
-         Record(arena, member, Record::Collectives).at(entered).describe() + " #" + std::to_string(entered);
+         describe(member, entered) + " #" + std::to_string(entered);
 }
 
 std::string join_names(const std::vector<std::string>& names) {

@@ -26,6 +26,7 @@ struct Context {
   [[noreturn]] void fail(ErrorKind kind, const std::string& text);  // abort and throw
   void check_usable(const char* what) const;                        // throws Aborted, or for a forked child
 
+  std::string describe(int member, uint64_t sequence) const;  // a member's collective, for messages
   // "has not arrived (its process is stopped; last in broadcast(...) #6)"
   std::string whereabouts(int member) const;
 

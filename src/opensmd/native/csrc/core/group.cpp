@@ -23,7 +23,7 @@ void guarded(Context& context, Collective collective, const Options& options, co
   } catch (const CollectiveError& error) {
     // Those that name their operation have aborted the group already.
     if (context.fork_guard.in_child() || context.left || context.aborted()) throw;
-    context.fail(ErrorKind::Other, context.record.at(context.sequence).describe() + " #" +
+    context.fail(ErrorKind::Other, context.describe(context.rank, context.sequence) + " #" +
                                        std::to_string(context.sequence) + " on " + context.name(context.rank) + ": " +
                                        error.what());
   }

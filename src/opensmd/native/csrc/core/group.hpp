@@ -100,7 +100,8 @@ struct RecordEntry {
   uint64_t start_ns = 0;
   uint64_t end_ns = 0;
   std::string text;
-  std::string describe() const;  // "all_reduce(sum, float32, count=4096) shape [64, 64]"
+  // "broadcast(float32, count=4096, root=1) shape [64, 64]"; with the members' names, the root's in place of its number.
+  std::string describe(const std::vector<std::string>* names = nullptr) const;
 };
 
 struct MemberStatus {

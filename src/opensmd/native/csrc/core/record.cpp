@@ -90,7 +90,7 @@ std::vector<RecordEntry> Record::latest(uint64_t last) const {
   return entries;
 }
 
-std::string RecordEntry::describe() const {
+std::string RecordEntry::describe(const std::vector<std::string>* names) const {
   std::string words = std::string(name_of(operation)) + "(";
   if (is_message(operation)) {
     words += operation == Operation::Send ? "to " : "from ";
@@ -99,7 +99,8 @@ std::string RecordEntry::describe() const {
   } else if (operation != Operation::Barrier) {
     if (has_reduction(operation)) words += std::string(name_of(reduction)) + ", ";
     words += std::string(name_of(dtype)) + ", count=" + std::to_string(count);
-    if (root >= 0) words += ", root=" + std::to_string(root);
+    const bool named = names != nullptr && root >= 0 && static_cast<size_t>(root) < names->size();
+    if (root >= 0) words += ", root=" + (named ? (*names)[static_cast<size_t>(root)] : std::to_string(root));
   }
   words += ")";
   return text.empty() ? words : words + " " + text;

@@ -60,7 +60,7 @@ void Round::compare_signatures() {
   std::string calls;
   std::vector<std::string> described(static_cast<size_t>(context_.size));
   for (int i = 0; i < context_.size; ++i) {
-    described[static_cast<size_t>(i)] = Record(context_.arena, i, Record::Collectives).at(sequence_).describe();
+    described[static_cast<size_t>(i)] = context_.describe(i, sequence_);
   }
   for (size_t i = 0; i < described.size(); ++i) {
     if (std::find(described.begin(), described.begin() + static_cast<long>(i), described[i]) !=
@@ -125,7 +125,7 @@ void Round::sleep(const std::atomic<uint32_t>& word, uint32_t target, int owner)
 }
 
 std::string Round::title() const {
-  return context_.record.at(sequence_).describe() + " #" + std::to_string(sequence_) + " on " +
+  return context_.describe(context_.rank, sequence_) + " #" + std::to_string(sequence_) + " on " +
          context_.name(context_.rank);
 }
 

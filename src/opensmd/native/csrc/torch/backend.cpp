@@ -37,10 +37,11 @@ class WithoutGil {
 
 }  // namespace
 
-SmddpBackend::SmddpBackend(std::unique_ptr<Transport> transport, int rank, int size,
+SmddpBackend::SmddpBackend(std::unique_ptr<Transport> transport, std::string name, int rank, int size,
                            c10::intrusive_ptr<SmddpOptions> options, Makers makers)
     : Backend(rank, size),
       transport_(std::move(transport)),
+      name_(std::move(name)),
       unclaimed_(transport_->shared() ? std::make_shared<Unclaimed>(transport_->shared()) : nullptr),
       options_(std::move(options)),
       makers_(std::move(makers)),
@@ -95,7 +96,7 @@ void SmddpBackend::shutdown() {
 void SmddpBackend::abort() {
   require_not_forked();
   WithoutGil without_gil;
-  transport_->abort(c10::str("abort() was called on rank ", rank_));
+  transport_->abort(c10::str("abort() was called on ", name_));
   std::lock_guard lock(device_mutex_);
   if (device_backend_) device_backend_->abort();
 }

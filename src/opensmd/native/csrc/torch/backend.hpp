@@ -41,8 +41,9 @@ struct Makers {
 
 class SmddpBackend : public c10d::Backend {
  public:
-  SmddpBackend(std::unique_ptr<Transport> transport, int rank, int size, c10::intrusive_ptr<SmddpOptions> options,
-               Makers makers);
+  // `name` is this rank's in messages, e.g. "rank 3" by its global rank.
+  SmddpBackend(std::unique_ptr<Transport> transport, std::string name, int rank, int size,
+               c10::intrusive_ptr<SmddpOptions> options, Makers makers);
   ~SmddpBackend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -130,6 +131,7 @@ class SmddpBackend : public c10d::Backend {
   void run_all_to_all(const Tensors& outputs, const Tensors& inputs, std::chrono::milliseconds timeout);
 
   std::unique_ptr<Transport> transport_;
+  const std::string name_;
   std::shared_ptr<Unclaimed> unclaimed_;  // in shared memory alone: a message through Gloo ends with its handle
   c10::intrusive_ptr<SmddpOptions> options_;
   Makers makers_;

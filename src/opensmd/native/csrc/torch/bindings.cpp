@@ -49,8 +49,9 @@ std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int ra
 c10::intrusive_ptr<SmddpBackend> make_shared_backend(int fd, std::vector<std::string> names, int rank, int size,
                                                      c10::intrusive_ptr<SmddpOptions> options,
                                                      py::object device_backend, py::object split) {
+  std::string name = names.at(static_cast<size_t>(rank));
   auto transport = make_shared_transport(make_group(fd, std::move(names), rank, size, options->timeout));
-  return c10::make_intrusive<SmddpBackend>(std::move(transport), rank, size, std::move(options),
+  return c10::make_intrusive<SmddpBackend>(std::move(transport), std::move(name), rank, size, std::move(options),
                                            makers(std::move(device_backend), std::move(split)));
 }
 
@@ -101,9 +102,10 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, std::optiona
   auto group = island ? make_islands_group(*island, names, rank, options->timeout) : nullptr;
   auto agreement = make_agreement(gloo, island, group, names, rank);
   auto islands = island ? make_islands(*island, std::move(group), size) : nullptr;
+  std::string name = names.at(static_cast<size_t>(rank));
   auto transport =
       make_gloo_transport(std::move(gloo), std::move(names), std::move(agreement), std::move(islands));
-  return c10::make_intrusive<SmddpBackend>(std::move(transport), rank, size, std::move(options),
+  return c10::make_intrusive<SmddpBackend>(std::move(transport), std::move(name), rank, size, std::move(options),
                                            makers(std::move(device_backend), std::move(split)));
 }
 

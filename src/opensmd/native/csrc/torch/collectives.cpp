@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cctype>
 #include <utility>
 
 namespace opensmd {
@@ -429,14 +430,20 @@ WorkPtr SmddpBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::
 
 namespace {
 
-std::string words_without_time(int rank) {
-  return c10::str("Rank ", rank, " timed out in monitoredBarrier after 0 ms: the timeout leaves no time to meet");
+std::string at_the_beginning(std::string name) {
+  name[0] = static_cast<char>(std::toupper(name[0]));
+  return name;
+}
+
+std::string words_without_time(const std::string& name) {
+  return c10::str(at_the_beginning(name), " timed out in monitoredBarrier after 0 ms: the timeout leaves no time to meet");
 }
 
 // What torch's Gloo says, which scripts and torch's own tests look for: rank 0 tells who is missing.
-std::string words_of_monitored_barrier(const TimedOut& error, int rank, Milliseconds timeout, bool wait_all_ranks) {
+std::string words_of_monitored_barrier(const TimedOut& error, int rank, const std::string& name, Milliseconds timeout,
+                                       bool wait_all_ranks) {
   if (rank != 0) {
-    return c10::str("Rank ", rank, " successfully reached monitoredBarrier, but received errors while waiting for "
+    return c10::str(at_the_beginning(name), " successfully reached monitoredBarrier, but received errors while waiting for "
                     "send/recv from rank 0: ");
   }
   const auto& absent = error.absent();
@@ -465,11 +472,11 @@ WorkPtr SmddpBackend::barrier(const c10d::BarrierOptions& opts) {
 void SmddpBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? timeout_.load() : opts.timeout;
   issue(c10d::OpType::BARRIER, "smddp:monitored_barrier", false, {}, [this, timeout, wait_all_ranks] {
-    if (timeout.count() <= 0) throw TimedOut(words_without_time(rank_));
+    if (timeout.count() <= 0) throw TimedOut(words_without_time(name_));
     try {
       transport_->barrier({"monitored_barrier", timeout});
     } catch (const TimedOut& error) {
-      throw TimedOut(words_of_monitored_barrier(error, rank_, timeout, wait_all_ranks) + error.what());
+      throw TimedOut(words_of_monitored_barrier(error, rank_, name_, timeout, wait_all_ranks) + error.what());
     }
   });
 }

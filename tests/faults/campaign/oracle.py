@@ -1,0 +1,191 @@
+"""What every rank must have seen of a case; pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from tests.faults.campaign.cases import DEADLY, MISMATCHES, SILENT, Case
+from tests.faults.campaign.operations import SHOWN_AS
+from tests.faults.campaign.records import Failure, Fate
+
+__all__ = ["GRACE", "KINDS", "Finding", "Seen", "blamed", "judge"]
+
+GRACE = 2.0  # seconds that an error may come after the timeout
+LONGEST_END = 15.0  # of a process that has reported: an interpreter looks through all that torch is made of
+REPEAT = 1.0  # seconds in which a failed group says so again
+
+KINDS = (
+    "hang",  # no error within the timeout and two seconds
+    "wrong numbers",
+    "no error",  # calls went on as if nothing were
+    "error without cause",
+    "wrong rank",  # the error does not name the rank that misbehaved, by its global rank, or names others
+    "wrong operation",
+    "wrong class",  # of the exception
+    "end",  # a process does not end as it should
+    "not started",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken promise."""
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Seen:
+    """The oracle's reading of a case.
+
+    Attributes:
+        findings: every broken promise.
+        seconds: from the fault to the last rank's error, for faults that end the group.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float | None = None
+
+    def add(self, kind: str, text: str) -> None:
+        self.findings.append(Finding(kind, text))
+
+
+def judge(case: Case, fates: list[Fate], struck: float, *, smddp: bool, started: bool) -> Seen:
+    """Compare what became of the ranks with what is promised.
+
+    Args:
+        case: what was to happen.
+        fates: by rank.
+        struck: when the fault began, on the monotonic clock.
+        smddp: whether errors are to name ranks and operations as the backend promises; else it is only noted
+            whether they name the victim and the operation anywhere.
+        started: whether all groups were made.
+    """
+    seen = Seen()
+    if not started:
+        seen.add("not started", "; ".join(_last_line(fate.output) for fate in fates))
+        return seen
+    for rank, fate in enumerate(fates):
+        _judge_end(case, rank, fate, seen)
+        if fate.record is not None:
+            for wrong in fate.record.wrong:
+                seen.add(
+                    "no error" if "after the fault" in wrong else "wrong numbers", f"rank {rank}: {wrong}"
+                )
+            if fate.record.trouble:
+                seen.add("error without cause", f"rank {rank}: {fate.record.trouble}")
+        if rank in case.members:
+            _judge_failure(case, rank, fate, struck, seen, smddp=smddp)
+    return seen
+
+
+def _judge_end(case: Case, rank: int, fate: Fate, seen: Seen) -> None:
+    """Whether the process has reported and ended as it should."""
+    if rank == case.victim and case.fault in (*SILENT, "kill"):
+        return
+    expected = {"exit": 3, "exception": 1}.get(case.fault, 0) if rank == case.victim else 0
+    if fate.exit_code is None:
+        kind = "hang" if fate.record is None else "end"
+        seen.add(kind, f"rank {rank} did not end: {fate.output[-3000:]}")
+    elif fate.exit_code != expected:
+        seen.add(
+            "end", f"rank {rank} ended with {fate.exit_code} instead of {expected}: {fate.output[-1500:]}"
+        )
+    elif fate.seconds_to_end > LONGEST_END:
+        seen.add("end", f"rank {rank} took {fate.seconds_to_end:.1f} s to end")
+
+
+def _must_fail(case: Case, rank: int) -> bool:
+    if case.is_refused_message:
+        return rank == case.parties[1]
+    if rank == case.victim and case.fault in DEADLY + SILENT:
+        return False
+    return case.ends_the_group
+
+
+def _may_fail(case: Case, rank: int) -> bool:
+    return _must_fail(case, rank) or (rank == case.victim and case.ends_the_group)
+
+
+def _judge_failure(case: Case, rank: int, fate: Fate, struck: float, seen: Seen, *, smddp: bool) -> None:
+    """Whether a member has failed as it should."""
+    failure = fate.record.failure if fate.record is not None else None
+    if failure is None:
+        if (
+            _must_fail(case, rank)
+            and fate.record is not None
+            and not any("after the fault" in w for w in fate.record.wrong)
+        ):
+            seen.add("no error", f"rank {rank}: all {fate.record.completed} calls succeeded")
+        return
+    if not _may_fail(case, rank):
+        seen.add("error without cause", f"rank {rank}: {failure.text}")
+        return
+    if rank == case.victim and not _must_fail(case, rank):
+        return
+    seconds = failure.ended - max(failure.began, struck)
+    if seconds > case.timeout + GRACE:
+        seen.add("hang", f"rank {rank}: the error came {seconds:.1f} s after the fault: {failure.text}")
+    if not case.is_refused_message:
+        seen.seconds = max(seen.seconds or 0.0, failure.ended - struck)
+    if smddp and failure.kind != "DistBackendError":
+        seen.add("wrong class", f"rank {rank}: {failure.kind}: {failure.text}")
+    _judge_text(case, rank, failure, seen, smddp=smddp)
+    if smddp and not case.is_refused_message:
+        _judge_repetition(rank, fate, seen)
+
+
+def _judge_repetition(rank: int, fate: Fate, seen: Seen) -> None:
+    assert fate.record is not None
+    again = fate.record.again
+    if again is None:
+        seen.add("no error", f"rank {rank}: a call after the error succeeded")
+    elif again.ended - again.began > REPEAT:
+        seen.add(
+            "hang", f"rank {rank}: the failed group took {again.ended - again.began:.1f} s to say so again"
+        )
+
+
+def _judge_text(case: Case, rank: int, failure: Failure, seen: Seen, *, smddp: bool) -> None:
+    names = blamed(failure.text) if smddp else {int(n) for n in re.findall(r"[Rr]ank (\d+)", failure.text)}
+    guilty = {case.victim}
+    if case.is_refused_message:
+        guilty = {case.parties[0]}
+    if case.fault in MISMATCHES and not case.is_refused_message:
+        right = case.victim in names
+    else:
+        right = names == guilty if smddp else guilty <= names
+    if not right:
+        seen.add("wrong rank", f"rank {rank}: {sorted(names)} for {sorted(guilty)}: {failure.text}")
+    own = (f"on rank {rank}", f"Rank {rank} successfully reached", f"Rank {case.victim} failed to pass")
+    if smddp and not any(words in failure.text for words in own) and case.fault not in MISMATCHES:
+        seen.add("wrong rank", f"rank {rank} is not named as the one that is told: {failure.text}")
+    shown = SHOWN_AS.get(failure.operation, (failure.operation,))
+    title = failure.text.split(" on rank ")[0] if smddp else failure.text
+    if not any(name in title for name in shown):
+        seen.add("wrong operation", f"rank {rank} in {failure.operation}: {failure.text}")
+
+
+def blamed(text: str) -> set[int]:
+    """The ranks that a message of the backend holds responsible."""
+    numbers = re.findall(r"rank (\d+) has (?:died|left)", text)
+    numbers += re.findall(r"abort\(\) was called on rank (\d+)", text)
+    numbers += re.findall(r"rank (\d+) sent ", text)
+    for who in re.findall(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", text):
+        numbers += who.split(", ")
+    # Who has arrived waits for who has not.
+    late = re.search(r"not arrived: ([^;]*(?:;[^;]*\)[^;]*)*?)(?:; arrived|$)", text) or re.search(
+        r"(?:not finished|matches|does not receive): (.*)", text
+    )
+    if late:
+        numbers += re.findall(r"rank (\d+) \(", late[1])
+    for who in re.findall(r"(rank [^;:]*?) called |rank (\d+ sends \d+ elements to rank \d+)", text):
+        numbers += re.findall(r"(?:rank )?(\d+)(?! elements)", " ".join(who))
+    return {int(number) for number in numbers}
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
