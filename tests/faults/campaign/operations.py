@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +19,14 @@ __all__ = ["SHOWN_AS", "Call", "perform", "prepare"]
 
 AT_ONCE = 3  # asynchronous calls that are under way together
 TAG = 5
+PERIOD = 11
 Pairs = list[tuple[Tensor, Tensor]]  # what came, and what must have come
+
+
+@cache
+def _pattern(elements: int, dtype: torch.dtype) -> Tensor:
+    """Small whole numbers, from which tensors are cut: making them anew takes longer than most calls."""
+    return (torch.arange(elements + PERIOD) % PERIOD).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -57,20 +65,21 @@ class Call:
 
     def of(self, member: int, other: int = 0) -> Tensor:
         """What a member gives to another, or to all."""
-        start = 7 * member + 3 * other + 5 * self.number
-        return (torch.arange(start, start + self.elements) % 11).to(self.dtype)
+        start = (7 * member + 3 * other + 5 * self.number) % PERIOD
+        return _pattern(self.elements, self.dtype)[start : start + self.elements].clone()
 
     def own(self) -> Tensor:
         return self.of(self.me)
 
     def empty(self, count: int = 1) -> Tensor:
-        return torch.full((count * self.elements,), 99, dtype=torch.int64).to(self.dtype)
+        return torch.full((count * self.elements,), 99, dtype=self.dtype)
 
     def reduced(self, other: int = 0) -> Tensor:
-        """What a reduction of all members' tensors (those for ``other``) yields."""
-        stacked = torch.stack([self.of(member, other).to(torch.float64) for member in range(self.size)])
-        total = stacked.amax(0) if self.reduction == dist.ReduceOp.MAX else stacked.sum(0)
-        return total.to(self.dtype)
+        """The sum of all members' tensors (those for ``other``)."""
+        total = self.of(0, other)
+        for member in range(1, self.size):
+            total += self.of(member, other)
+        return total
 
 
 @dataclass

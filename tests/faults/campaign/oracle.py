@@ -12,7 +12,8 @@ from tests.faults.campaign.records import Failure, Fate
 __all__ = ["GRACE", "KINDS", "Finding", "Seen", "blamed", "judge"]
 
 GRACE = 2.0  # seconds that an error may come after the timeout
-LONGEST_END = 15.0  # of a process that has reported: an interpreter looks through all that torch is made of
+LONGEST_END = 30.0  # of a process that has reported: an interpreter looks through all that torch is made of
+MOMENT = 0.1  # seconds in which members of a group hear of what one has found
 REPEAT = 1.0  # seconds in which a failed group says so again
 
 KINDS = (
@@ -77,7 +78,7 @@ def judge(case: Case, fates: list[Fate], struck: float, *, smddp: bool, started:
             if fate.record.trouble:
                 seen.add("error without cause", f"rank {rank}: {fate.record.trouble}")
         if rank in case.members:
-            _judge_failure(case, rank, fate, struck, seen, smddp=smddp)
+            _judge_failure(case, rank, fates, struck, seen, smddp=smddp)
     return seen
 
 
@@ -109,8 +110,11 @@ def _may_fail(case: Case, rank: int) -> bool:
     return _must_fail(case, rank) or (rank == case.victim and case.ends_the_group)
 
 
-def _judge_failure(case: Case, rank: int, fate: Fate, struck: float, seen: Seen, *, smddp: bool) -> None:
+def _judge_failure(
+    case: Case, rank: int, fates: list[Fate], struck: float, seen: Seen, *, smddp: bool
+) -> None:
     """Whether a member has failed as it should."""
+    fate = fates[rank]
     failure = fate.record.failure if fate.record is not None else None
     if failure is None:
         if (
@@ -132,7 +136,7 @@ def _judge_failure(case: Case, rank: int, fate: Fate, struck: float, seen: Seen,
         seen.seconds = max(seen.seconds or 0.0, failure.ended - struck)
     if smddp and failure.kind != "DistBackendError":
         seen.add("wrong class", f"rank {rank}: {failure.kind}: {failure.text}")
-    _judge_text(case, rank, failure, seen, smddp=smddp)
+    _judge_text(case, rank, failure, seen, _late(case, failure, fates), smddp=smddp)
     if smddp and not case.is_refused_message:
         _judge_repetition(rank, fate, seen)
 
@@ -148,7 +152,19 @@ def _judge_repetition(rank: int, fate: Fate, seen: Seen) -> None:
         )
 
 
-def _judge_text(case: Case, rank: int, failure: Failure, seen: Seen, *, smddp: bool) -> None:
+def _late(case: Case, failure: Failure, fates: list[Fate]) -> set[int]:
+    """Ranks that a busy machine kept from the call for as long as another would wait: it may say so."""
+    late = set()
+    for rank, fate in enumerate(fates):
+        own = fate.record.failure if fate.record is not None else None
+        if own is not None and own.began > failure.ended - 2 * MOMENT:
+            late.add(rank)
+    return late if failure.ended - failure.began > case.timeout - MOMENT else set()
+
+
+def _judge_text(
+    case: Case, rank: int, failure: Failure, seen: Seen, excused: set[int], *, smddp: bool
+) -> None:
     names = blamed(failure.text) if smddp else {int(n) for n in re.findall(r"[Rr]ank (\d+)", failure.text)}
     guilty = {case.victim}
     if case.is_refused_message:
@@ -156,6 +172,7 @@ def _judge_text(case: Case, rank: int, failure: Failure, seen: Seen, *, smddp: b
     if case.fault in MISMATCHES and not case.is_refused_message:
         right = case.victim in names
     else:
+        names -= excused - guilty
         right = names == guilty if smddp else guilty <= names
     if not right:
         seen.add("wrong rank", f"rank {rank}: {sorted(names)} for {sorted(guilty)}: {failure.text}")

@@ -26,7 +26,7 @@ __all__ = ["Job", "become_subreaper"]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TIME_TO_START = 60.0  # until all groups are made, in seconds
-TIME_TO_END = 20.0  # after a rank's report, for its process to end
+TIME_TO_END = 40.0  # after a rank's report, for its process to end
 STACKS = 0.5  # to write them
 
 
