@@ -144,7 +144,7 @@ class DistributedModel(NotForDDP, ModelState):
                 return
             self._refuse("backward")
         self._run_backward(step, tensors, grad_tensors, retain_graph)
-        if self._replicas is not None and not (self._engine and self._engine.has_postponed):
+        if self._replicas is not None and not (self._engine and self._engine.leaves_weight_gradients):
             self._replicas.after_backward()
 
     def _run_backward(

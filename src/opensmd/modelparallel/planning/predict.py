@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from opensmd.modelparallel.planning.plan import Crossing, Plan, PlanRow, StageLoad
-from opensmd.modelparallel.planning.schedule import in_flight, postponing
+from opensmd.modelparallel.planning.schedule import in_flight, split_backwards
 from opensmd.modelparallel.planning.simulate import seconds_of_step
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import Groups, weights_of
@@ -39,7 +39,7 @@ def predict(
         replace(
             _load(plan, trace, stage, optimizer_bytes),
             in_flight=held[stage],
-            late=postponing(stage=stage, chain=chain, most=most_late, microbatches=microbatches),
+            late=split_backwards(stage=stage, chain=chain, most=most_late, microbatches=microbatches),
         )
         for stage in range(plan.stages)
     ]

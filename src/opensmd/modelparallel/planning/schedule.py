@@ -28,7 +28,7 @@ __all__ = [
     "ReadyFirst",
     "in_flight",
     "most_active",
-    "postponing",
+    "split_backwards",
     "window",
 ]
 
@@ -91,7 +91,7 @@ def in_flight(*, partitions: int, microbatches: int, active_microbatches: int, c
     ]
 
 
-def postponing(*, stage: int, chain: bool, most: int, microbatches: int) -> int:
+def split_backwards(*, stage: int, chain: bool, most: int, microbatches: int) -> int:
     """How many of a step's last microbatches compute gradients of weights when the rank is free for it.
 
     While the last gradients travel to the first stage and through it, a stage has room for one such

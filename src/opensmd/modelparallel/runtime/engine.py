@@ -28,13 +28,14 @@ from opensmd.modelparallel.planning.schedule import (
     Policy,
     Progress,
     ReadyFirst,
-    postponing,
+    split_backwards,
     window,
 )
 from opensmd.modelparallel.replicas.backward_count import Backwards
-from opensmd.modelparallel.runtime.backward.pending import Backward
+from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
-from opensmd.modelparallel.runtime.backward.weight_gradients import Postponed
+from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
+from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.glue import Glue
 from opensmd.modelparallel.runtime.calls.interception import current_run, intercepted, set_run
 from opensmd.modelparallel.runtime.calls.keys import stable_hash
@@ -42,24 +43,23 @@ from opensmd.modelparallel.runtime.calls.sequential import Sequences
 from opensmd.modelparallel.runtime.messages.results import Results
 from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
 from opensmd.modelparallel.runtime.messages.transport import Message, abort, control_device, open_transport
-from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
-from opensmd.modelparallel.runtime.pipeline_context import Shared
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.attributes import OwnAttributes, Places
 from opensmd.modelparallel.runtime.side_effects.escaped import Carried
 from opensmd.modelparallel.runtime.side_effects.per_microbatch import Own
 from opensmd.modelparallel.runtime.side_effects.random import OwnRandom, ReplicatedRandom, default_generators
 from opensmd.modelparallel.runtime.tensors.placeholder import make_remote, out_of_mapping
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag, tag_of, tags_of
-from opensmd.modelparallel.runtime.turns.baton import Baton
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
 from opensmd.modelparallel.runtime.turns.threads import Threads
+from opensmd.modelparallel.runtime.turns.turns import Turns
 
 __all__ = ["Engine"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 # Groups on which a step has failed: messages of it may be left, which another engine would take for its own.
-_spoilt: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+_poisoned: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 
 
 class Engine:
@@ -80,7 +80,7 @@ class Engine:
     """
 
     def __init__(self, group: dist.ProcessGroup, config: Config) -> None:
-        if group in _spoilt:
+        if group in _poisoned:
             raise SMPError(
                 "a step failed on this process group before, and messages of it may be left: call "
                 "torch.distributed.destroy_process_group() and initialise again"
@@ -99,27 +99,27 @@ class Engine:
         self._split: dict[str, nn.Module] = {}
         self._sequences = Sequences({}, {})
         self._places = Places()
-        self._shared: Shared | None = None
-        self._baton: Baton | None = None
+        self._context: PipelineContext | None = None
+        self._turns: Turns | None = None
         self.backwards = Backwards(0)
         self._record = Record()
-        self._postponed = Postponed(self._record)
-        self._postpones_from = 0
+        self._weight_gradients = WeightGradients(self._record)
+        self._splits_from = 0
         self._threads = Threads()
         self._failed: str | None = None
         self._generators: list[torch.Generator] = []
         atexit.register(self.close)
 
     @property
-    def has_postponed(self) -> bool:
+    def leaves_weight_gradients(self) -> bool:
         """Whether gradients of backwards that have returned are still to be computed."""
-        return bool(self._postponed)
+        return bool(self._weight_gradients)
 
     @property
     def carried(self) -> Carried:
         """What tells tensors that only this rank has from replicated ones; there once placed."""
-        assert self._shared is not None
-        return self._shared.carried
+        assert self._context is not None
+        return self._context.carried
 
     @property
     def record(self) -> list[Stretch]:
@@ -128,9 +128,9 @@ class Engine:
 
     def close(self) -> None:
         """Let everything that was sent leave, as the end of the process must not overtake it."""
-        if self._shared is not None and not self._failed:
+        if self._context is not None and not self._failed:
             with contextlib.suppress(RuntimeError):  # the group may be gone
-                self._shared.transport.flush()
+                self._context.transport.flush()
         atexit.unregister(self.close)
 
     def place(self, module: nn.Module, plan: Plan) -> None:
@@ -157,7 +157,7 @@ class Engine:
         placed, replicated = self._tag_buffers(modules, plan)
         seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)], device=self._control_device)
         dist.broadcast(seed, group=self.group, group_src=0)
-        self._shared = Shared(
+        self._context = PipelineContext(
             rank=self.rank,
             size=self.size,
             transport=open_transport(self.group, device),
@@ -235,14 +235,14 @@ class Engine:
         """A step's arguments, the same on all ranks (the first rank's where they differ)."""
         if self._failed:
             raise SMPError(f"an earlier step of this pipeline failed, and it cannot go on: {self._failed}")
-        if self._shared is None:
+        if self._context is None:
             return agreed_inputs(function, args, kwargs, self.group, self._control_device)
         with self.ending_alike(confirm=False):
-            self._shared.transport.require_no_abort()
+            self._context.transport.require_no_abort()
             try:
                 return agreed_inputs(function, args, kwargs, self.group, self._control_device)
             except RuntimeError:
-                self._shared.transport.require_no_abort()  # which tells the cause
+                self._context.transport.require_no_abort()  # which tells the cause
                 raise
 
     @contextlib.contextmanager
@@ -264,9 +264,9 @@ class Engine:
                     self._confirm(ended=False)
             raise
         if confirm and not self._confirm(ended=True):
-            assert self._shared is not None
+            assert self._context is not None
             try:
-                self._shared.transport.require_no_abort()
+                self._context.transport.require_no_abort()
                 raise PeerFailed("another rank of the pipeline failed at the end of this step")
             except PeerFailed as error:
                 self._announce(error)
@@ -284,16 +284,16 @@ class Engine:
             SMPError: another rank failed, or was lost; the message names it and what this rank waited for.
             Exception: what ``function`` raised on this rank.
         """
-        shared = self._begin_step()
-        runs = [MicrobatchRun(shared, index) for index in range(len(calls))]
-        results = Results(shared, len(calls), detach=detach)
+        context = self._begin_step()
+        runs = [CallRunner(context, index) for index in range(len(calls))]
+        results = Results(context, len(calls), detach=detach)
         self.backwards = Backwards(len(calls))
         self._record = Record()
-        self._postponed = Postponed(self._record)
+        self._weight_gradients = WeightGradients(self._record)
 
         def begin(index: int) -> list[Message] | None:
             run = runs[index]
-            backward, run.put_off = run.put_off, None
+            backward, run.deferred = run.deferred, None
             if backward is not None:  # and the function has returned
                 self._run_backward(run, backward)
             else:
@@ -305,20 +305,20 @@ class Engine:
                 finally:
                     set_run(None)
                 results.share(run, value)
-                if run.put_off is not None:
-                    return run.put_off.awaited
+                if run.deferred is not None:
+                    return run.deferred.awaited
             run.release()
             return None
 
         alone = len(calls) == 1
-        own = Own(OwnRandom(self._generators), OwnAttributes(self._places, shared, alone=alone))
-        self._baton = Baton(
+        own = Own(OwnRandom(self._generators), OwnAttributes(self._places, context, alone=alone))
+        self._turns = Turns(
             len(calls),
             policy=self._policy(len(calls)),
-            transport=shared.transport,
+            transport=context.transport,
             begin=begin,
             held=self._is_held,
-            idle=self._postponed.run_one,
+            idle=self._weight_gradients.run_one,
             record=self._record,
             threads=self._threads,
             explain=lambda index: runs[index].point,
@@ -326,8 +326,8 @@ class Engine:
         )
         try:
             with intercepted(self._whole, self._sequences.forwards(alone=alone), self.backward, alone=alone):
-                self._baton.run()
-            self._postponed.run_all()
+                self._turns.run()
+            self._weight_gradients.run_all()
             return results.received()
         except BaseException as error:
             self._announce(error, runs)
@@ -335,29 +335,29 @@ class Engine:
                 run.release()
             raise
         finally:
-            self._baton = None
-            shared.begun += len(calls)
-            self._postponed.drop()
-            shared.carried.forget()
+            self._turns = None
+            context.begun += len(calls)
+            self._weight_gradients.drop()
+            context.carried.forget()
             own.end_step()
 
-    def _begin_step(self) -> Shared:
-        assert self._shared is not None
+    def _begin_step(self) -> PipelineContext:
+        assert self._context is not None
         self._require_no_backward_hooks()
         self._look_at_what_is_trained()
-        self._shared.random.begin_step()
-        self._shared.lent.clear()
-        return self._shared
+        self._context.random.begin_step()
+        self._context.borrowed.clear()
+        return self._context
 
     def _look_at_what_is_trained(self) -> None:
-        assert self._shared is not None
+        assert self._context is not None
         trained = []
         with without_interception():  # parameters of other ranks are of a guarded class
             for parameter, tag in self._parameters:
                 wanted = parameter.requires_grad
                 tag.requires_grad = wanted
                 trained.append(wanted)
-        self._shared.epoch = hash(tuple(trained))
+        self._context.epoch = hash(tuple(trained))
 
     def _freeze(self, parameter: nn.Parameter, wanted: bool) -> None:
         """Give a parameter another ``requires_grad`` inside a step."""
@@ -371,10 +371,10 @@ class Engine:
             )
         with without_interception():
             parameter.requires_grad_(wanted)
-        shared, tag = self._shared, tag_of(parameter)
-        assert shared is not None and tag is not None
+        context, tag = self._context, tag_of(parameter)
+        assert context is not None and tag is not None
         tag.requires_grad = wanted
-        shared.epoch = hash((shared.epoch, self._numbers[tag], wanted))
+        context.epoch = hash((context.epoch, self._numbers[tag], wanted))
 
     def _require_no_backward_hooks(self) -> None:
         for name, module in self._split.items():
@@ -387,7 +387,7 @@ class Engine:
                 )
 
     def _policy(self, microbatches: int) -> Policy:
-        assert self._shared is not None and self.plan is not None
+        assert self._context is not None and self.plan is not None
         in_order = self._in_order
         crossings = self.plan.crossings
         chain = bool(crossings) and all(each.source < each.target for each in crossings)
@@ -399,46 +399,46 @@ class Engine:
             active_microbatches=active,
         )
         if in_order:
-            self._postpones_from = microbatches
+            self._splits_from = microbatches
             return FixedOrder(self.config.pipeline, size, microbatches)
         reducing = self.before_last_backward is not None  # which counts the gradients of one backward
-        self._postpones_from = microbatches - postponing(
+        self._splits_from = microbatches - split_backwards(
             stage=self.rank, chain=chain, most=1 if reducing else active, microbatches=microbatches
         )
         return ReadyFirst(self.config.pipeline, size)
 
-    def _announce(self, error: BaseException, runs: Sequence[MicrobatchRun] = ()) -> None:
+    def _announce(self, error: BaseException, runs: Sequence[CallRunner] = ()) -> None:
         """Go no further after ``error``, and tell the others, once."""
         if self._failed:
             return
         self._failed = f"{type(error).__name__}: {error}"
-        _spoilt.add(self.group)
+        _poisoned.add(self.group)
         if isinstance(error, PeerFailed):
             return
-        assert self._shared is not None
-        failed = None if self._baton is None else self._baton.failed
+        assert self._context is not None
+        failed = None if self._turns is None else self._turns.failed
         where = "" if failed is None else f" in microbatch {failed}, after {runs[failed].point}"
         rank = dist.get_global_rank(self.group, self.rank)
         text = f"rank {rank} (pipeline rank {self.rank}) failed{where}: {self._failed}"
-        abort(self._shared.transport, self._shared.others, text)
+        abort(self._context.transport, self._context.others, text)
 
     def _wait(
         self, microbatch: int, messages: list[Message], until: Callable[[], bool] | None = None
     ) -> None:
-        assert self._baton is not None
-        self._baton.wait(microbatch, messages, until)
+        assert self._turns is not None
+        self._turns.wait(microbatch, messages, until)
 
     def _wait_for_earlier(self, microbatch: int) -> None:
-        baton = self._baton
-        assert baton is not None
-        if not baton.forwards_before(microbatch):
-            baton.wait(microbatch, [], lambda: baton.forwards_before(microbatch))
+        turns = self._turns
+        assert turns is not None
+        if not turns.forwards_before(microbatch):
+            turns.wait(microbatch, [], lambda: turns.forwards_before(microbatch))
 
     @property
     def _in_order(self) -> bool:
         """Whether all ranks do everything in one order."""
-        assert self._shared is not None
-        return self._shared.transport.ordered or self.config.deterministic_server
+        assert self._context is not None
+        return self._context.transport.ordered or self.config.deterministic_server
 
     # --- backward --------------------------------------------------------------------------------------
 
@@ -476,14 +476,14 @@ class Engine:
 
     def _backward(
         self,
-        run: MicrobatchRun,
+        run: CallRunner,
         roots: Sequence[Tensor],
         given: Sequence[Tensor | None],
         retain_graph: bool,
         share: float,
     ) -> None:
         run.settle()
-        run.shared.carried.require_replicated(roots, tags_of(roots), run.point)
+        run.context.carried.require_replicated(roots, tags_of(roots), run.point)
         self.backwards.add(run.index)
         edges = run.edges_of(roots)
         tokens = run.tokens(edges, keep=retain_graph)
@@ -499,19 +499,19 @@ class Engine:
         awaited = [] if starts else run.first_gradient(edges)
         starts += tokens
         gradients += tokens  # of no elements
-        assert self._baton is not None
+        assert self._turns is not None
         if not starts:  # nothing to do here, but microbatches take turns as on the ranks that have
-            self._baton.at_backward(run.index, [])
+            self._turns.before_backward(run.index, [])
             return
-        backward = Backward(starts, gradients, awaited, retain_graph)
-        if not self._may_put_off(run.index, retain_graph):
-            self._baton.at_backward(run.index, awaited)
-        elif not self._baton.is_first(run.index, awaited):
-            run.put_off = backward
+        backward = DeferredBackward(starts, gradients, awaited, retain_graph)
+        if not self._may_defer(run.index, retain_graph):
+            self._turns.before_backward(run.index, awaited)
+        elif not self._turns.is_first(run.index, awaited):
+            run.deferred = backward
             return
         self._run_in_function(run, backward)
 
-    def _may_put_off(self, index: int, retain_graph: bool) -> bool:
+    def _may_defer(self, index: int, retain_graph: bool) -> bool:
         """Whether a backward may run after the user's function has returned.
 
         Not within modes that the function may leave, nor where everything has its order.
@@ -524,31 +524,31 @@ class Engine:
             or any_modes()
         )
 
-    def _settle(self, run: MicrobatchRun) -> None:
-        """Run the backward that a microbatch has put off, while its function waits."""
-        backward, run.put_off = run.put_off, None
-        assert self._baton is not None and backward is not None
+    def _settle(self, run: CallRunner) -> None:
+        """Run the backward that a microbatch has deferred, while its function waits."""
+        backward, run.deferred = run.deferred, None
+        assert self._turns is not None and backward is not None
         inside, run.inside = run.inside, True
         try:
             with WithoutMode(run.mode):
-                self._baton.at_backward(run.index, backward.awaited)
+                self._turns.before_backward(run.index, backward.awaited)
                 self._run_in_function(run, backward)
         finally:
             run.inside = inside
 
-    def _run_in_function(self, run: MicrobatchRun, backward: Backward) -> None:
+    def _run_in_function(self, run: CallRunner, backward: DeferredBackward) -> None:
         self._record.turn("backward")
         self._run_backward(run, backward)
         self._record.turn("forward")
 
-    def _run_backward(self, run: MicrobatchRun, backward: Backward) -> None:
+    def _run_backward(self, run: CallRunner, backward: DeferredBackward) -> None:
         roots, gradients, retain_graph = backward.roots, backward.gradients, backward.retain_graph
         if self._is_last_of_replica(run.index):
             assert self.before_last_backward is not None
             self._complete_gradients()
             self.before_last_backward(roots)
-        postpones = run.index >= self._postpones_from and not retain_graph
-        if not (postpones and self._postponed.split(run.index, roots, gradients)):
+        splits = run.index >= self._splits_from and not retain_graph
+        if not (splits and self._weight_gradients.split(run.index, roots, gradients)):
             run_backward(roots, gradients, retain_graph=retain_graph)
 
     def _is_last_of_replica(self, index: int) -> bool:
@@ -556,10 +556,10 @@ class Engine:
         return self.before_last_backward is not None and self.backwards.may_be_last(index)
 
     def _complete_gradients(self) -> None:
-        if not self._postponed:
+        if not self._weight_gradients:
             return
         with self._record.interrupted():
-            self._postponed.run_all()
+            self._weight_gradients.run_all()
 
     def _is_held(self, index: int, progress: Sequence[Progress]) -> bool:
         """With replicas, the last microbatch goes backward after all others: its gradients are the last."""

@@ -11,11 +11,11 @@ from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
 from opensmd.modelparallel.runtime.tensors.tags import Tag
 
 if TYPE_CHECKING:
+    from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
     from opensmd.modelparallel.runtime.calls.descriptions import Description
     from opensmd.modelparallel.runtime.messages.transport import Message, Transport
-    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 
-__all__ = ["Shared", "Wait"]
+__all__ = ["PipelineContext", "Wait"]
 
 
 class Wait(Protocol):
@@ -28,7 +28,7 @@ class Wait(Protocol):
 
 
 @dataclass
-class Shared:
+class PipelineContext:
     """One rank's side of a pipeline.
 
     Attributes:
@@ -44,10 +44,10 @@ class Shared:
         sent_since_flush: something may still have to leave before it may be changed.
         wait: gives the rank to another microbatch meanwhile.
         wait_for_earlier: until all earlier microbatches have been through their forwards on this rank.
-        settle: runs the backward that a microbatch has put off.
+        settle: runs the backward that a microbatch has deferred.
         begun: microbatches of earlier steps.
         new_calls: how often a call was unlike all before.
-        lent: tags of this step's tensors that a later microbatch than their own has used.
+        borrowed: tags of this step's tensors that a later microbatch than their own has used.
         stateful: calls that change buffers or parameters; they keep the order of the microbatches.
     """
 
@@ -58,13 +58,13 @@ class Shared:
     carried: Carried
     wait: Wait
     wait_for_earlier: Callable[[int], None]
-    settle: Callable[[MicrobatchRun], None]
+    settle: Callable[[CallRunner], None]
     descriptions: dict[Any, Description] = field(default_factory=dict)
     stateful: set[Any] = field(default_factory=set)
     epoch: int = 0
     begun: int = 0
     new_calls: int = 0
-    lent: set[Tag] = field(default_factory=set)
+    borrowed: set[Tag] = field(default_factory=set)
     placed_memory: frozenset[int] = frozenset()
     replicated_memory: frozenset[int] = frozenset()
     sent_since_flush: bool = False

@@ -18,7 +18,7 @@ from torch import Tensor
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.native.build import load
 
-__all__ = ["Postponed"]
+__all__ = ["WeightGradients"]
 
 
 @functools.cache
@@ -26,7 +26,7 @@ def _native() -> ModuleType:
     return load()
 
 
-class Postponed:
+class WeightGradients:
     """The second parts of backwards of one step.
 
     Args:

@@ -33,7 +33,7 @@ from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.runtime.tensors.tags import highest_home, tag_of
 
 if TYPE_CHECKING:
-    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+    from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 
 __all__ = ["Glue"]
 
@@ -53,7 +53,7 @@ class Glue(TorchFunctionMode):
     """
 
     def __init__(
-        self, run: MicrobatchRun, backward: Backward, complete: Callable[[], None], freeze: Freeze
+        self, run: CallRunner, backward: Backward, complete: Callable[[], None], freeze: Freeze
     ) -> None:
         super().__init__()
         self._run = run
@@ -73,7 +73,7 @@ class Glue(TorchFunctionMode):
         if home is None:
             run.settle()
             if func in CHANGES_FIRST and any(map(run.is_replicated_memory, leaves)):
-                run.shared.wait_for_earlier(run.index)
+                run.context.wait_for_earlier(run.index)
             if func in RANDOM:
                 return run.replicated_random(Call("", func, func, args, kwargs, leaves, tags))
             return func(*args, **kwargs)
@@ -149,7 +149,7 @@ class Glue(TorchFunctionMode):
         assert tag is not None
         if isinstance(args[0], nn.Parameter) and tag.home == self._run.rank:
             self._run.settle()
-            self._run.shared.wait_for_earlier(self._run.index)
+            self._run.context.wait_for_earlier(self._run.index)
         return self._of_first(func, args)
 
     def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from opensmd.modelparallel.runtime.side_effects.unreturned import Unreturned
 from opensmd.modelparallel.runtime.tensors.tags import highest_home
 
 if TYPE_CHECKING:
-    from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+    from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 
 __all__ = ["current_run", "intercepted", "redirected", "set_run"]
 
@@ -25,13 +25,13 @@ Function = Callable[..., Any]
 _thread = threading.local()
 
 
-def current_run() -> MicrobatchRun | None:
+def current_run() -> CallRunner | None:
     """The microbatch that the calling thread runs; None outside steps and inside modules that run whole."""
-    run: MicrobatchRun | None = getattr(_thread, "run", None)
+    run: CallRunner | None = getattr(_thread, "run", None)
     return None if run is None or run.inside else run
 
 
-def set_run(run: MicrobatchRun | None) -> None:
+def set_run(run: CallRunner | None) -> None:
     """This thread runs a microbatch from now on, or none."""
     _thread.run = run
 
@@ -125,7 +125,7 @@ def _script(original: Function, function: Any, args: tuple[Any, ...], kwargs: di
 
 
 def _follow(
-    run: MicrobatchRun,
+    run: CallRunner,
     name: str,
     key: Any,
     original: Function,
@@ -153,7 +153,7 @@ def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 @contextlib.contextmanager
-def _checkpointing(run: MicrobatchRun) -> Iterator[None]:
+def _checkpointing(run: CallRunner) -> Iterator[None]:
     run.checkpointing += 1
     try:
         yield
@@ -162,7 +162,7 @@ def _checkpointing(run: MicrobatchRun) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unreturned(run: MicrobatchRun) -> Iterator[Unreturned]:
+def _unreturned(run: CallRunner) -> Iterator[Unreturned]:
     around, run.unreturned = run.unreturned, Unreturned(run.unreturned)
     try:
         yield run.unreturned

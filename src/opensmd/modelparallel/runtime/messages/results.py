@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
-from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
-from opensmd.modelparallel.runtime.pipeline_context import Shared
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.memory_layout import arranged, in_memory_order, strides_kept
 from opensmd.modelparallel.runtime.tensors.tags import Form, form_of, tags_of
@@ -77,34 +77,34 @@ class Results:
     """The results of one step.
 
     Args:
-        shared: the pipeline.
+        context: the pipeline.
         count: of microbatches.
         detach: detach what is returned from its graph. Otherwise it requires gradients on all ranks, and
             backward says that it belongs into the step.
     """
 
-    def __init__(self, shared: Shared, count: int, *, detach: bool) -> None:
-        self._shared = shared
+    def __init__(self, context: PipelineContext, count: int, *, detach: bool) -> None:
+        self._context = context
         self._detach = detach
         self._values: list[Any] = [None] * count
         self._tensors: list[list[Tensor]] = [[] for _ in range(count)]
-        self._parts: list[list[_Part]] = [[] for _ in range(shared.size)]  # by home
+        self._parts: list[list[_Part]] = [[] for _ in range(context.size)]  # by home
         self._in_graphs: list[tuple[int, int]] = []  # microbatch and place of what has a graph
 
-    def share(self, run: MicrobatchRun, value: Any) -> None:
+    def share(self, run: CallRunner, value: Any) -> None:
         """Take a microbatch's result, after the microbatch's end."""
-        shared = self._shared
+        context = self._context
         self._values[run.index] = value
         tensors = self._tensors[run.index]
         structure.collect(value, tensors)
         tags = tags_of(tensors)
-        shared.carried.require_replicated(tensors, tags, "the step function has returned")
+        context.carried.require_replicated(tensors, tags, "the step function has returned")
         for place, (leaf, tag) in enumerate(zip(tensors, tags, strict=True)):
             if tag is None:
                 tensors[place] = leaf.detach() if self._detach else leaf
                 continue
             data: Tensor | None = None
-            if tag.home == shared.rank:
+            if tag.home == context.rank:
                 real = run.real(leaf)
                 data = real.detach()
                 tensors[place] = data
@@ -113,21 +113,21 @@ class Results:
             self._parts[tag.home].append(part)
             if tag.requires_grad and not self._detach:
                 self._in_graphs.append((run.index, place))
-            if data is not None and not shared.transport.ordered and not part.is_small:
+            if data is not None and not context.transport.ordered and not part.is_small:
                 self._send(part, part.leaving().clone())  # the caller may change what it gets
 
     def _send(self, first: _Part, numbers: Tensor) -> None:
-        for rank in self._shared.others:
-            self._shared.transport.send(rank, _tag(first), numbers)
+        for rank in self._context.others:
+            self._context.transport.send(rank, _tag(first), numbers)
 
     def received(self) -> list[Any]:
         """All results; waits for what is still to come."""
         for home, parts in enumerate(self._parts):
             parts.sort(key=lambda part: part[:2])
             for together in _messages(parts):
-                if home != self._shared.rank:
+                if home != self._context.rank:
                     self._receive(home, together)
-                elif self._shared.transport.ordered or together[0].is_small:
+                elif self._context.transport.ordered or together[0].is_small:
                     self._send(together[0], torch.cat([part.leaving() for part in together]))
         for microbatch, place in self._in_graphs:
             tensors = self._tensors[microbatch]
@@ -141,7 +141,7 @@ class Results:
     def _receive(self, home: int, together: list[_Part]) -> None:
         counts = [part.elements for part in together]
         first = together[0]
-        numbers = self._shared.transport.receive(home, _tag(first), sum(counts), first.form[2])
+        numbers = self._context.transport.receive(home, _tag(first), sum(counts), first.form[2])
         pieces = torch.split(numbers, counts) if len(together) > 1 else [numbers]
         for part, piece in zip(together, pieces, strict=True):
             self._tensors[part.microbatch][part.place] = part.arrived(piece)

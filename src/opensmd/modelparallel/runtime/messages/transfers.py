@@ -14,7 +14,7 @@ from torch import Tensor
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.messages.transport import Kind, Message, gradient_messages, make_tag
-from opensmd.modelparallel.runtime.pipeline_context import Shared
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors.memory_layout import in_memory_order, is_sparse, strides_kept
 from opensmd.modelparallel.runtime.tensors.tags import Tag, ancestors, form_of, tag_of, tags_of
 
@@ -25,7 +25,7 @@ class Transfers:
     """What one microbatch sends and receives.
 
     Args:
-        shared: what the microbatches of a pipeline have in common.
+        context: what the microbatches of a pipeline have in common.
         index: which microbatch this is.
 
     Attributes:
@@ -33,12 +33,12 @@ class Transfers:
         serial: its number, counted over all steps.
     """
 
-    def __init__(self, shared: Shared, index: int) -> None:
-        self.shared = shared
+    def __init__(self, context: PipelineContext, index: int) -> None:
+        self.context = context
         self.index = index
-        self.serial = shared.begun + index
-        self.rank = shared.rank
-        self.transport = shared.transport
+        self.serial = context.begun + index
+        self.rank = context.rank
+        self.transport = context.transport
         self.point = "the beginning of the step function"
         self._counter = 0
         self._copies: dict[tuple[Tag, int, bool], tuple[int, Tensor | None]] = {}
@@ -56,7 +56,7 @@ class Transfers:
         for message in messages:
             if self.transport.ready(message):
                 return
-        self.shared.wait(self.index, messages, until)
+        self.context.wait(self.index, messages, until)
 
     def real(self, tensor: Tensor) -> Tensor:
         """At its home, the tensor that has the data."""
@@ -76,8 +76,8 @@ class Transfers:
             return tensor
         if tag.serial != self.serial:
             self.require_not_later(tag)
-        if tag.lost is not None:
-            raise SMPError(tag.lost)
+        if tag.invalidated is not None:
+            raise SMPError(tag.invalidated)
         if tag.home != target:
             return self._transfer(tensor, tag, target)
         if self.rank != target:
@@ -87,17 +87,17 @@ class Transfers:
     def require_not_later(self, tag: Tag) -> None:
         """Raise for a tensor of a microbatch that plain PyTorch would run after this one.
 
-        One of an earlier microbatch of the step is remembered as lent.
+        One of an earlier microbatch of the step is remembered as borrowed.
         """
         if tag.serial > self.serial:
             raise SMPError(
                 f"microbatch {self.index} was given, after {self.point}, a tensor that microbatch "
-                f"{tag.serial - self.shared.begun} has computed: what kept it (a list or dict that a hook "
+                f"{tag.serial - self.context.begun} has computed: what kept it (a list or dict that a hook "
                 "fills, an object) is one for all microbatches, and they take turns. Return the tensor from "
                 "the module, keep it in an attribute of a module, or set active_microbatches to 1"
             )
-        if self.shared.begun <= tag.serial < self.serial:
-            self.shared.lent.add(tag)
+        if self.context.begun <= tag.serial < self.serial:
+            self.context.borrowed.add(tag)
 
     def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
         grad = tag.requires_grad and torch.is_grad_enabled()
@@ -134,7 +134,7 @@ class Transfers:
         # A detached tensor is no part of the graph, so that nothing of this is recorded.
         data = in_memory_order(real.detach(), shape, stride)
         self.transport.send(target, make_tag(Kind.TENSOR, self.index, number, check), data)
-        self.shared.sent_since_flush = True
+        self.context.sent_since_flush = True
         if grad:
             back = make_tag(Kind.GRADIENT, self.index, number, check)
             messages = gradient_messages(target, back)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.pipeline_context import Shared
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tags_of
 
@@ -46,13 +46,13 @@ class OwnAttributes:
 
     Args:
         places: where they are, as far as earlier steps know.
-        shared: what the microbatches have in common.
+        context: what the microbatches have in common.
         alone: there is one microbatch, and nothing to do.
     """
 
-    def __init__(self, places: Places, shared: Shared, *, alone: bool) -> None:
+    def __init__(self, places: Places, context: PipelineContext, *, alone: bool) -> None:
         self._places = places
-        self._shared = shared
+        self._context = context
         self._modules: Collection[nn.Module] = () if alone else places.modules
         self._initial = {module: dict(module.__dict__) for module in self._modules}
         self._values: dict[Place, dict[int, Any]] = {}  # by the microbatch that has put them there
@@ -72,12 +72,12 @@ class OwnAttributes:
         Raises:
             SMPError: it has put something new where a later one has already used what it had put before.
         """
-        if self._modules and self._shared.new_calls != self._places.calls:
+        if self._modules and self._context.new_calls != self._places.calls:
             self._look()
         for place, values in self._values.items():
             value = _get(place)
             if value is not _nearest(values, microbatch):
-                self._require_not_lent(place, microbatch, values.get(microbatch))
+                self._require_not_borrowed(place, microbatch, values.get(microbatch))
                 values[microbatch] = value
 
     def end(self, microbatch: int) -> None:
@@ -91,7 +91,7 @@ class OwnAttributes:
 
     def end_step(self) -> None:
         """Leave what the last microbatch has put there."""
-        self._places.calls = self._shared.new_calls
+        self._places.calls = self._context.new_calls
         for place, values in self._values.items():
             _put(place, values[max(values)])
 
@@ -116,8 +116,8 @@ class OwnAttributes:
         for number in sorted([number for number in values if number < self._first])[:-1]:
             del values[number]
 
-    def _require_not_lent(self, place: Place, microbatch: int, value: Any) -> None:
-        if self._shared.lent.isdisjoint(tags_of(_tensors(value))):
+    def _require_not_borrowed(self, place: Place, microbatch: int, value: Any) -> None:
+        if self._context.borrowed.isdisjoint(tags_of(_tensors(value))):
             return
         module, attribute = place
         name = f"{self._places.modules[module]}.{attribute}".lstrip(".")

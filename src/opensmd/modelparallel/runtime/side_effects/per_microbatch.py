@@ -9,7 +9,7 @@ __all__ = ["Own"]
 
 
 class Own:
-    """Told by the baton of every change.
+    """Told of every turn.
 
     Args:
         random: the rank's generators.
@@ -21,7 +21,7 @@ class Own:
         self._attributes = attributes
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
-        """A microbatch begins, or a backward that it has put off."""
+        """A microbatch begins, or a backward that it has deferred."""
         self._random.begin(microbatch, backward=backward)
         self._attributes.begin(microbatch)
 
@@ -36,7 +36,7 @@ class Own:
         self._attributes.begin(microbatch)
 
     def end(self, microbatch: int, *, backward_left: bool) -> None:
-        """Its function has returned, or also the backward that it has put off."""
+        """Its function has returned, or also the backward that it has deferred."""
         if backward_left:
             self._attributes.suspend(microbatch)
         else:

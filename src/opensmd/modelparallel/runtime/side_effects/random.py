@@ -61,7 +61,7 @@ class OwnRandom:
         self._states: dict[int, list[torch.Tensor]] = {}
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
-        """A microbatch begins, or a backward that it has put off."""
+        """A microbatch begins, or a backward that it has deferred."""
         for generator in self._generators:
             generator.manual_seed((self._seed + 2 * microbatch + backward) & ((1 << 63) - 1))
 

@@ -36,14 +36,14 @@ class Memory:
 
     Attributes:
         changes: in-place changes so far; copies on other ranks that are older are sent again.
-        lost: why the tensors that still point here cannot be used any more.
+        invalidated: why the tensors that still point here cannot be used any more.
     """
 
-    __slots__ = ("changes", "lost")
+    __slots__ = ("changes", "invalidated")
 
     def __init__(self) -> None:
         self.changes = 0
-        self.lost: str | None = None
+        self.invalidated: str | None = None
 
 
 class Family:
@@ -106,9 +106,9 @@ class Tag:
         return 0 if self._family is None else self._family.memory.changes
 
     @property
-    def lost(self) -> str | None:
+    def invalidated(self) -> str | None:
         """Why the tensor cannot be used any more."""
-        return None if self._family is None else self._family.memory.lost
+        return None if self._family is None else self._family.memory.invalidated
 
     @property
     def requires_grad(self) -> bool:

@@ -1,6 +1,6 @@
 """A backward that a microbatch has called for and that runs when its gradient has come.
 
-Most step functions end with their backward. So one whose gradient is still on its way is put off instead of
+Most step functions end with their backward. So one whose gradient is still on its way is deferred instead of
 keeping the function, and a thread for its stack, waiting; the function usually returns at once. If it goes on
 with something that might see the gradients, or change what they are computed from, the backward comes first.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from opensmd.modelparallel.runtime.messages.transport import Message
 
-__all__ = ["Backward"]
+__all__ = ["DeferredBackward"]
 
 
 @dataclass(slots=True)
-class Backward:
+class DeferredBackward:
     """One backward on this rank.
 
     Attributes:

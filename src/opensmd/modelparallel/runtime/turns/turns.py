@@ -1,4 +1,4 @@
-"""One microbatch of a rank runs at a time; the baton says which.
+"""The microbatches of a rank take turns: one of them runs at a time.
 
 A microbatch keeps the thread in which it began as long as the user's function runs, whose stack that is. The
 first begins in the thread that called the step. A thread whose microbatch has ended, or has only its backward
@@ -22,7 +22,7 @@ from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.modelparallel.runtime.turns.threads import Threads
 
-__all__ = ["Baton", "StepAborted"]
+__all__ = ["StepAborted", "Turns"]
 
 _NEW, _RUNNING, _FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress  # Enum members are slow to reach
 
@@ -40,14 +40,14 @@ class _Worker:
         self.task: int | None = None
 
 
-class Baton:
+class Turns:
     """Runs the microbatches of one step.
 
     Args:
         count: of microbatches.
         policy: which goes on.
         transport: says what has come.
-        begin: runs one microbatch to its end, which returns None; or up to a backward that it puts off, which
+        begin: runs one microbatch to its end, which returns None; or up to a backward that it defers, which
             returns the messages of which that waits for one. Called again, it goes on with this backward.
         held: whether a microbatch must wait before its backward for others of this rank.
         idle: called when nothing can go on; whether it has done something instead of waiting.
@@ -123,7 +123,7 @@ class Baton:
         """Whether all earlier microbatches have been through their forwards on this rank."""
         return all(each not in (_NEW, _RUNNING, _FORWARD) for each in self.progress[:microbatch])
 
-    def at_backward(self, microbatch: int, messages: list[Message]) -> None:
+    def before_backward(self, microbatch: int, messages: list[Message]) -> None:
         """Let others go on before a backward; ``messages`` are those that it would wait for at once."""
         self._suspend(microbatch, _AT_BACKWARD, messages, None)
 
@@ -202,7 +202,7 @@ class Baton:
         return worker
 
     def _work(self, worker: _Worker, microbatch: int | None) -> None:
-        """Run microbatches in this thread as long as new ones are chosen; then hand the baton over."""
+        """Run microbatches in this thread as long as new ones are chosen; then hand the turn over."""
         while microbatch is not None:
             self._workers[microbatch] = worker
             backward = self.progress[microbatch] is _AT_BACKWARD

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.runtime.backward.weight_gradients import Postponed
+from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
 from opensmd.modelparallel.runtime.messages.transport import (
     Kind,
     MailboxTransport,
@@ -202,18 +202,18 @@ def run_case(name: str, anomaly: bool) -> tuple[set[str], bool] | None:
     )
     loss = F.mse_loss(case.forward(module, received), torch.zeros(()))
     record = Record()
-    postponed = Postponed(record)
+    left = WeightGradients(record)
     roots, given = [loss, token], [torch.ones(()), token.detach()]
     with torch.autograd.set_detect_anomaly(anomaly):
-        split = postponed.split(0, roots, given)
-    assert bool(postponed) is split
+        split = left.split(0, roots, given)
+    assert bool(left) is split
     if not split:
         assert not gradients(module)
         torch.autograd.backward(roots, given)
     dist.barrier()  # rank 0 has its gradient
     before = gradients(module)
     missed = gradients(reference).keys() - before.keys()
-    postponed.run_all()
+    left.run_all()
     after = gradients(module)
     assert after.keys() == gradients(reference).keys()
     assert {stretch.kind for stretch in record.stretches} == ({"weights"} if split else set())
@@ -303,13 +303,15 @@ def check_training(
     ],
     ids=str,
 )
-def test_the_last_microbatches_of_the_last_stage_compute_weights_late(
+def test_the_last_microbatches_of_the_last_stage_leave_their_weight_gradients_for_later(
     pool: Callable[[int], RankPool], settings: dict[str, Any], expected: int
 ) -> None:
     check_training(pool(2).run(train, settings, backend="smddp"), lambda rank: expected if rank == 1 else 0)
 
 
-def test_replicas_compute_weights_of_the_last_microbatch_late(pool: Callable[[int], RankPool]) -> None:
+def test_replicas_leave_weight_gradients_of_the_last_microbatch_for_later(
+    pool: Callable[[int], RankPool],
+) -> None:
     found = pool(4).run(train, {"ddp": True, "placement_strategy": "spread"}, backend="smddp")
     assert sorted(kinds.count("weights") for _, kinds, _ in found) == [0, 0, 1, 1]
     check_training(found, lambda rank: found[rank][1].count("weights"))

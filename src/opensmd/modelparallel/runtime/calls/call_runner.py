@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from opensmd.modelparallel._torch_internals import unversioned
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.backward.pending import Backward
+from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.descriptions import (
     Description,
@@ -25,7 +25,7 @@ from opensmd.modelparallel.runtime.calls.descriptions import (
 from opensmd.modelparallel.runtime.calls.keys import call_key, stable_hash
 from opensmd.modelparallel.runtime.messages.transfers import Transfers
 from opensmd.modelparallel.runtime.messages.transport import Kind, Message, make_tag
-from opensmd.modelparallel.runtime.pipeline_context import Shared
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.effects import apply
 from opensmd.modelparallel.runtime.side_effects.unreturned import Unreturned
 from opensmd.modelparallel.runtime.side_effects.watch import Watch
@@ -33,32 +33,32 @@ from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, highest_home, put_tag, tag_of, tags_of
 
-__all__ = ["MicrobatchRun"]
+__all__ = ["CallRunner"]
 
 _NO_MODE = TorchFunctionMode()
 
 
-class MicrobatchRun(Transfers):
+class CallRunner(Transfers):
     """The state of one microbatch.
 
     Args:
-        shared: what the microbatches of a pipeline have in common.
+        context: what the microbatches of a pipeline have in common.
         index: which one this is.
 
     Attributes:
         inside: a module is running as a whole; nothing is intercepted.
         checkpointing: how many activation checkpoints are open around the current program point.
         unreturned: what the innermost reentrant checkpoint has made, while it runs its function.
-        put_off: its backward, if that has been called for and has not run.
+        deferred: its backward, if that has been called for and has not run.
     """
 
-    def __init__(self, shared: Shared, index: int) -> None:
-        super().__init__(shared, index)
+    def __init__(self, context: PipelineContext, index: int) -> None:
+        super().__init__(context, index)
         self.inside = False
         self.checkpointing = 0
         self.unreturned: Unreturned | None = None
         self.mode = _NO_MODE
-        self.put_off: Backward | None = None
+        self.deferred: DeferredBackward | None = None
         self._memories: dict[int, tuple[int, Family, Any]] = {}
 
     def leaves_of(
@@ -82,36 +82,36 @@ class MicrobatchRun(Transfers):
                         tags[place] = tag = Tag(found[0], family=found[1])
                         put_tag(leaf, tag)
         if None in tags:
-            self.shared.carried.require_replicated(leaves, tags, self.point)
+            self.context.carried.require_replicated(leaves, tags, self.point)
         return leaves, tags
 
     def is_replicated_memory(self, tensor: Tensor) -> bool:
         """Whether this is a buffer that all ranks keep alike, or a view of one."""
-        return lies_in(tensor, self.shared.replicated_memory)
+        return lies_in(tensor, self.context.replicated_memory)
 
     def _lasts(self, tensor: Tensor) -> bool:
         """Whether this is a buffer of the model, a parameter of this rank, or a view of one."""
-        return lies_in(tensor, self.shared.placed_memory) or self.is_replicated_memory(tensor)
+        return lies_in(tensor, self.context.placed_memory) or self.is_replicated_memory(tensor)
 
     def release(self) -> None:
         """Let go of everything."""
         super().release()
         self._memories.clear()
         self.mode = _NO_MODE  # which refers to this run
-        self.put_off = None
+        self.deferred = None
 
     def settle(self) -> None:
-        """Run a backward that has been put off.
+        """Run a backward that has been deferred.
 
         Before the program waits, as what it waits for may need this backward's gradients, and before anything
         runs here that might see them or change what they are computed from.
         """
-        if self.put_off is not None:
-            self.shared.settle(self)
+        if self.deferred is not None:
+            self.context.settle(self)
 
     def wait(self, messages: list[Message], until: Callable[[], bool] | None = None) -> None:
         """See :class:`Transfers`."""
-        if self.put_off is not None and not any(map(self.transport.ready, messages)):
+        if self.deferred is not None and not any(map(self.transport.ready, messages)):
             self.settle()
         super().wait(messages, until)
 
@@ -130,23 +130,23 @@ class MicrobatchRun(Transfers):
             return self.transport.receive_object(home, tag)
         self.settle()
         result = self._run(call, tensors)
-        for rank in self.shared.others:
+        for rank in self.context.others:
             self.transport.send_object(rank, tag, result)
         return result
 
     def replicated_random(self, call: Call) -> Any:
         """Draw the same numbers on every rank, from a generator of the step and microbatch."""
         self.settle()
-        with self.shared.random.of(self.index):
+        with self.context.random.of(self.index):
             return call.function(*call.args, **call.kwargs)
 
     def run_everywhere(self, call: Call) -> Any:
         """Run on every rank, with copies of what has a home: for writing into replicated memory."""
         self.settle()
-        self.shared.wait_for_earlier(self.index)
+        self.context.wait_for_earlier(self.index)
         tensors: list[Tensor | None] = []
         for leaf in call.leaves:
-            copies = [self.bring(leaf, tag_of(leaf), rank) for rank in range(self.shared.size)]
+            copies = [self.bring(leaf, tag_of(leaf), rank) for rank in range(self.context.size)]
             tensors.append(copies[self.rank])
         return self._run(call, tensors)
 
@@ -154,12 +154,12 @@ class MicrobatchRun(Transfers):
 
     def run_at(self, home: int, call: Call) -> Any:
         """Run a call at ``home``; elsewhere make placeholders of its results."""
-        shared = self.shared
+        context = self.context
         tensors = self.bring_all(call, home)
-        key = call_key(call.key, call.args, call.kwargs, shared.epoch)
-        known = shared.descriptions.get(key)
+        key = call_key(call.key, call.args, call.kwargs, context.epoch)
+        known = context.descriptions.get(key)
         if known is None:
-            shared.new_calls += 1
+            context.new_calls += 1
         number = self.next_point()
         self.point = _point(call.name, home)
         call.parents = _parents(call.tags)
@@ -170,7 +170,7 @@ class MicrobatchRun(Transfers):
                 known = self._description(home, key, known, number)
             return self._stand_in(home, call, known)
         self.settle()
-        if known is not None and known.is_plain and not (shared.stateful and key in shared.stateful):
+        if known is not None and known.is_plain and not (context.stateful and key in context.stateful):
             return self._run_known(home, call, tensors, known)
         result, description = self._run_watched(home, call, tensors, key, known, number)
         for index, requires_grad in description.changed:
@@ -206,7 +206,7 @@ class MicrobatchRun(Transfers):
             tag = make_tag(Kind.DESCRIPTION, 0, 0) | stable_hash(key, 26)
             # Another microbatch may get it while this one waits for it.
             self._wait_until_known(home, tag, key)
-            known = self.shared.descriptions[key]
+            known = self.context.descriptions[key]
         if known.depends_on_data:
             tag = make_tag(Kind.OBJECT, self.index, number)
             self.wait([(home, tag)])
@@ -215,7 +215,7 @@ class MicrobatchRun(Transfers):
         return known
 
     def _wait_until_known(self, home: int, tag: int, key: Any) -> None:
-        descriptions = self.shared.descriptions
+        descriptions = self.context.descriptions
         while key not in descriptions:
             if self.transport.ready((home, tag)):
                 told_key, told = self.transport.receive_object(home, tag)
@@ -250,15 +250,15 @@ class MicrobatchRun(Transfers):
         number: int,
     ) -> tuple[Any, Description]:
         """Run a call of which is not known, or not for good, what it returns and changes; tell the others."""
-        if self.shared.sent_since_flush and (known is None or known.changed or call.written):
+        if self.context.sent_since_flush and (known is None or known.changed or call.written):
             self.transport.flush()
-            self.shared.sent_since_flush = False
+            self.context.sent_since_flush = False
         real = [each for each in tensors if each is not None]
         assert len(real) == len(tensors)
         buffers = _has_buffers(call.owner) or any(map(self._lasts, real))
-        if key in self.shared.stateful or (known is None and buffers):
-            self.shared.wait_for_earlier(self.index)
-            known = self.shared.descriptions.get(key)  # an earlier one may have told it meanwhile
+        if key in self.context.stateful or (known is None and buffers):
+            self.context.wait_for_earlier(self.index)
+            known = self.context.descriptions.get(key)  # an earlier one may have told it meanwhile
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known
         given = self._given(call, real)
@@ -268,7 +268,7 @@ class MicrobatchRun(Transfers):
         description = watch.description(parts)
         changed = (real[index] for index, _ in description.changed)
         if watch.changed_buffers() or any(map(self._lasts, changed)):
-            self.shared.stateful.add(key)
+            self.context.stateful.add(key)
         self._tell(description, key, known, number)
         for tensor in watch.made:
             if tag_of(tensor) is None:
@@ -279,12 +279,12 @@ class MicrobatchRun(Transfers):
     def _tell(self, description: Description, key: Any, known: Description | None, number: int) -> None:
         if known is None:
             tag = make_tag(Kind.DESCRIPTION, 0, 0) | stable_hash(key, 26)
-            for rank in self.shared.others:
+            for rank in self.context.others:
                 self.transport.send_object(rank, tag, (stable_hash(key, 64), description))
-            self.shared.descriptions[key] = description
+            self.context.descriptions[key] = description
         if description.depends_on_data:
             tag = make_tag(Kind.OBJECT, self.index, number)
-            for rank in self.shared.others:
+            for rank in self.context.others:
                 self.transport.send_object(rank, tag, description)
 
     def _run(self, call: Call, tensors: Sequence[Tensor | None], known: Description | None = None) -> Any:
@@ -371,7 +371,7 @@ class MicrobatchRun(Transfers):
             storage = leaf.untyped_storage()
             self._memories[storage._cdata] = (home, moved.family, storage)
         else:
-            tag.family.memory.lost = (
+            tag.family.memory.invalidated = (
                 f"microbatch {self.index}: {call.name}, on pipeline rank {home}, changed in place a tensor "
                 f"of pipeline rank {tag.home}, and another view of that tensor was used afterwards. Change a "
                 "copy instead (inplace=False), or place both on one partition with smp.set_partition"
@@ -382,10 +382,10 @@ class MicrobatchRun(Transfers):
 
     def _spread(self, buffer: Tensor, home: int) -> None:
         """Bring what a call at ``home`` has written into replicated memory to the other ranks."""
-        self.shared.wait_for_earlier(self.index)
+        self.context.wait_for_earlier(self.index)
         written, tag = buffer.detach(), Tag(home, serial=self.serial)
         put_tag(written, tag)
-        for rank in range(self.shared.size):
+        for rank in range(self.context.size):
             copy = self.bring(written, tag, rank)
             if copy is not None and rank != home:
                 # as torch's own norms do: backwards that keep the statistics do not mind
@@ -408,9 +408,9 @@ def _parents(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
 def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
     family: Family | None = None
     if told.shares is not None:
-        shared = tag_of(call.leaves[told.shares])
-        if shared is not None and shared.home == home:
-            family = shared.family if told.is_view else Family(shared.family.memory)
+        base = tag_of(call.leaves[told.shares])
+        if base is not None and base.home == home:
+            family = base.family if told.is_view else Family(base.family.memory)
     return Tag(
         home, told.requires_grad, family=family, parents=call.parents, form=told.form, serial=call.serial
     )

@@ -1,4 +1,4 @@
-"""Backwards that wait for their gradients are put off; step functions that go on must not notice."""
+"""Backwards that wait for their gradients are deferred; step functions that go on must not notice."""
 
 from __future__ import annotations
 
