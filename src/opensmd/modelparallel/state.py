@@ -44,7 +44,6 @@ class State:
         optimizers: the script's DistributedOptimizers by identity, the latest last.
         scalers: the script's GradScalers, in the order in which it made them.
         owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
-        warned_of_clipping: that torch clips by one partition's norm has been said.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,6 @@ class State:
         self.scalers: WeakValueDictionary[int, GradScaler] = WeakValueDictionary()
         self.engine: Any = None
         self.owns_world = False
-        self.warned_of_clipping = False
         self.module_manager = ModuleManager()
 
     def fill(self, *, cfg: Config, grid: RankGrid, groups: Groups, rank: int, owns_world: bool) -> None:

@@ -13,26 +13,32 @@ import warnings
 
 import torch
 
-from opensmd.modelparallel.state import state
-
-__all__ = ["warn_of_clipping"]
+__all__ = ["ClippingWarning"]
 
 _CLIPPING = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
 
 
-def warn_of_clipping() -> None:
-    """Warn once if the caller's caller is torch's function and gradients live on several stages."""
-    frame, level = sys._getframe(2), 5  # with the function under no_grad that torch makes of it
-    if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None:  # before Python 3.12
-        frame, level = frame.f_back, 6
-    if frame.f_code is not _CLIPPING or not state.initialized or state.warned_of_clipping:
-        return
-    if len(state.groups.owner_stages) == 1:
-        return
-    state.warned_of_clipping = True
-    warnings.warn(
-        "torch.nn.utils.clip_grad_norm_ sees the gradients of this rank alone, so each partition is clipped "
-        "by a norm of its own, not by that of the whole model. Call optimizer.clip_master_grads(max_norm) of "
-        "the smp.DistributedOptimizer on all ranks",
-        stacklevel=level,
-    )
+class ClippingWarning:
+    """Said once of a placed model; its parameters of other ranks share one of these.
+
+    Args:
+        stages: how many have parameters; with one, the norm of its gradients is that of all.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._is_due = stages > 1
+
+    def gradient_was_read(self) -> None:
+        """Warn if the caller's caller is torch's function."""
+        frame, level = sys._getframe(2), 5  # with the function under no_grad that torch makes of it
+        if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None:  # before Python 3.12
+            frame, level = frame.f_back, 6
+        if frame.f_code is not _CLIPPING or not self._is_due:
+            return
+        self._is_due = False
+        warnings.warn(
+            "torch.nn.utils.clip_grad_norm_ sees the gradients of this rank alone, so each partition is "
+            "clipped by a norm of its own, not by that of the whole model. Call "
+            "optimizer.clip_master_grads(max_norm) of the smp.DistributedOptimizer on all ranks",
+            stacklevel=level,
+        )

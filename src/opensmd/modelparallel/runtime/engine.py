@@ -20,6 +20,7 @@ from opensmd.modelparallel._torch_internals import (
     run_backward,
     without_interception,
 )
+from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import PeerFailed, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.planning.plan import Plan
@@ -187,6 +188,8 @@ class Engine:
         )
 
     def _tag_parameters(self, module: nn.Module, plan: Plan) -> None:
+        homes = {plan.parameter_home(name) for name, _ in module.named_parameters()}
+        clipping = ClippingWarning(len(homes))
         for name, parameter in module.named_parameters():
             home = plan.parameter_home(name)
             tag = Tag(home, parameter.requires_grad)
@@ -194,7 +197,7 @@ class Engine:
             self._numbers[tag] = len(self._parameters)
             self._parameters.append((parameter, tag))
             if home != self.rank:
-                make_remote(parameter)
+                make_remote(parameter, clipping)
 
     def _parameter_memory(self) -> frozenset[int]:
         here = [parameter for parameter, tag in self._parameters if tag.home == self.rank]

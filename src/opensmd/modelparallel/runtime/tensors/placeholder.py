@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel.compatibility.clipping import warn_of_clipping
+from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.operations import getter
 
 __all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "make_remote", "out_of_mapping"]
 
 _GRAD = getter("grad")
+_CLIPPING = "_opensmd_clipping"
 
 
 class Placeholder(Tensor):
@@ -88,8 +89,8 @@ class RemoteTensor(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in cls._ALLOWED:
-            if func == _GRAD:
-                warn_of_clipping()
+            if func == _GRAD and (clipping := args[0].__dict__.get(_CLIPPING)) is not None:
+                clipping.gradient_was_read()
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **(kwargs or {}))
             if type(result) is Tensor and not result.untyped_storage().nbytes():
@@ -112,8 +113,10 @@ class RemoteParameter(RemoteTensor, nn.Parameter):
     """A parameter whose data is on another pipeline rank."""
 
 
-def make_remote(parameter: nn.Parameter) -> None:
+def make_remote(parameter: nn.Parameter, clipping: ClippingWarning | None = None) -> None:
     """Let go of the data of ``parameter``; it stays the same object with the same shape and strides.
+
+    ``clipping`` is told when somebody reads its gradient, which is on another rank.
 
     It gets an empty storage of its own. Its old one may be a mapped file's or NumPy's, which cannot be made
     smaller, or hold other parameters, too; it is gone with the last tensor that lies in it.
@@ -125,6 +128,7 @@ def make_remote(parameter: nn.Parameter) -> None:
     emptied.untyped_storage().resize_(0)
     parameter.data = emptied
     parameter.__class__ = RemoteParameter
+    parameter.__dict__[_CLIPPING] = clipping
 
 
 def out_of_mapping(buffer: Tensor) -> Tensor:
