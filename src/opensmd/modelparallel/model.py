@@ -28,8 +28,9 @@ from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
+from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
-from opensmd.modelparallel.runtime.engine import Engine
+from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
 from opensmd.modelparallel.state import state as smp_state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
@@ -99,7 +100,7 @@ class DistributedModel(NotForDDP, ModelState):
             "find_unused_parameters": find_unused_parameters,
         }
         self._step: _Step | None = None
-        self._warned_of_sum = False
+        self._sum_warning = SumWarning(is_due=self._average and smp_state.rank == 0)
         self._joins_from_first_step: Callable[[], None] | None = None
         smp_state.model = self
 
@@ -143,17 +144,6 @@ class DistributedModel(NotForDDP, ModelState):
             if is_tracing():
                 return
             self._refuse("backward")
-        self._run_backward(step, tensors, grad_tensors, retain_graph)
-        if self._replicas is not None and not (self._engine and self._engine.leaves_weight_gradients):
-            self._replicas.after_backward()
-
-    def _run_backward(
-        self,
-        step: _Step,
-        tensors: Tensor | Sequence[Tensor],
-        grad_tensors: Tensor | Sequence[Tensor | None] | None,
-        retain_graph: bool | None,
-    ) -> None:
         share = 1 / step.microbatches if self._average else 1.0
         if self._engine is not None:
             self._engine.backward(tensors, grad_tensors, retain_graph, share=share)
@@ -162,6 +152,8 @@ class DistributedModel(NotForDDP, ModelState):
         gradients = [root_gradient(root, each, share) for root, each in zip(roots, given, strict=True)]
         with self._counted_backward(step, roots):
             run_backward(roots, gradients, retain_graph=bool(retain_graph))
+        if self._replicas is not None:
+            self._replicas.after_backward()
 
     @contextlib.contextmanager
     def _counted_backward(self, step: _Step, roots: Sequence[Tensor]) -> Iterator[None]:
@@ -187,22 +179,11 @@ class DistributedModel(NotForDDP, ModelState):
             original(*args, **kwargs)
             return
         assert step is not None
-        self._warn_of_sum()
+        self._sum_warning.plain_backward(step.microbatches)
         with self._counted_backward(step, roots):
             original(*args, **kwargs)
         if self._replicas is not None:
             self._replicas.after_backward()
-
-    def _warn_of_sum(self) -> None:
-        """Say once that a step function's own ``loss.backward()`` makes no mean over the microbatches."""
-        if self._average and self.running > 1 and not self._warned_of_sum and smp_state.rank == 0:
-            warnings.warn(
-                f"loss.backward() in a smp.step function adds up the gradients of the {self.running} "
-                "microbatches, where model.backward(loss) makes their mean, as of the whole batch. Call "
-                "model.backward(loss)",
-                stacklevel=5,
-            )
-        self._warned_of_sum = True
 
     @contextlib.contextmanager
     def join(
@@ -280,8 +261,10 @@ class DistributedModel(NotForDDP, ModelState):
             )
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if pipeline.size() > 1:
-            self._engine = self._engine or Engine(pipeline, smp_state.cfg)
-            args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
+            if self._engine is None:
+                args, kwargs = first_inputs(function, args, kwargs, pipeline)
+            else:
+                args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
         calls = split(args, kwargs)
         first = not self.partitioned
         if first:
@@ -320,9 +303,7 @@ class DistributedModel(NotForDDP, ModelState):
         if self._engine is not None:
             assert self._inner_hooks is not None
             with self._inner_hooks.watched():
-                results = self._engine.run(function, calls, detach=detach)
-            step.backwards = self._engine.backwards
-            return results
+                return self._engine.run(function, calls, detach=detach, backwards=step.backwards)
         results = []
         with replaced_backward(self._plain_backward):
             for microbatch, (args, kwargs) in enumerate(calls):
@@ -342,9 +323,9 @@ class DistributedModel(NotForDDP, ModelState):
             replicas=smp_state.groups[CommGroup.DP_GROUP].size() if smp_state.cfg.ddp else 1,
             **self._trace,
         )
-        if self._engine is not None:
-            self._engine.place(self.module, plan)
-            self._engine.before_plain_backward = self._warn_of_sum
+        pipeline = smp_state.groups[CommGroup.PP_GROUP]
+        if pipeline.size() > 1:
+            self._engine = Engine(pipeline, smp_state.cfg, self.module, plan, self._sum_warning)
             self._inner_hooks = InnerHooks(self.module, plan, self._engine.carried)
             smp_state.engine = self._engine
         self._warn_of_untraced()
@@ -361,7 +342,7 @@ class DistributedModel(NotForDDP, ModelState):
                 **self._replica_options,
             )
             if self._engine is not None:
-                self._engine.before_last_backward = self._replicas.before_last_backward
+                self._engine.reducer = self._replicas
         if self._engine is not None or self._replicas is not None:
             self._placed = PlacedParameters(self.module)
         if self._joins_from_first_step is not None:

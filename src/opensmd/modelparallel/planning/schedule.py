@@ -62,6 +62,9 @@ class Policy(Protocol):
             can_go_on: whether what a microbatch waits for has come; asked for suspended ones only.
         """
 
+    def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
+        """Whether a microbatch must wait before its backward for others, whatever has come."""
+
 
 def most_active(partitions: int, wanted: int | None) -> int:
     """How many microbatches may be under way at once: the setting ``active_microbatches``, or its default."""
@@ -110,13 +113,15 @@ class ReadyFirst:
     Args:
         pipeline: "interleaved" or "simple".
         window: how many microbatches may be under way at once; without meaning for "simple".
+        last_goes_last: the last microbatch goes backward after all others: replicas reduce gradients in it.
     """
 
     waits_in_place = False
 
-    def __init__(self, pipeline: Pipeline, window: int) -> None:
+    def __init__(self, pipeline: Pipeline, window: int, *, last_goes_last: bool = False) -> None:
         self.simple = pipeline == "simple"
         self.window = window
+        self._last_goes_last = last_goes_last
         self._done = 0  # that many microbatches from the first
 
     def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
@@ -145,6 +150,12 @@ class ReadyFirst:
         under_way = len(backward) + len(at_backward) + len(forward)
         return fresh if self.simple or under_way < self.window else None
 
+    def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
+        """See :class:`Policy`."""
+        if not self._last_goes_last or microbatch != len(progress) - 1:
+            return False
+        return any(each is not _DONE for each in progress[:-1])
+
 
 class FixedOrder:
     """The same forwards and backwards in the same order on every rank; receives wait where they are.
@@ -168,3 +179,7 @@ class FixedOrder:
         if self._forwards and (len(waiting) < self._ahead):
             return self._forwards.popleft()
         return waiting[0] if waiting else None
+
+    def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
+        """See :class:`Policy`; never, because the last microbatch's turn comes last in any case."""
+        return False

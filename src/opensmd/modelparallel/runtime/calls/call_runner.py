@@ -1,20 +1,19 @@
-"""One microbatch's pass through the user's step function on this rank: operations run at their home."""
+"""The intercepted calls of one microbatch on this rank: each runs at its home."""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from opensmd.modelparallel._torch_internals import unversioned
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
+from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.descriptions import (
     Description,
@@ -23,8 +22,9 @@ from opensmd.modelparallel.runtime.calls.descriptions import (
     check_result,
 )
 from opensmd.modelparallel.runtime.calls.keys import call_key, stable_hash
-from opensmd.modelparallel.runtime.messages.transfers import Transfers
-from opensmd.modelparallel.runtime.messages.transport import Kind, Message, make_tag
+from opensmd.modelparallel.runtime.calls.transfers import Transfers
+from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
+from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.effects import apply
 from opensmd.modelparallel.runtime.side_effects.unreturned import Unreturned
@@ -32,33 +32,43 @@ from opensmd.modelparallel.runtime.side_effects.watch import Watch
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, highest_home, put_tag, tag_of, tags_of
+from opensmd.modelparallel.runtime.turns.turns import Turns
 
 __all__ = ["CallRunner"]
 
-_NO_MODE = TorchFunctionMode()
 
-
-class CallRunner(Transfers):
-    """The state of one microbatch.
+class CallRunner:
+    """Runs the intercepted calls of one microbatch, each at its home.
 
     Args:
+        microbatch: whose calls these are.
         context: what the microbatches of a pipeline have in common.
-        index: which one this is.
+        transfers: brings the calls' tensors to where they run.
+        turns: lets earlier microbatches go first where calls must keep their order.
+        backward_pass: of the step; a deferred backward runs before anything that might notice it.
 
     Attributes:
-        inside: a module is running as a whole; nothing is intercepted.
         checkpointing: how many activation checkpoints are open around the current program point.
         unreturned: what the innermost reentrant checkpoint has made, while it runs its function.
-        deferred: its backward, if that has been called for and has not run.
     """
 
-    def __init__(self, context: PipelineContext, index: int) -> None:
-        super().__init__(context, index)
-        self.inside = False
+    def __init__(
+        self,
+        microbatch: Microbatch,
+        context: PipelineContext,
+        transfers: Transfers,
+        turns: Turns,
+        backward_pass: BackwardPass,
+    ) -> None:
+        self.microbatch = microbatch
+        self.context = context
+        self.transfers = transfers
+        self.turns = turns
+        self.backward_pass = backward_pass
+        self.rank = context.rank
         self.checkpointing = 0
         self.unreturned: Unreturned | None = None
-        self.mode = _NO_MODE
-        self.deferred: DeferredBackward | None = None
+        self._transport = context.transport
         self._memories: dict[int, tuple[int, Family, Any]] = {}
 
     def leaves_of(
@@ -82,7 +92,7 @@ class CallRunner(Transfers):
                         tags[place] = tag = Tag(found[0], family=found[1])
                         put_tag(leaf, tag)
         if None in tags:
-            self.context.carried.require_replicated(leaves, tags, self.point)
+            self.context.carried.require_replicated(leaves, tags, self.microbatch.point)
         return leaves, tags
 
     def is_replicated_memory(self, tensor: Tensor) -> bool:
@@ -95,25 +105,17 @@ class CallRunner(Transfers):
 
     def release(self) -> None:
         """Let go of everything."""
-        super().release()
+        self.transfers.release()
         self._memories.clear()
-        self.mode = _NO_MODE  # which refers to this run
-        self.deferred = None
 
     def settle(self) -> None:
-        """Run a backward that has been deferred.
+        """Run a deferred backward before something that might see its gradients, or change what it needs."""
+        if self.microbatch.deferred is not None:
+            self.backward_pass.settle(self.microbatch)
 
-        Before the program waits, as what it waits for may need this backward's gradients, and before anything
-        runs here that might see them or change what they are computed from.
-        """
-        if self.deferred is not None:
-            self.context.settle(self)
-
-    def wait(self, messages: list[Message], until: Callable[[], bool] | None = None) -> None:
-        """See :class:`Transfers`."""
-        if self.deferred is not None and not any(map(self.transport.ready, messages)):
-            self.settle()
-        super().wait(messages, until)
+    def wait_for_earlier(self) -> None:
+        """Let all earlier microbatches go through their forwards on this rank first."""
+        self.turns.wait_for_earlier(self.microbatch)
 
     # --- values and random numbers ---------------------------------------------------------------------
 
@@ -121,32 +123,32 @@ class CallRunner(Transfers):
         """Run at the highest home something that yields a Python value, and tell it to all."""
         home = highest_home(call.tags)
         assert home is not None
-        tensors = self.bring_all(call, home)
-        number = self.next_point()
-        self.point = f"the value of {call.name} from pipeline rank {home}"
-        tag = make_tag(Kind.OBJECT, self.index, number, stable_hash(call.name, 10))
+        tensors = self.transfers.bring_all(call, home)
+        number = self.microbatch.next_point()
+        self.microbatch.point = f"the value of {call.name} from pipeline rank {home}"
+        tag = make_tag(Kind.OBJECT, self.microbatch.index, number, stable_hash(call.name, 10))
         if self.rank != home:
-            self.wait([(home, tag)])
-            return self.transport.receive_object(home, tag)
+            self.transfers.wait([(home, tag)])
+            return self._transport.receive_object(home, tag)
         self.settle()
         result = self._run(call, tensors)
         for rank in self.context.others:
-            self.transport.send_object(rank, tag, result)
+            self._transport.send_object(rank, tag, result)
         return result
 
     def replicated_random(self, call: Call) -> Any:
         """Draw the same numbers on every rank, from a generator of the step and microbatch."""
         self.settle()
-        with self.context.random.of(self.index):
+        with self.context.random.of(self.microbatch.index):
             return call.function(*call.args, **call.kwargs)
 
     def run_everywhere(self, call: Call) -> Any:
         """Run on every rank, with copies of what has a home: for writing into replicated memory."""
         self.settle()
-        self.context.wait_for_earlier(self.index)
+        self.wait_for_earlier()
         tensors: list[Tensor | None] = []
         for leaf in call.leaves:
-            copies = [self.bring(leaf, tag_of(leaf), rank) for rank in range(self.context.size)]
+            copies = [self.transfers.bring(leaf, tag_of(leaf), rank) for rank in range(self.context.size)]
             tensors.append(copies[self.rank])
         return self._run(call, tensors)
 
@@ -154,17 +156,17 @@ class CallRunner(Transfers):
 
     def run_at(self, home: int, call: Call) -> Any:
         """Run a call at ``home``; elsewhere make placeholders of its results."""
-        context = self.context
-        tensors = self.bring_all(call, home)
-        key = call_key(call.key, call.args, call.kwargs, context.epoch)
+        context, microbatch = self.context, self.microbatch
+        tensors = self.transfers.bring_all(call, home)
+        key = call_key(call.key, call.args, call.kwargs, context.trained.epoch)
         known = context.descriptions.get(key)
         if known is None:
             context.new_calls += 1
-        number = self.next_point()
-        self.point = _point(call.name, home)
+        number = microbatch.next_point()
+        microbatch.point = _point(call.name, home)
         call.parents = _parents(call.tags)
         if not call.lasting:
-            call.serial = self.serial
+            call.serial = microbatch.serial
         if self.rank != home:
             if known is None or known.depends_on_data:
                 known = self._description(home, key, known, number)
@@ -208,25 +210,25 @@ class CallRunner(Transfers):
             self._wait_until_known(home, tag, key)
             known = self.context.descriptions[key]
         if known.depends_on_data:
-            tag = make_tag(Kind.OBJECT, self.index, number)
-            self.wait([(home, tag)])
-            told: Description = self.transport.receive_object(home, tag)
+            tag = make_tag(Kind.OBJECT, self.microbatch.index, number)
+            self.transfers.wait([(home, tag)])
+            told: Description = self._transport.receive_object(home, tag)
             return told
         return known
 
     def _wait_until_known(self, home: int, tag: int, key: Any) -> None:
         descriptions = self.context.descriptions
         while key not in descriptions:
-            if self.transport.ready((home, tag)):
-                told_key, told = self.transport.receive_object(home, tag)
+            if self._transport.ready((home, tag)):
+                told_key, told = self._transport.receive_object(home, tag)
                 if told_key != stable_hash(key, 64):
                     raise SMPError(
-                        f"microbatch {self.index}: pipeline rank {home} described another operation than "
-                        f"{self.point}: the ranks do not run the same program"
+                        f"microbatch {self.microbatch.index}: pipeline rank {home} described another "
+                        f"operation than {self.microbatch.point}: the ranks do not run the same program"
                     )
                 descriptions[key] = told
             else:
-                self.wait([(home, tag)], until=lambda: key in descriptions)
+                self.transfers.wait([(home, tag)], until=lambda: key in descriptions)
 
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
         """Run a call whose result the others have been told for good."""
@@ -251,13 +253,13 @@ class CallRunner(Transfers):
     ) -> tuple[Any, Description]:
         """Run a call of which is not known, or not for good, what it returns and changes; tell the others."""
         if self.context.sent_since_flush and (known is None or known.changed or call.written):
-            self.transport.flush()
+            self._transport.flush()
             self.context.sent_since_flush = False
         real = [each for each in tensors if each is not None]
         assert len(real) == len(tensors)
         buffers = _has_buffers(call.owner) or any(map(self._lasts, real))
         if key in self.context.stateful or (known is None and buffers):
-            self.context.wait_for_earlier(self.index)
+            self.wait_for_earlier()
             known = self.context.descriptions.get(key)  # an earlier one may have told it meanwhile
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known
@@ -272,7 +274,7 @@ class CallRunner(Transfers):
         self._tell(description, key, known, number)
         for tensor in watch.made:
             if tag_of(tensor) is None:
-                made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.serial)
+                made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
                 self._put(tensor, made)
         return self._tagged(call, home, parts, description, result), description
 
@@ -280,12 +282,12 @@ class CallRunner(Transfers):
         if known is None:
             tag = make_tag(Kind.DESCRIPTION, 0, 0) | stable_hash(key, 26)
             for rank in self.context.others:
-                self.transport.send_object(rank, tag, (stable_hash(key, 64), description))
+                self._transport.send_object(rank, tag, (stable_hash(key, 64), description))
             self.context.descriptions[key] = description
         if description.depends_on_data:
-            tag = make_tag(Kind.OBJECT, self.index, number)
+            tag = make_tag(Kind.OBJECT, self.microbatch.index, number)
             for rank in self.context.others:
-                self.transport.send_object(rank, tag, description)
+                self._transport.send_object(rank, tag, description)
 
     def _run(self, call: Call, tensors: Sequence[Tensor | None], known: Description | None = None) -> Any:
         """Call the function on the tensors that are here."""
@@ -306,13 +308,13 @@ class CallRunner(Transfers):
     ) -> Any:
         if not call.whole:
             return call.function(*args, **kwargs)
-        self.inside = True
+        self.microbatch.inside = True
         try:
             if self.checkpointing and torch.is_grad_enabled() and _can_be_repeated(call, known):
                 return checkpoint(call.function, *args, use_reentrant=False, **kwargs)
             return call.function(*args, **kwargs)
         finally:
-            self.inside = False
+            self.microbatch.inside = False
 
     def _tagged(self, call: Call, home: int, parts: Hidden, description: Description, result: Any) -> Any:
         """The result with its tensors tagged, at home."""
@@ -364,7 +366,7 @@ class CallRunner(Transfers):
                 else:
                     tag.requires_grad = requires_grad
             return
-        moved = Tag(home, serial=self.serial)
+        moved = Tag(home, serial=self.microbatch.serial)
         moved.family.requires_grad = requires_grad
         moved.family.parents = call.parents
         if tag is None:
@@ -372,9 +374,10 @@ class CallRunner(Transfers):
             self._memories[storage._cdata] = (home, moved.family, storage)
         else:
             tag.family.memory.invalidated = (
-                f"microbatch {self.index}: {call.name}, on pipeline rank {home}, changed in place a tensor "
-                f"of pipeline rank {tag.home}, and another view of that tensor was used afterwards. Change a "
-                "copy instead (inplace=False), or place both on one partition with smp.set_partition"
+                f"microbatch {self.microbatch.index}: {call.name}, on pipeline rank {home}, changed in place "
+                f"a tensor of pipeline rank {tag.home}, and another view of that tensor was used afterwards. "
+                "Change a copy instead (inplace=False), or place both on one partition with "
+                "smp.set_partition"
             )
         if real is not None and real is not leaf:
             moved.real = real
@@ -382,11 +385,11 @@ class CallRunner(Transfers):
 
     def _spread(self, buffer: Tensor, home: int) -> None:
         """Bring what a call at ``home`` has written into replicated memory to the other ranks."""
-        self.context.wait_for_earlier(self.index)
-        written, tag = buffer.detach(), Tag(home, serial=self.serial)
+        self.wait_for_earlier()
+        written, tag = buffer.detach(), Tag(home, serial=self.microbatch.serial)
         put_tag(written, tag)
         for rank in range(self.context.size):
-            copy = self.bring(written, tag, rank)
+            copy = self.transfers.bring(written, tag, rank)
             if copy is not None and rank != home:
                 # as torch's own norms do: backwards that keep the statistics do not mind
                 with torch.no_grad(), unversioned(buffer):

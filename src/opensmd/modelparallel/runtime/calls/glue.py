@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.operations import (
     CHANGES_FIRST,
     COMPARISONS,
@@ -30,50 +31,38 @@ from opensmd.modelparallel.runtime.calls.operations import (
     statistics,
 )
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
-from opensmd.modelparallel.runtime.tensors.tags import highest_home, tag_of
-
-if TYPE_CHECKING:
-    from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
+from opensmd.modelparallel.runtime.tensors.tags import highest_home, real_tensor, tag_of
 
 __all__ = ["Glue"]
 
 Function = Callable[..., Any]
-Backward = Callable[..., None]
-Freeze = Callable[[nn.Parameter, bool], None]
 
 
 class Glue(TorchFunctionMode):
     """Intercepts the operations of one microbatch.
 
     Args:
-        run: the microbatch.
-        backward: what ``loss.backward()`` means inside a step.
-        complete: computes what is left of gradients, before somebody looks at them.
-        freeze: gives a parameter another ``requires_grad``, on this rank and in what all ranks know.
+        run: runs its calls.
     """
 
-    def __init__(
-        self, run: CallRunner, backward: Backward, complete: Callable[[], None], freeze: Freeze
-    ) -> None:
+    def __init__(self, run: CallRunner) -> None:
         super().__init__()
         self._run = run
-        self._backward_of_step = backward
-        self._complete = complete
-        self._freeze = freeze
+        self._microbatch = run.microbatch
 
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         run = self._run
-        if run.inside:
+        if self._microbatch.inside:
             return func(*args, **kwargs)
         leaves, tags = run.leaves_of(args, kwargs)
         home = highest_home(tags)
         if home is None:
             run.settle()
             if func in CHANGES_FIRST and any(map(run.is_replicated_memory, leaves)):
-                run.context.wait_for_earlier(run.index)
+                run.wait_for_earlier()
             if func in RANDOM:
                 return run.replicated_random(Call("", func, func, args, kwargs, leaves, tags))
             return func(*args, **kwargs)
@@ -119,8 +108,8 @@ class Glue(TorchFunctionMode):
         wanted = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
         if wanted != tag.requires_grad:
             self._run.settle()
-            self._complete()
-            self._freeze(tensor, wanted)
+            self._run.backward_pass.complete_gradients()
+            self._run.context.trained.change(tensor, tag, wanted)
         return tensor
 
     def _is_leaf(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -134,13 +123,13 @@ class Glue(TorchFunctionMode):
 
     def _backward(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         def backward(tensor: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-            self._backward_of_step(tensor, gradient, *args, **kwargs)
+            self._run.backward_pass.begin(self._microbatch, tensor, gradient, *args, **kwargs)
 
         backward(*args, **kwargs)
 
     def _grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._run.settle()
-        self._complete()
+        self._run.backward_pass.complete_gradients()
         return self._of_first(func, args, lasting=True)
 
     def _data(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,7 +138,7 @@ class Glue(TorchFunctionMode):
         assert tag is not None
         if isinstance(args[0], nn.Parameter) and tag.home == self._run.rank:
             self._run.settle()
-            self._run.context.wait_for_earlier(self._run.index)
+            self._run.wait_for_earlier()
         return self._of_first(func, args)
 
     def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,7 +157,7 @@ class Glue(TorchFunctionMode):
         if tag.home != self._run.rank:
             return _NoHook()
         self._run.settle()
-        return func(self._run.real(args[0]), *args[1:], **kwargs)
+        return func(real_tensor(args[0]), *args[1:], **kwargs)
 
     def _refuse(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise SMPUnsupportedError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.side_effects.unreturned import Unreturned
 from opensmd.modelparallel.runtime.tensors.tags import highest_home
-
-if TYPE_CHECKING:
-    from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 
 __all__ = ["current_run", "intercepted", "redirected", "set_run"]
 
@@ -28,7 +26,7 @@ _thread = threading.local()
 def current_run() -> CallRunner | None:
     """The microbatch that the calling thread runs; None outside steps and inside modules that run whole."""
     run: CallRunner | None = getattr(_thread, "run", None)
-    return None if run is None or run.inside else run
+    return None if run is None or run.microbatch.inside else run
 
 
 def set_run(run: CallRunner | None) -> None:
@@ -40,7 +38,6 @@ def set_run(run: CallRunner | None) -> None:
 def intercepted(
     modules: Mapping[str, tuple[nn.Module, int]],
     others: Mapping[nn.Module, Function],
-    backward: Function,
     *,
     alone: bool,
 ) -> Iterator[None]:
@@ -49,7 +46,6 @@ def intercepted(
     Args:
         modules: by name, with the rank that runs each.
         others: further modules with other forwards.
-        backward: what ``torch.autograd.backward`` means inside a step.
         alone: there is one microbatch, so nobody else sees what it does to the modules.
     """
     forwards: dict[nn.Module, Function] = dict(others)
@@ -63,7 +59,10 @@ def intercepted(
 
     def any_backward(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run = current_run()
-        (original if run is None else backward)(*args, **kwargs)
+        if run is None:
+            original(*args, **kwargs)
+        else:
+            run.backward_pass.begin(run.microbatch, *args, **kwargs)
 
     with (
         internals.replaced_calls(forwards, calls),
@@ -87,7 +86,7 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
                 f"{shown} was switched with train() or eval() inside a smp.step function. The "
                 "microbatches of a step share its modules and take turns: switch between steps"
             )
-        with internals.WithoutMode(run.mode):
+        with internals.WithoutMode(run.microbatch.mode):
             leaves, tags = run.leaves_of(args, kwargs)
             key = ("module", name, module.training)
             return run.run_at(
@@ -109,7 +108,7 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
         )
         with _checkpointing(run), torch.set_grad_enabled(wanted), _unreturned(run) as unreturned:
             result = args[0](*args[2:])
-            with internals.WithoutMode(run.mode):
+            with internals.WithoutMode(run.microbatch.mode):
                 unreturned.detach(result, run.rank)
         return result
     return _follow(run, f"autograd function {function.__qualname__}", function, original, args, kwargs)
@@ -133,7 +132,7 @@ def _follow(
     kwargs: dict[str, Any],
 ) -> Any:
     """Run a function as a whole where its arguments are."""
-    with internals.WithoutMode(run.mode):
+    with internals.WithoutMode(run.microbatch.mode):
         leaves, tags = run.leaves_of(args, kwargs)
         home = highest_home(tags)
         if home is not None:

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.memory_layout import arranged, in_memory_order, strides_kept
-from opensmd.modelparallel.runtime.tensors.tags import Form, form_of, tags_of
+from opensmd.modelparallel.runtime.tensors.tags import Form, form_of, real_tensor, tags_of
 
 __all__ = ["Results"]
 
@@ -91,11 +90,11 @@ class Results:
         self._parts: list[list[_Part]] = [[] for _ in range(context.size)]  # by home
         self._in_graphs: list[tuple[int, int]] = []  # microbatch and place of what has a graph
 
-    def share(self, run: CallRunner, value: Any) -> None:
-        """Take a microbatch's result, after the microbatch's end."""
+    def share(self, index: int, value: Any) -> None:
+        """Take what microbatch ``index`` has returned."""
         context = self._context
-        self._values[run.index] = value
-        tensors = self._tensors[run.index]
+        self._values[index] = value
+        tensors = self._tensors[index]
         structure.collect(value, tensors)
         tags = tags_of(tensors)
         context.carried.require_replicated(tensors, tags, "the step function has returned")
@@ -105,14 +104,14 @@ class Results:
                 continue
             data: Tensor | None = None
             if tag.home == context.rank:
-                real = run.real(leaf)
+                real = real_tensor(leaf)
                 data = real.detach()
                 tensors[place] = data
             form = form_of(leaf, tag)
-            part = _Part(run.index, place, math.prod(form[0]), form, data)
+            part = _Part(index, place, math.prod(form[0]), form, data)
             self._parts[tag.home].append(part)
             if tag.requires_grad and not self._detach:
-                self._in_graphs.append((run.index, place))
+                self._in_graphs.append((index, place))
             if data is not None and not context.transport.ordered and not part.is_small:
                 self._send(part, part.leaving().clone())  # the caller may change what it gets
 

@@ -22,6 +22,7 @@ __all__ = [
     "form_of",
     "highest_home",
     "put_tag",
+    "real_tensor",
     "tag_of",
     "tags_of",
     "tensor_key",
@@ -144,6 +145,12 @@ def tag_of(tensor: Tensor) -> Tag | None:
     """The tensor's tag; None for a replicated tensor."""
     tag: Tag | None = tensor.__dict__.get(ATTRIBUTE)
     return tag
+
+
+def real_tensor(tensor: Tensor) -> Tensor:
+    """At its home, the tensor that has the data."""
+    tag = tag_of(tensor)
+    return tensor if tag is None or tag.real is None else tag.real
 
 
 def form_of(tensor: Tensor, tag: Tag) -> Form:

@@ -1,8 +1,23 @@
 """The microbatches of a rank take turns: one of them runs at a time.
 
+Three stages, four microbatches, a forward of one tick and a backward of two; ``Fi`` and ``Bi`` are those of
+microbatch i, a dot is a tick in which a rank has nothing to do::
+
+    rank 0   F0 F1 F2 F3 .  .  .  B0 B0 .  B1 B1 .  B2 B2 .  B3 B3
+    rank 1   .  F0 F1 F2 .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3
+    rank 2   .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
+
+A microbatch hands its turn on where it comes to a tensor that has not arrived, or to a backward. A policy
+(:mod:`opensmd.modelparallel.planning.schedule`) chooses who goes on; it is pure, and knows only how far each
+has come. ``tests/unit/test_turns.py`` plays whole pipelines in one process and compares them with tables.
+
 A microbatch keeps the thread in which it began as long as the user's function runs, whose stack that is. The
 first begins in the thread that called the step. A thread whose microbatch has ended, or has only its backward
-left, goes on with another one, so that a rank which never waits in mid-course never changes threads.
+left, goes on with another one, so that a rank which never waits in mid-course never changes threads::
+
+    thread of the step   F0 ── F1 ── waits in F1 ........... (F1) ── B0 ── B1
+                                     └─ wakes                ↑
+    a further thread                    F2 ── F2 returns ────┘
 """
 
 from __future__ import annotations
@@ -10,21 +25,75 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.schedule import Policy, Progress
-from opensmd.modelparallel.runtime.messages.transport import Message, Transport
-from opensmd.modelparallel.runtime.side_effects.per_microbatch import Own
+from opensmd.modelparallel.runtime.messages.transport import Message
+from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.modelparallel.runtime.turns.threads import Threads
 
-__all__ = ["StepAborted", "Turns"]
+__all__ = ["Arrivals", "Done", "FillsIn", "OwnState", "Run", "StepAborted", "Turns", "Waiting"]
 
 _NEW, _RUNNING, _FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress  # Enum members are slow to reach
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A microbatch has only its backward left, which goes on when one of ``messages`` has come."""
+
+    messages: Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A microbatch has ended."""
+
+
+class Run(Protocol):
+    """A microbatch's pass through the step, as its turns see it."""
+
+    def advance(self) -> Waiting | Done:
+        """Go on as far as the user's function, or what it has left, keeps the thread's stack."""
+
+
+class Arrivals(Protocol):
+    """What can say which messages have come: the part of a transport that turns need."""
+
+    def ready(self, message: Message) -> bool:
+        """Whether a message has come."""
+
+    def wait_any(self, messages: Sequence[Message]) -> int:
+        """Wait until one of the messages has come, and say which."""
+
+
+class FillsIn(Protocol):
+    """Work that a rank does when nothing else can go on."""
+
+    def run_one(self) -> bool:
+        """Do a part of it; False if there is none."""
+
+
+class OwnState(Protocol):
+    """What every microbatch has to itself although they take turns."""
+
+    def begin(self, microbatch: int, *, backward: bool) -> None:
+        """A microbatch begins, or a backward that it has deferred."""
+
+    def suspend(self, microbatch: int) -> None:
+        """It lets others go on."""
+
+    def resume(self, microbatch: int) -> None:
+        """It goes on after others have."""
+
+    def end(self, microbatch: int, *, backward_left: bool) -> None:
+        """Its function has returned, or also the backward that it has deferred."""
 
 
 class StepAborted(BaseException):
@@ -41,20 +110,16 @@ class _Worker:
 
 
 class Turns:
-    """Runs the microbatches of one step.
+    """Who runs now, of the microbatches of one step.
 
     Args:
-        count: of microbatches.
+        microbatches: of the step.
         policy: which goes on.
-        transport: says what has come.
-        begin: runs one microbatch to its end, which returns None; or up to a backward that it defers, which
-            returns the messages of which that waits for one. Called again, it goes on with this backward.
-        held: whether a microbatch must wait before its backward for others of this rank.
-        idle: called when nothing can go on; whether it has done something instead of waiting.
+        arrivals: says what has come.
+        fills_in: what is done where a rank would wait.
         record: told of what ran when.
         threads: where further microbatches run.
-        explain: what a microbatch waits for, in words.
-        own: what microbatches have to themselves.
+        own_state: what microbatches have to themselves.
 
     Attributes:
         error: the first of any microbatch, or of waiting for messages.
@@ -63,30 +128,27 @@ class Turns:
 
     def __init__(
         self,
-        count: int,
+        microbatches: Sequence[Microbatch],
         *,
         policy: Policy,
-        transport: Transport,
-        begin: Callable[[int], list[Message] | None],
-        held: Callable[[int, Sequence[Progress]], bool],
-        idle: Callable[[], bool],
+        arrivals: Arrivals,
+        fills_in: FillsIn,
         record: Record,
         threads: Threads,
-        explain: Callable[[int], str],
-        own: Own,
+        own_state: OwnState,
     ) -> None:
+        count = len(microbatches)
         self.progress = [_NEW] * count
-        self._left = count
         self.error: BaseException | None = None
-        self.failed: int | None = None
+        self.failed: Microbatch | None = None
+        self._microbatches = microbatches
+        self._runs: Sequence[Run] = ()
+        self._left = count
         self._policy = policy
-        self._transport = transport
-        self._begin = begin
-        self._held = held
-        self._idle_work = idle
+        self._arrivals = arrivals
+        self._fills_in = fills_in
         self._record = record
-        self._explain = explain
-        self._own = own
+        self._own_state = own_state
         self._messages: list[Sequence[Message]] = [()] * count
         self._until: list[Callable[[], bool] | None] = [None] * count
         self._threads_of_rank = threads
@@ -96,13 +158,51 @@ class Turns:
         self._state = ThreadState.of_this_thread()
         self._context = copy_context()
 
-    def run(self) -> None:
-        """Run all microbatches; the first error of any ends them all and is raised."""
+    # --- what microbatches ask for ---------------------------------------------------------------------
+
+    def wait(
+        self, microbatch: Microbatch, messages: list[Message], until: Callable[[], bool] | None = None
+    ) -> None:
+        """Let others go on until one of ``messages`` has come, or ``until`` holds."""
+        if self._policy.waits_in_place:
+            if messages:
+                self._wait_for(messages)
+            return
+        backward = self._record.kind == "backward"
+        self._suspend(microbatch.index, _BACKWARD if backward else _FORWARD, messages, until)
+
+    def wait_for_earlier(self, microbatch: Microbatch) -> None:
+        """Let others go on until all earlier microbatches have been through their forwards on this rank."""
+
+        def have_gone() -> bool:
+            earlier = self.progress[: microbatch.index]
+            return all(progress not in (_NEW, _RUNNING, _FORWARD) for progress in earlier)
+
+        if not have_gone():
+            self.wait(microbatch, [], have_gone)
+
+    def before_backward(self, microbatch: Microbatch, messages: list[Message]) -> None:
+        """Let others go on before a backward; ``messages`` are those that it would wait for at once."""
+        self._suspend(microbatch.index, _AT_BACKWARD, messages, None)
+
+    def is_first(self, microbatch: Microbatch, messages: list[Message]) -> bool:
+        """Whether a backward, which would wait for ``messages`` at once, comes before everything else."""
+        self._set(microbatch.index, _AT_BACKWARD, messages)
+        chosen = self._pick()
+        self._set(microbatch.index, _RUNNING)
+        return chosen == microbatch.index
+
+    # --- the course of a step --------------------------------------------------------------------------
+
+    def run(self, runs: Sequence[Run]) -> None:
+        """Run all microbatches, ``runs`` in their order; the first error of any ends all and is raised."""
+        self._runs = runs
         self._idle.append(self._main)
         first = self._next()
         if first is not None:
             self._idle.remove(self._main)
             self._work(self._main, first)
+        self._runs = ()  # which refer back to this object: their memory shall not wait for the collector
         for worker in self._idle:
             if worker is not self._main:
                 worker.task = None
@@ -110,64 +210,38 @@ class Turns:
         if self.error is not None:
             raise self.error
 
-    def wait(self, microbatch: int, messages: list[Message], until: Callable[[], bool] | None) -> None:
-        """Let others go on until one of ``messages`` has come, or ``until`` holds."""
-        if self._policy.waits_in_place:
-            if messages:
-                self._wait_for(messages)
-            return
-        backward = self._record.kind == "backward"
-        self._suspend(microbatch, _BACKWARD if backward else _FORWARD, messages, until)
-
-    def forwards_before(self, microbatch: int) -> bool:
-        """Whether all earlier microbatches have been through their forwards on this rank."""
-        return all(each not in (_NEW, _RUNNING, _FORWARD) for each in self.progress[:microbatch])
-
-    def before_backward(self, microbatch: int, messages: list[Message]) -> None:
-        """Let others go on before a backward; ``messages`` are those that it would wait for at once."""
-        self._suspend(microbatch, _AT_BACKWARD, messages, None)
-
-    def is_first(self, microbatch: int, messages: list[Message]) -> bool:
-        """Whether a backward, which would wait for ``messages`` at once, comes before everything else."""
-        self._set(microbatch, _AT_BACKWARD, messages)
-        chosen = self._pick()
-        self._set(microbatch, _RUNNING)
-        return chosen == microbatch
-
     def _set(
         self,
-        microbatch: int,
+        index: int,
         progress: Progress,
         messages: Sequence[Message] = (),
         until: Callable[[], bool] | None = None,
     ) -> None:
         """Where a microbatch is, and what it waits for."""
-        self.progress[microbatch] = progress
-        self._messages[microbatch] = messages
-        self._until[microbatch] = until
+        self.progress[index] = progress
+        self._messages[index] = messages
+        self._until[index] = until
 
     def _suspend(
-        self,
-        microbatch: int,
-        progress: Progress,
-        messages: list[Message],
-        until: Callable[[], bool] | None,
+        self, index: int, progress: Progress, messages: list[Message], until: Callable[[], bool] | None
     ) -> None:
         kind = self._record.kind
         self._record.end()
-        self._set(microbatch, progress, messages, until)
+        self._set(index, progress, messages, until)
         chosen = self._next()
-        if chosen != microbatch:
-            worker = self._workers[microbatch]
-            assert worker is not None
-            self._own.suspend(microbatch)
+        if chosen != index:
+            worker = self._workers[index]
+            assert worker is not None  # that of the calling thread
+            # The state is changed while no other thread runs: before the turn is handed over, and after it
+            # has come back.
+            self._own_state.suspend(index)
             self._hand_over(chosen)
             worker.wake.acquire()
-            self._own.resume(microbatch)
+            self._own_state.resume(index)
         if self.error is not None:
             raise StepAborted
-        self._set(microbatch, _RUNNING)
-        self._record.begin(microbatch, kind)
+        self._set(index, _RUNNING)
+        self._record.begin(index, kind)
 
     def _hand_over(self, chosen: int | None) -> None:
         """Wake the thread of the chosen microbatch, or give it one; None wakes the main thread at the end."""
@@ -176,7 +250,7 @@ class Turns:
             self._main.wake.release()
             return
         worker = self._workers[chosen]
-        if worker is not None:
+        if worker is not None:  # its function's stack is there, so it can go on nowhere else
             worker.wake.release()
             return
         if not self._idle:
@@ -201,34 +275,23 @@ class Turns:
         self._threads_of_rank.start(partial(self._context.copy().run, with_state))
         return worker
 
-    def _work(self, worker: _Worker, microbatch: int | None) -> None:
-        """Run microbatches in this thread as long as new ones are chosen; then hand the turn over."""
-        while microbatch is not None:
-            self._workers[microbatch] = worker
-            backward = self.progress[microbatch] is _AT_BACKWARD
-            self._set(microbatch, _RUNNING)
-            self._record.begin(microbatch, "backward" if backward else "forward")
-            awaited: list[Message] | None = None
-            try:
-                self._own.begin(microbatch, backward=backward)
-                awaited = self._begin(microbatch)
-                self._own.end(microbatch, backward_left=awaited is not None)
-            except BaseException as error:
-                if self.error is None:  # a StepAborted follows the error that aborted the step
-                    self.error, self.failed = self._located(error, microbatch), microbatch
-            self._record.end()
-            if awaited is None:
-                self._set(microbatch, _DONE)
-                self._left -= 1
-            else:
-                self._set(microbatch, _AT_BACKWARD, awaited)
-                self._workers[microbatch] = None
+    def _work(self, worker: _Worker, index: int | None) -> None:
+        """Run microbatches in this thread as long as new ones are chosen; then hand the turn over.
+
+        Three ways lead out of the loop. The chosen microbatch has a thread: this one wakes that, and has
+        nothing to do until it is given another. The step has ended: the main thread returns from here into
+        the caller of the step, and every other wakes the main thread. And the main thread, which must not
+        return earlier, sleeps here instead of outside.
+        """
+        while index is not None:
+            self._workers[index] = worker
+            self._advance(index)
             chosen = self._next()
             if chosen is not None and self._workers[chosen] is None:
-                microbatch = chosen
+                index = chosen
                 continue
             if worker is not self._main:
-                self._idle.append(worker)
+                self._idle.append(worker)  # before the turn is handed over: whoever has it may take this one
                 self._hand_over(chosen)
                 return
             if chosen is None:
@@ -236,7 +299,33 @@ class Turns:
             self._idle.append(worker)
             self._hand_over(chosen)
             worker.wake.acquire()
-            microbatch = worker.task
+            index = worker.task
+
+    def _advance(self, index: int) -> None:
+        """Run a microbatch until its stack is not needed any more."""
+        backward = self.progress[index] is _AT_BACKWARD
+        self._set(index, _RUNNING)
+        self._record.begin(index, "backward" if backward else "forward")
+        awaited: Sequence[Message] | None = None
+        try:
+            self._own_state.begin(index, backward=backward)
+            left = self._runs[index].advance()
+            if isinstance(left, Waiting):
+                awaited = left.messages
+            self._own_state.end(index, backward_left=awaited is not None)
+        except BaseException as error:
+            if self.error is None:  # a StepAborted follows the error that aborted the step
+                microbatch = self._microbatches[index]
+                self.error, self.failed = _located(error, microbatch), microbatch
+        self._record.end()
+        if awaited is None:
+            self._set(index, _DONE)
+            self._left -= 1
+        else:
+            self._set(index, _AT_BACKWARD, awaited)
+            self._workers[index] = None  # the function has returned: any thread may run the backward
+
+    # --- who is next -----------------------------------------------------------------------------------
 
     def _next(self) -> int | None:
         """The microbatch that goes on; None at the end of the step."""
@@ -249,7 +338,7 @@ class Turns:
                 chosen = self._pick()
                 if chosen is not None:
                     return chosen
-                if not self._idle_work():
+                if not self._fills_in.run_one():
                     self._wait_for_any()
             except BaseException as error:
                 self.error = error
@@ -259,33 +348,34 @@ class Turns:
         try:
             return self._policy.pick(self.progress, self._can_go_on)
         except DistBackendError as error:  # the group has been aborted
-            raise self._told(error) from error
+            raise self._explained(error) from error
 
     def _next_to_abort(self) -> int | None:
-        for microbatch, progress in enumerate(self.progress):
-            if progress not in (_DONE, _NEW, _RUNNING) and self._workers[microbatch] is not None:
-                return microbatch
+        """A microbatch whose function waits: it ends with a StepAborted, so that its thread is free again."""
+        for index, progress in enumerate(self.progress):
+            if progress not in (_DONE, _NEW, _RUNNING) and self._workers[index] is not None:
+                return index
         return None
 
-    def _can_go_on(self, microbatch: int) -> bool:
-        if self._waits_for_others(microbatch):
+    def _can_go_on(self, index: int) -> bool:
+        if self._is_held(index):
             return False
-        until, messages = self._until[microbatch], self._messages[microbatch]
+        until, messages = self._until[index], self._messages[index]
         if until is not None and until():
             return True
         for message in messages:
-            if self._transport.ready(message):
+            if self._arrivals.ready(message):
                 return True
         return not messages and until is None
 
-    def _waits_for_others(self, microbatch: int) -> bool:
-        return self.progress[microbatch] is _AT_BACKWARD and self._held(microbatch, self.progress)
+    def _is_held(self, index: int) -> bool:
+        return self.progress[index] is _AT_BACKWARD and self._policy.holds(index, self.progress)
 
     def _wait_for_any(self) -> None:
         messages = [
             message
-            for microbatch, awaited in enumerate(self._messages)
-            if awaited and not self._waits_for_others(microbatch)
+            for index, awaited in enumerate(self._messages)
+            if awaited and not self._is_held(index)
             for message in awaited
         ]
         assert messages, self.progress
@@ -297,25 +387,26 @@ class Turns:
 
     def _wait_for(self, messages: Sequence[Message]) -> None:
         try:
-            self._transport.wait_any(messages)
+            self._arrivals.wait_any(messages)
         except DistBackendError as error:
-            raise self._told(error) from error
+            raise self._explained(error) from error
 
-    def _located(self, error: BaseException, microbatch: int) -> BaseException:
-        """The error of a running microbatch; the transport's with where that was."""
-        if not isinstance(error, DistBackendError):
-            return error
-        told = SMPError(
-            f"the pipeline stopped: microbatch {microbatch} was at {self._explain(microbatch)}. {error}"
-        )
-        told.__cause__ = error
-        return told
-
-    def _told(self, error: DistBackendError) -> SMPError:
+    def _explained(self, error: DistBackendError) -> SMPError:
         """The transport's error, with what each microbatch was waiting for."""
         waiting = [
-            f"microbatch {microbatch} {progress.value} for {self._explain(microbatch)}"
-            for microbatch, progress in enumerate(self.progress)
+            f"microbatch {microbatch.index} {progress.value} for {microbatch.point}"
+            for microbatch, progress in zip(self._microbatches, self.progress, strict=True)
             if progress not in (_NEW, _DONE)
         ]
         return SMPError(f"the pipeline stopped: {'; '.join(waiting)}. {error}")
+
+
+def _located(error: BaseException, microbatch: Microbatch) -> BaseException:
+    """The error of a running microbatch; the transport's with where that was."""
+    if not isinstance(error, DistBackendError):
+        return error
+    located = SMPError(
+        f"the pipeline stopped: microbatch {microbatch.index} was at {microbatch.point}. {error}"
+    )
+    located.__cause__ = error
+    return located

@@ -1,0 +1,217 @@
+"""The backwards of one step on this rank: where they begin, when they run, and in how many parts.
+
+``model.backward(loss)`` is called on every rank at one program point. What happens then on a rank::
+
+    begin ── nothing of the graph is here ─────────────────────── others may go first, and that is all
+      │
+      ├── its gradient has come, or it may not be deferred ────── others may go first, then it runs
+      │
+      └── its gradient is on its way ── deferred ──┬── the function goes on with something that might
+                                                   │   notice: settle, it runs before that
+                                                   └── the function returns: run_deferred, when
+                                                       its gradient has come
+
+A backward of one of the step's last microbatches runs in two parts, of which the second computes weight
+gradients when the rank has nothing else to do (:mod:`.weight_gradients`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from opensmd.modelparallel._torch_internals import any_modes, run_backward
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.replicas.backward_count import Backwards
+from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
+from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
+from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
+from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
+from opensmd.modelparallel.runtime.messages.transport import Message
+from opensmd.modelparallel.runtime.microbatch import Microbatch
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.tensors.tags import real_tensor, tag_of, tags_of
+from opensmd.modelparallel.runtime.turns.record import Record
+from opensmd.modelparallel.runtime.turns.turns import Turns
+
+__all__ = ["BackwardPass", "Reducer"]
+
+
+class Reducer(Protocol):
+    """What averages the gradients of this rank's stage over the replicas, during the step's last backward."""
+
+    def before_last_backward(self, roots: Sequence[Tensor]) -> None:
+        """The last backward begins at ``roots``, which are all that this rank has."""
+
+    def after_backward(self) -> None:
+        """It has returned."""
+
+
+class BackwardPass:
+    """The backwards of one step.
+
+    Args:
+        context: what the microbatches of a pipeline have in common.
+        turns: which microbatch runs now.
+        weight_gradients: what the second parts of backwards are left to.
+        record: told of what ran when.
+        counts: of the backwards that have begun.
+        splits_from: the microbatches from this one on leave their weight gradients for later.
+        in_order: all ranks do everything in one order, so nothing is deferred.
+        reducer: of replicas; None without them.
+        sum_warning: told of every backward of torch's own.
+    """
+
+    def __init__(
+        self,
+        context: PipelineContext,
+        turns: Turns,
+        weight_gradients: WeightGradients,
+        record: Record,
+        counts: Backwards,
+        *,
+        splits_from: int,
+        in_order: bool,
+        reducer: Reducer | None,
+        sum_warning: SumWarning,
+    ) -> None:
+        self._counts = counts
+        self._context = context
+        self._turns = turns
+        self._weight_gradients = weight_gradients
+        self._record = record
+        self._splits_from = splits_from
+        self._in_order = in_order
+        self._reducer = reducer
+        self._sum_warning = sum_warning
+
+    def begin(
+        self,
+        microbatch: Microbatch,
+        tensors: Tensor | Sequence[Tensor],
+        grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+        *,
+        share: float | None = None,
+    ) -> None:
+        """``torch.autograd.backward`` over all ranks, for the microbatch of the calling thread.
+
+        Args:
+            share: what gradients are multiplied by; None: the script calls torch's own backward.
+
+        Raises:
+            SMPError: ``create_graph`` or ``inputs`` is given, which reach over ranks.
+        """
+        if create_graph or inputs is not None:
+            raise SMPError("backward inside a smp.step function takes neither create_graph nor inputs")
+        if share is None:
+            self._sum_warning.plain_backward(self._counts.microbatches)
+        roots, given = root_pairs(tensors, grad_tensors)
+        with microbatch.not_intercepted():
+            self._begin(microbatch, roots, given, bool(retain_graph), 1.0 if share is None else share)
+
+    def settle(self, microbatch: Microbatch) -> None:
+        """Run the deferred backward of a microbatch, if it has one, while its function waits.
+
+        Called before anything runs on this rank that might see its gradients or change what they are computed
+        from, and before the function waits.
+        """
+        backward, microbatch.deferred = microbatch.deferred, None
+        if backward is not None:
+            with microbatch.not_intercepted():
+                self._turns.before_backward(microbatch, backward.awaited)
+                self._run_in_function(microbatch, backward)
+
+    def run_deferred(self, microbatch: Microbatch) -> None:
+        """Run the deferred backward of a microbatch, if it has one, after its function has returned."""
+        backward, microbatch.deferred = microbatch.deferred, None
+        if backward is not None:
+            self._run(microbatch, backward)
+
+    def complete_gradients(self) -> None:
+        """Compute what is left of gradients, as somebody is about to look at them."""
+        if self._weight_gradients:
+            with self._record.interrupted():
+                self._weight_gradients.run_all()
+            if self._reducer is not None:
+                self._reducer.after_backward()
+
+    def _begin(
+        self,
+        microbatch: Microbatch,
+        roots: Sequence[Tensor],
+        given: Sequence[Tensor | None],
+        retain_graph: bool,
+        share: float,
+    ) -> None:
+        self.settle(microbatch)
+        self._context.carried.require_replicated(roots, tags_of(roots), microbatch.point)
+        self._counts.add(microbatch.index)
+        edges = microbatch.edges.behind(roots)
+        tokens = microbatch.edges.tokens(edges, keep=retain_graph)
+        starts, gradients = [], []
+        for root, gradient in zip(roots, given, strict=True):
+            tag = tag_of(root)
+            if tag is not None:
+                microbatch.require_not_later(tag)
+            if tag is None or tag.home == self._context.rank:
+                real = real_tensor(root)
+                starts.append(real)
+                gradients.append(root_gradient(real, gradient, share))
+        awaited = [] if starts else microbatch.edges.first_gradient(edges)
+        starts += tokens
+        gradients += tokens  # of no elements
+        if not starts:  # nothing to do here, but microbatches take turns as on the ranks that have
+            self._turns.before_backward(microbatch, [])
+            return
+        self._run_or_defer(microbatch, DeferredBackward(starts, gradients, awaited, retain_graph))
+
+    def _run_or_defer(self, microbatch: Microbatch, backward: DeferredBackward) -> None:
+        awaited: list[Message] = backward.awaited
+        if not self._may_defer(microbatch.index, backward.retain_graph):
+            self._turns.before_backward(microbatch, awaited)
+        elif not self._turns.is_first(microbatch, awaited):
+            microbatch.deferred = backward
+            return
+        self._run_in_function(microbatch, backward)
+
+    def _may_defer(self, index: int, retain_graph: bool) -> bool:
+        """Whether a backward may run after the user's function has returned.
+
+        Not within modes that the function may leave, nor where everything has its order.
+        """
+        return not (
+            retain_graph
+            or self._in_order
+            or self._reducer_of_last(index) is not None
+            or self._counts.microbatches == 1
+            or any_modes()
+        )
+
+    def _run_in_function(self, microbatch: Microbatch, backward: DeferredBackward) -> None:
+        self._record.turn("backward")
+        self._run(microbatch, backward)
+        self._record.turn("forward")
+
+    def _run(self, microbatch: Microbatch, backward: DeferredBackward) -> None:
+        roots, gradients, retain_graph = backward.roots, backward.gradients, backward.retain_graph
+        reducer = self._reducer_of_last(microbatch.index)
+        if reducer is not None:
+            # The reducer sends a bucket when the backward has been through its parameters: by then the other
+            # microbatches' gradients must be in it.
+            self.complete_gradients()
+            reducer.before_last_backward(roots)
+        splits = microbatch.index >= self._splits_from and not retain_graph
+        if splits and self._weight_gradients.split(microbatch.index, roots, gradients):
+            return  # the reducer waits for what is left
+        run_backward(roots, gradients, retain_graph=retain_graph)
+        if reducer is not None:
+            reducer.after_backward()
+
+    def _reducer_of_last(self, index: int) -> Reducer | None:
+        """The reducer, if a backward of this microbatch may be the one in which replicas reduce gradients."""
+        return self._reducer if self._counts.may_be_last(index) else None

@@ -1,0 +1,155 @@
+"""Tensors of one microbatch on their way between ranks, forward as data and backward as gradients.
+
+Everything that counts (program points, copies, edges) counts on every rank, whether or not the rank takes
+part, so that all agree without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
+from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.messages.transport import Kind, Message, gradient_messages, make_tag
+from opensmd.modelparallel.runtime.microbatch import Microbatch
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.tensors.memory_layout import in_memory_order, is_sparse, strides_kept
+from opensmd.modelparallel.runtime.tensors.tags import Tag, form_of, real_tensor
+from opensmd.modelparallel.runtime.turns.turns import Turns
+
+__all__ = ["Transfers"]
+
+
+class Transfers:
+    """What one microbatch sends and receives.
+
+    Args:
+        microbatch: whose tensors these are.
+        context: what the microbatches of a pipeline have in common.
+        turns: gives the rank to other microbatches while this one waits.
+        backward_pass: runs a deferred backward before that.
+    """
+
+    def __init__(
+        self, microbatch: Microbatch, context: PipelineContext, turns: Turns, backward_pass: BackwardPass
+    ) -> None:
+        self._microbatch = microbatch
+        self._context = context
+        self._turns = turns
+        self._backward_pass = backward_pass
+        self._serial = microbatch.serial
+        self._rank = context.rank
+        self._transport = context.transport
+        self._copies: dict[tuple[Tag, int, bool], tuple[int, Tensor | None]] = {}
+
+    def wait(self, messages: list[Message], until: Callable[[], bool] | None = None) -> None:
+        """Let other microbatches go on until one of ``messages`` has come, or ``until`` holds."""
+        if self._has_come(messages):
+            return
+        if self._microbatch.deferred is not None:
+            # What this microbatch waits for may need gradients of its own backward on another rank.
+            self._backward_pass.settle(self._microbatch)
+            if self._has_come(messages):
+                return
+        self._turns.wait(self._microbatch, messages, until)
+
+    def _has_come(self, messages: list[Message]) -> bool:
+        return any(map(self._transport.ready, messages))
+
+    def bring_all(self, call: Call, target: int) -> list[Tensor | None]:
+        """The tensors of a call on rank ``target``; None on other ranks for those that are not everywhere."""
+        return [self.bring(leaf, tag, target) for leaf, tag in zip(call.leaves, call.tags, strict=True)]
+
+    def bring(self, tensor: Tensor, tag: Tag | None, target: int) -> Tensor | None:
+        """The tensor with this tag on rank ``target``: None on the others.
+
+        All ranks call it at the same program point.
+        """
+        if tag is None:
+            return tensor
+        if tag.serial != self._serial:
+            self._microbatch.require_not_later(tag)
+        if tag.invalidated is not None:
+            raise SMPError(tag.invalidated)
+        if tag.home != target:
+            return self._transfer(tensor, tag, target)
+        if self._rank != target:
+            return None
+        return tensor if tag.real is None else tag.real
+
+    def release(self) -> None:
+        """Let go of copies."""
+        self._copies.clear()
+
+    def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
+        grad = tag.requires_grad and torch.is_grad_enabled()
+        place, changes = (tag, target, grad), tag.changes
+        known = self._copies.get(place)
+        if known is not None and known[0] == changes:
+            return known[1]
+        number = self._microbatch.next_point()
+        if grad:
+            self._microbatch.edges.count(tag, number)
+        copy: Tensor | None = None
+        if self._rank == tag.home:
+            self._send(real_tensor(tensor), tag, target, number, grad)
+        elif self._rank == target:
+            copy = self._receive(tensor, tag, number, grad)
+        self._copies[place] = (changes, copy)
+        return copy
+
+    def _send(self, real: Tensor, tag: Tag, target: int, number: int, grad: bool) -> None:
+        if real.requires_grad != tag.requires_grad:
+            raise SMPError(
+                f"a tensor of shape {tuple(real.shape)} has requires_grad={real.requires_grad}, but the "
+                f"other pipeline ranks were told {tag.requires_grad}; do not change it inside a step"
+            )
+        if is_sparse(real):
+            raise SMPUnsupportedError(
+                f"a sparse tensor of shape {tuple(real.shape)} was needed on pipeline rank {target} after "
+                f"{self._microbatch.point}, but pipeline rank {self._rank} has computed it, and sparse "
+                "tensors do not go from one to another. Make it where it is used from dense indices and "
+                "values, place both on one partition with smp.set_partition, or hand on tensor.to_dense()"
+            )
+        shape, stride, _ = form_of(real, tag)
+        check = _shape_check(shape)
+        # A detached tensor is no part of the graph, so that nothing of this is recorded.
+        data = in_memory_order(real.detach(), shape, stride)
+        self._transport.send(target, make_tag(Kind.TENSOR, self._microbatch.index, number, check), data)
+        self._context.sent_since_flush = True
+        if grad:
+            back = make_tag(Kind.GRADIENT, self._microbatch.index, number, check)
+            messages = gradient_messages(target, back)
+            token = self._transport.send_edge(
+                real, target, back, lambda: self._wait_for_gradient(messages, shape)
+            )
+            self._microbatch.edges.leave(number, token, messages)
+
+    def _receive(self, like: Tensor, tag: Tag, number: int, grad: bool) -> Tensor:
+        source, (shape, stride, dtype) = tag.home, form_of(like, tag)
+        check = _shape_check(shape)
+        message = (source, make_tag(Kind.TENSOR, self._microbatch.index, number, check))
+        kept = strides_kept(shape, stride)
+        received = self._transport.take(*message, shape, kept, dtype)
+        while received is None:
+            self.wait([message])
+            received = self._transport.take(*message, shape, kept, dtype)
+        if not grad:
+            return received
+        back = make_tag(Kind.GRADIENT, self._microbatch.index, number, check)
+        result, token = self._transport.receive_edge(received, source, back)
+        self._microbatch.edges.arrive(number, token)
+        return result
+
+    def _wait_for_gradient(self, messages: list[Message], shape: Sequence[int]) -> None:
+        rank = messages[0][0]
+        self._microbatch.point = f"the gradient of a tensor of shape {tuple(shape)} from pipeline rank {rank}"
+        self.wait(messages)
+
+
+def _shape_check(shape: Sequence[int]) -> int:
+    return hash(shape) & 1023

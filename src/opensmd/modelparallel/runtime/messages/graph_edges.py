@@ -1,0 +1,91 @@
+"""Where the graph of one microbatch leaves this rank, and comes to it.
+
+Each tensor that travels while gradients are wanted is an edge between two ranks, numbered by the program
+point at which it travels. Every rank counts all edges; it has tokens of those that touch it::
+
+    rank 0   x ─ layer ─ h ──┐ token 1                       backward passes edge 1
+                             │
+    rank 1                   └─ token 1 ─ layer ─ k ──┐ token 2             2, then 1
+                                                      │
+    rank 2                                            └─ token 2 ─ layer ─ loss     2
+
+Backward begins on each rank at its roots and at the tokens of the edges that these depend on. torch runs the
+nodes of a thread in the reverse order of their creation, so each rank passes its edges from the highest
+number to the lowest: rank 1 waits for the gradient of edge 2, and then sends that of edge 1. Both ends of an
+edge have the same number, and each waits only after all higher ones have been passed: so whatever the
+placement, no ranks wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from opensmd.modelparallel.runtime.messages.transport import Message
+from opensmd.modelparallel.runtime.tensors.tags import Tag, ancestors, tags_of
+
+__all__ = ["GraphEdges"]
+
+
+class GraphEdges:
+    """The edges of one microbatch."""
+
+    def __init__(self) -> None:
+        self._of_tags: dict[Tag, list[int]] = {}
+        self._tokens: dict[int, Tensor | None] = {}
+        self._gradients: dict[int, list[Message]] = {}
+
+    def count(self, tag: Tag, number: int) -> None:
+        """A tensor with this tag travels at program point ``number``, between whichever ranks."""
+        self._of_tags.setdefault(tag, []).append(number)
+
+    def leave(self, number: int, token: Tensor, gradient: list[Message]) -> None:
+        """It has left this rank; ``gradient`` are the messages of which one tells of its gradient."""
+        self._tokens[number] = token
+        self._gradients[number] = gradient
+
+    def arrive(self, number: int, token: Tensor) -> None:
+        """It has come to this rank."""
+        self._tokens[number] = token
+
+    def behind(self, roots: Sequence[Tensor]) -> list[int]:
+        """The edges at this rank that ``roots`` depend on, in order of creation."""
+        if not self._tokens:
+            return []
+        ancestry = ancestors([tag for tag in tags_of(roots) if tag is not None])
+        edges: list[int] = []
+        for tag, numbers in self._of_tags.items():
+            if tag in ancestry:
+                edges += [number for number in numbers if number in self._tokens]
+        edges.sort()
+        return edges
+
+    def tokens(self, edges: Sequence[int], *, keep: bool) -> list[Tensor]:
+        """The tokens of edges, which backward begins at.
+
+        Raises:
+            RuntimeError: backward has been through one of them already.
+        """
+        tokens = []
+        for number in edges:
+            token = self._tokens[number]
+            if token is None:
+                raise RuntimeError(
+                    "Trying to backward through the graph a second time: specify retain_graph=True in the "
+                    "first backward of this microbatch"
+                )
+            tokens.append(token)
+            if not keep:
+                self._tokens[number] = None
+        return tokens
+
+    def first_gradient(self, edges: Sequence[int]) -> list[Message]:
+        """The messages of which the latest edge waits for one, if that edge is a sent tensor's."""
+        return self._gradients.get(edges[-1], []) if edges else []
+
+    def release(self) -> None:
+        """Let go of tokens and tags."""
+        self._of_tags.clear()
+        self._tokens.clear()
+        self._gradients.clear()

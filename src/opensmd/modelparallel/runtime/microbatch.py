@@ -1,0 +1,87 @@
+"""One microbatch of a step on this rank: who it is and where in the program, for all that work on it.
+
+Its calls, its transfers, its backward and its turns each look at another side of it; this is what they share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch.overrides import TorchFunctionMode
+
+from opensmd.modelparallel._torch_internals import WithoutMode
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
+from opensmd.modelparallel.runtime.messages.graph_edges import GraphEdges
+from opensmd.modelparallel.runtime.tensors.tags import Tag
+
+__all__ = ["Microbatch"]
+
+_NO_MODE = TorchFunctionMode()
+
+
+class Microbatch:
+    """The state of one microbatch.
+
+    Args:
+        index: which one of the step it is.
+        begun: how many microbatches earlier steps had.
+        borrowed: where tags of this step are noted that a later microbatch than their own has used.
+
+    Attributes:
+        serial: its number, counted over all steps.
+        point: where in the program it is, for messages.
+        inside: a module is running as a whole, or a backward: nothing is intercepted.
+        mode: the function mode that intercepts its operations.
+        deferred: its backward, if that has been called for and has not run.
+        edges: where its graph leaves this rank, and comes to it.
+    """
+
+    def __init__(self, index: int, *, begun: int = 0, borrowed: set[Tag] | None = None) -> None:
+        self.index = index
+        self.serial = begun + index
+        self.point = "the beginning of the step function"
+        self.inside = False
+        self.mode = _NO_MODE
+        self.deferred: DeferredBackward | None = None
+        self.edges = GraphEdges()
+        self._begun = begun
+        self._borrowed: set[Tag] = set() if borrowed is None else borrowed
+        self._points = 0
+
+    def next_point(self) -> int:
+        """The number of this program point; advances alike on all ranks."""
+        self._points += 1
+        return self._points
+
+    @contextlib.contextmanager
+    def not_intercepted(self) -> Iterator[None]:
+        """What this thread calls inside is torch's own."""
+        inside, self.inside = self.inside, True
+        try:
+            with WithoutMode(self.mode):
+                yield
+        finally:
+            self.inside = inside
+
+    def require_not_later(self, tag: Tag) -> None:
+        """Raise for a tensor of a microbatch that plain PyTorch would run after this one.
+
+        One of an earlier microbatch of the step is remembered as borrowed.
+        """
+        if tag.serial > self.serial:
+            raise SMPError(
+                f"microbatch {self.index} was given, after {self.point}, a tensor that microbatch "
+                f"{tag.serial - self._begun} has computed: what kept it (a list or dict that a hook "
+                "fills, an object) is one for all microbatches, and they take turns. Return the tensor from "
+                "the module, keep it in an attribute of a module, or set active_microbatches to 1"
+            )
+        if self._begun <= tag.serial < self.serial:
+            self._borrowed.add(tag)
+
+    def release(self) -> None:
+        """Let go of the graph, and of what refers back to this microbatch."""
+        self.edges.release()
+        self.mode = _NO_MODE
+        self.deferred = None

@@ -1,0 +1,82 @@
+"""One microbatch's pass through the user's step function on this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
+from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
+from opensmd.modelparallel.runtime.calls.glue import Glue
+from opensmd.modelparallel.runtime.calls.interception import set_run
+from opensmd.modelparallel.runtime.calls.transfers import Transfers
+from opensmd.modelparallel.runtime.messages.results import Results
+from opensmd.modelparallel.runtime.microbatch import Microbatch
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.turns.turns import Done, Turns, Waiting
+
+__all__ = ["MicrobatchRun"]
+
+_DONE = Done()
+
+
+class MicrobatchRun:
+    """Runs the step function for one microbatch, and then what it has left.
+
+    Args:
+        microbatch: which one.
+        function: of the microbatch; takes no arguments any more.
+        context: what the microbatches of a pipeline have in common.
+        turns: which microbatch runs now.
+        backward_pass: of the step.
+        results: take what the function returns.
+    """
+
+    def __init__(
+        self,
+        microbatch: Microbatch,
+        function: Callable[[], Any],
+        context: PipelineContext,
+        turns: Turns,
+        backward_pass: BackwardPass,
+        results: Results,
+    ) -> None:
+        self._microbatch = microbatch
+        self._function = function
+        self._backward_pass = backward_pass
+        self._results = results
+        transfers = Transfers(microbatch, context, turns, backward_pass)
+        self._calls = CallRunner(microbatch, context, transfers, turns, backward_pass)
+        self._course = self._run()
+
+    def advance(self) -> Waiting | Done:
+        """Go on as far as the user's function, or what it has left, keeps the thread's stack.
+
+        Waits inside are waits for a turn on this stack; what is returned waits without one.
+        """
+        return next(self._course, _DONE)
+
+    def abandon(self) -> None:
+        """Let go of everything, wherever the microbatch is: the step has failed."""
+        self._course.close()
+        self._release()
+
+    def _run(self) -> Generator[Waiting, None, None]:
+        value = self._call_function()
+        self._results.share(self._microbatch.index, value)
+        if self._microbatch.deferred is not None:
+            yield Waiting(self._microbatch.deferred.awaited)
+            self._backward_pass.run_deferred(self._microbatch)
+        self._release()
+
+    def _release(self) -> None:
+        self._microbatch.release()
+        self._calls.release()
+
+    def _call_function(self) -> Any:
+        set_run(self._calls)
+        try:
+            with Glue(self._calls) as self._microbatch.mode:
+                return self._function()
+        finally:
+            set_run(None)

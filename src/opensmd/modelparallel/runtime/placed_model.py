@@ -1,0 +1,122 @@
+"""A model whose parts have their homes: what this rank keeps of it, and what all ranks know of the rest."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel._torch_internals import has_backward_hooks
+from opensmd.modelparallel.compatibility.clipping import ClippingWarning
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.runtime.calls.interception import intercepted
+from opensmd.modelparallel.runtime.calls.sequential import Sequences
+from opensmd.modelparallel.runtime.side_effects.attributes import Places
+from opensmd.modelparallel.runtime.side_effects.random import default_generators
+from opensmd.modelparallel.runtime.tensors.placeholder import make_remote, out_of_mapping
+from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
+from opensmd.modelparallel.runtime.trained_parameters import TrainedParameters
+
+__all__ = ["PlacedModel"]
+
+
+class PlacedModel:
+    """Gives every part of a module its home, and gives back the memory of what lives elsewhere.
+
+    Args:
+        module: the user's module.
+        plan: where everything lives.
+        rank: this rank of the pipeline.
+
+    Attributes:
+        parameters: all of the model's, also those of other ranks.
+        trained: which of them are.
+        places: where modules keep tensors that change during steps.
+        device: where the model computes.
+        generators: the random number generators of that device and of the CPU.
+        placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
+        replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
+    """
+
+    def __init__(self, module: nn.Module, plan: Plan, rank: int) -> None:
+        self.device = next((each.device for each in module.parameters()), torch.device("cpu"))
+        self.generators = default_generators(self.device)
+        self._rank = rank
+        modules = dict(module.named_modules(remove_duplicate=False))
+        self._whole: dict[str, tuple[nn.Module, int]] = {}
+        seen: set[nn.Module] = set()
+        for name, home in plan.atomic().items():
+            if modules[name] not in seen:
+                seen.add(modules[name])
+                self._whole[name] = (modules[name], home)
+        self._split = {name: modules[name] for name in plan.split()}
+        self._sequences = Sequences(self._split, dict(self._whole.values()))
+        self.places = Places(module)
+        tagged = self._tag_parameters(module, plan)
+        self.parameters = [parameter for parameter, _ in tagged]
+        self.trained = TrainedParameters(tagged)
+        buffers, self.replicated_memory = self._tag_buffers(modules, plan)
+        self.placed_memory = buffers | frozenset(
+            parameter.untyped_storage()._cdata
+            for parameter, tag in tagged
+            if tag.home == rank and parameter.layout is torch.strided
+        )
+
+    def require_no_backward_hooks(self) -> None:
+        """Raise for a module that runs piece by piece and has full backward hooks.
+
+        Raises:
+            SMPUnsupportedError: there is one.
+        """
+        for name, module in self._split.items():
+            if has_backward_hooks(module):
+                raise SMPUnsupportedError(
+                    f"module {name!r} ({type(module).__name__}) is run piece by piece over the partitions "
+                    "and has full backward hooks, which would need its inputs and outputs on one rank. "
+                    "Register them on its children, use tensor.register_hook, or place it whole with "
+                    "smp.set_partition"
+                )
+
+    def intercepted(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
+        """For the time of a step, its modules are called where they live; ``alone``: of one microbatch."""
+        return intercepted(self._whole, self._sequences.forwards(alone=alone), alone=alone)
+
+    def _tag_parameters(self, module: nn.Module, plan: Plan) -> list[tuple[nn.Parameter, Tag]]:
+        named = list(module.named_parameters())
+        clipping = ClippingWarning(len({plan.parameter_home(name) for name, _ in named}))
+        tagged = []
+        for name, parameter in named:
+            tag = Tag(plan.parameter_home(name), parameter.requires_grad)
+            put_tag(parameter, tag)
+            tagged.append((parameter, tag))
+            if tag.home != self._rank:
+                make_remote(parameter, clipping)
+        return tagged
+
+    def _tag_buffers(
+        self, modules: dict[str, nn.Module], plan: Plan
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Buffers of modules that run as a whole live with them; those of split modules are everywhere.
+
+        Returns:
+            The memory of the ones and of the others.
+        """
+        placed, replicated = set(), set()
+        moved: dict[Tensor, Tensor] = {}  # buffers of several modules stay one
+        for name, module in modules.items():
+            for own, buffer in module._buffers.items():
+                if buffer is None:
+                    continue
+                if name in self._split:
+                    replicated.add(buffer.untyped_storage()._cdata)
+                    continue
+                home = plan.homes[name]
+                if home != self._rank:
+                    if buffer not in moved:
+                        moved[buffer] = out_of_mapping(buffer)
+                    buffer = module._buffers[own] = moved[buffer]
+                placed.add(buffer.untyped_storage()._cdata)
+                put_tag(buffer, Tag(home))
+        return frozenset(placed), frozenset(replicated)

@@ -1,0 +1,43 @@
+"""All ranks of a pipeline must have built the same model before each keeps its part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from opensmd.modelparallel._torch_internals import gathered
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.calls.keys import stable_hash
+
+__all__ = ["require_same_model"]
+
+Entry = tuple[str, tuple[int, ...], str]
+
+
+def require_same_model(module: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Compare names, shapes and dtypes of parameters over ``group``; ``device`` is where it carries tensors.
+
+    Raises:
+        SMPError: on all ranks, naming the first parameter that differs.
+    """
+    mine = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
+    own = torch.tensor([stable_hash(tuple(mine), 63)], device=device)
+    hashes = gathered(own, group)
+    if bool((hashes == hashes[0]).all()):
+        return
+    models: list[Any] = [None] * group.size()
+    dist.all_gather_object(models, mine, group=group)
+    other = next(rank for rank, model in enumerate(models) if model != models[0])
+    pairs = zip([*models[0], None], [*models[other], None], strict=False)
+    first, second = next((a, b) for a, b in pairs if a != b)
+    raise SMPError(
+        f"the ranks of the pipeline have different models: pipeline rank 0 has {_named(first)} where "
+        f"pipeline rank {other} has {_named(second)}. Build the same model on all ranks"
+    )
+
+
+def _named(entry: Entry | None) -> str:
+    return "no further parameter" if entry is None else f"{entry[0]} {entry[1]} {entry[2]}"

@@ -1,0 +1,135 @@
+"""One step: everything that lives as long as it, from the call of the step function to its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from opensmd.modelparallel.replicas.backward_count import Backwards
+from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass, Reducer
+from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
+from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
+from opensmd.modelparallel.runtime.messages.results import Results
+from opensmd.modelparallel.runtime.microbatch import Microbatch
+from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.placed_model import PlacedModel
+from opensmd.modelparallel.runtime.side_effects.attributes import OwnAttributes
+from opensmd.modelparallel.runtime.side_effects.per_microbatch import Own
+from opensmd.modelparallel.runtime.side_effects.random import OwnRandom
+from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
+from opensmd.modelparallel.runtime.turns.record import Record
+from opensmd.modelparallel.runtime.turns.threads import Threads
+from opensmd.modelparallel.runtime.turns.turns import Turns
+
+__all__ = ["Call", "StepRun"]
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class StepRun:
+    """Runs a step function once for each microbatch.
+
+    Args:
+        context: what the microbatches of a pipeline have in common.
+        placed: the model.
+        schedule: what this rank does in which order.
+        function: the user's.
+        calls: its arguments, of each microbatch.
+        detach: detach what is returned from its graph.
+        backwards: counts them.
+        threads: where further microbatches run.
+        reducer: of replicas; None without them.
+        sum_warning: told of every backward of torch's own.
+
+    Attributes:
+        record: what this rank does, and when.
+    """
+
+    def __init__(
+        self,
+        context: PipelineContext,
+        placed: PlacedModel,
+        schedule: RankSchedule,
+        function: Callable[..., Any],
+        calls: Sequence[Call],
+        *,
+        detach: bool,
+        backwards: Backwards,
+        threads: Threads,
+        reducer: Reducer | None,
+        sum_warning: SumWarning,
+    ) -> None:
+        count = len(calls)
+        self._alone = count == 1
+        self._context = context
+        self._placed = placed
+        microbatches = [
+            Microbatch(index, begun=context.begun, borrowed=context.borrowed) for index in range(count)
+        ]
+        self.record = Record()
+        self._weight_gradients = WeightGradients(self.record)
+        self._own_state = Own(
+            OwnRandom(placed.generators), OwnAttributes(placed.places, context, alone=self._alone)
+        )
+        self._turns = Turns(
+            microbatches,
+            policy=schedule.policy(count, reduces=reducer is not None),
+            arrivals=context.transport,
+            fills_in=self._weight_gradients,
+            record=self.record,
+            threads=threads,
+            own_state=self._own_state,
+        )
+        backward_pass = BackwardPass(
+            context,
+            self._turns,
+            self._weight_gradients,
+            self.record,
+            backwards,
+            splits_from=schedule.splits_from(count, reduces=reducer is not None),
+            in_order=schedule.in_order,
+            reducer=reducer,
+            sum_warning=sum_warning,
+        )
+        self._results = Results(context, count, detach=detach)
+        self._runs = [
+            MicrobatchRun(
+                microbatch,
+                partial(function, *args, **kwargs),
+                context,
+                self._turns,
+                backward_pass,
+                self._results,
+            )
+            for microbatch, (args, kwargs) in zip(microbatches, calls, strict=True)
+        ]
+
+    @property
+    def failed_at(self) -> str:
+        """Where a microbatch has failed, to be put into a sentence; empty if none has."""
+        failed = self._turns.failed
+        return "" if failed is None else f" in microbatch {failed.index}, after {failed.point}"
+
+    def run(self) -> list[Any]:
+        """Run all microbatches.
+
+        Returns:
+            What the function returned for each; tensors are real on every rank.
+        """
+        try:
+            with self._placed.intercepted(alone=self._alone):
+                self._turns.run(self._runs)
+            self._weight_gradients.run_all()
+            return self._results.received()
+        finally:
+            self._context.begun += len(self._runs)
+            self._weight_gradients.drop()
+            self._context.carried.forget()
+            self._own_state.end_step()
+
+    def abandon(self) -> None:
+        """Let go of what microbatches keep that have not come to their end, as the step has failed."""
+        for run in self._runs:
+            run.abandon()
