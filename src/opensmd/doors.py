@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import CodeType, ModuleType
 
-from opensmd.collectives.name import make_known
+from opensmd.collectives.lookup import make_known
 
 __all__ = ["open_doors"]
 

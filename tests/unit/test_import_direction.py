@@ -41,6 +41,59 @@ def test_every_package_has_its_place_in_the_direction_of_imports() -> None:
     assert {path.parent.name for path in SOURCES.glob("*/__init__.py")} == set(MAY_IMPORT)
 
 
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Also not for types alone, nor inside functions: whoever reads one file of a circle must read all."""
+    assert not _circles({_module(file): _files_imported(file) for file in SOURCES.rglob("*.py")})
+
+
+def test_a_circle_is_found_whatever_leads_into_it() -> None:
+    assert _circles({"a": {"b"}, "b": {"c", "d"}, "c": {"d"}, "d": set()}) == []
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"d", "b"}, "d": set()}) == [["b", "c"]]
+
+
+def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules each of which can be reached from each."""
+    reached = {module: _reached(module, imports) for module in imports}
+    groups = {
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in imports
+        if module in reached[module]
+    }
+    return sorted(map(sorted, groups))
+
+
+def _reached(module: str, imports: dict[str, set[str]]) -> set[str]:
+    reached: set[str] = set()
+    left = [*imports[module]]
+    while left:
+        other = left.pop()
+        if other not in reached:
+            reached.add(other)
+            left.extend(imports[other])
+    return reached
+
+
+def _module(file: Path) -> str:
+    """The dotted name of a file; that of its folder for ``__init__.py``."""
+    path = file.relative_to(SOURCES.parent).with_suffix("")
+    return ".".join(path.parts[:-1] if path.name == "__init__" else path.parts)
+
+
+def _files_imported(file: Path) -> set[str]:
+    """The modules that are files of opensmd, by the names that a file imports from them."""
+    files = set()
+    for name in _imported(file):
+        found = name if _is_file(name) else name.rpartition(".")[0]
+        if _is_file(found) and found != _module(file):
+            files.add(found)
+    return files
+
+
+def _is_file(name: str) -> bool:
+    path = SOURCES.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
 def _modules_beside_the_packages() -> set[str]:
     """Modules that belong to no package: small, and free to be imported by all but where they import back."""
     return {path.stem for path in SOURCES.glob("*.py")} - {"doors"}

@@ -22,10 +22,10 @@ from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_optimizers
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state import WrappedOptimizer, state
 from opensmd.optim.norm import global_norm
 
-__all__ = ["DistributedOptimizer", "after_partition", "parameter_names"]
+__all__ = ["DistributedOptimizer"]
 
 # Of later versions: for the setting fp16 alone, by themselves or as a dict.
 _DYNAMIC_LOSS_ARGUMENTS = {
@@ -62,7 +62,7 @@ class _Layout:
         return sum(map(len, self.numbers))
 
 
-class _Methods:
+class _Methods(WrappedOptimizer):
     """What a distributed optimizer does differently; mixed in front of the optimizer's own class."""
 
     param_groups: list[dict[str, Any]]
@@ -356,25 +356,8 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
     state.optimizers.pop(id(optimizer), None)
     state.optimizers[id(optimizer)] = optimizer
     if state.model is not None and state.model.partitioned:
-        after_partition(optimizer)
+        state.cut_optimizers()
     return optimizer
-
-
-def after_partition(optimizer: torch.optim.Optimizer) -> None:
-    """Cut a distributed optimizer to the parameters of this rank."""
-    assert isinstance(optimizer, _Methods)
-    optimizer._smp_after_partition()
-
-
-def parameter_names(optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """The module's names of the whole optimizer's parameters, in its order.
-
-    Raises:
-        SMPError: there is no distributed optimizer, or no model that its parameters could belong to.
-    """
-    if not isinstance(optimizer, _Methods):
-        raise SMPError("parameters have numbers once smp.DistributedOptimizer has been given their optimizer")
-    return optimizer._smp_names()
 
 
 def _gathered(own: Mapping[Any, Any]) -> dict[Any, Any]:

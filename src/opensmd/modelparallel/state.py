@@ -3,23 +3,67 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
-from opensmd.modelparallel.exceptions import SMPNotInitializedError
+from opensmd.modelparallel.exceptions import SMPError, SMPNotInitializedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+    from torch import nn
 
-    from opensmd.modelparallel.amp import GradScaler
     from opensmd.modelparallel.config import Config
     from opensmd.modelparallel.ranks.grid import RankGrid
     from opensmd.modelparallel.ranks.groups import Groups
-    from opensmd.modelparallel.state_dicts.model_state import ModelState
+    from opensmd.modelparallel.runtime.engine import Engine
 
-__all__ = ["ModuleManager", "State", "state"]
+__all__ = ["ModuleManager", "State", "WrappedModel", "WrappedOptimizer", "WrappedScaler", "state"]
+
+
+class WrappedModel(Protocol):
+    """The script's ``smp.DistributedModel``, as others need it."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's module."""
+
+    @property
+    def partitioned(self) -> bool:
+        """Its parts have their places."""
+
+    @property
+    def running(self) -> int:
+        """The number of microbatches of the step that runs; 0 outside steps."""
+
+    def is_local(self, name: str) -> bool:
+        """Whether this rank has the data of that parameter, buffer or module."""
+
+    def require_whole_batch(self, name: str) -> None:
+        """Raise if ``name`` was called inside a step."""
+
+
+class WrappedOptimizer:
+    """What ``smp.DistributedOptimizer`` adds to an optimizer's class, as others need it.
+
+    No ABC: its metaclass might not go together with that of the script's optimizer.
+    """
+
+    def _smp_after_partition(self) -> None:
+        """The model has its parts in their places: keep those of this rank."""
+        raise NotImplementedError
+
+    def _smp_names(self) -> list[str]:
+        """The module's name of every parameter, in the whole optimizer's order."""
+        raise NotImplementedError
+
+
+class WrappedScaler(Protocol):
+    """The script's ``smp.amp.GradScaler``, as others need it."""
+
+    def follow_owners(self) -> None:
+        """Take the scale of a rank that has parameters."""
 
 
 @dataclass
@@ -55,10 +99,10 @@ class State:
         self._grid: RankGrid | None = None
         self._groups: Groups | None = None
         self.rank = 0
-        self.model: ModelState | None = None
+        self.model: WrappedModel | None = None
         self.optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
-        self.scalers: WeakValueDictionary[int, GradScaler] = WeakValueDictionary()
-        self.engine: Any = None
+        self.scalers: WeakValueDictionary[int, WrappedScaler] = WeakValueDictionary()
+        self.engine: Engine | None = None
         self.owns_world = False
         self.module_manager = ModuleManager()
 
@@ -114,14 +158,31 @@ class State:
     @property
     def param_index_to_name_tp_group(self) -> list[dict[int, str]]:
         """For every rank of the tensor-parallel group, here one: parameters' names by optimizer number."""
-        from opensmd.modelparallel.optimizer import parameter_names  # which imports this module
-
-        return [dict(enumerate(parameter_names(self.optimizer)))]
+        return [dict(enumerate(self._parameter_names()))]
 
     @property
     def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
         """For every rank of the tensor-parallel group, here one: optimizer numbers by parameters' names."""
         return [{name: number for number, name in each.items()} for each in self.param_index_to_name_tp_group]
+
+    def cut_optimizers(self) -> None:
+        """Let every distributed optimizer keep the parameters of this rank alone."""
+        for optimizer in self.optimizers.values():
+            assert isinstance(optimizer, WrappedOptimizer)
+            optimizer._smp_after_partition()
+
+    def _parameter_names(self) -> list[str]:
+        """The module's names of the latest optimizer's parameters, in its order.
+
+        Raises:
+            SMPError: there is no distributed optimizer, or no model that its parameters could belong to.
+        """
+        optimizer = self.optimizer
+        if not isinstance(optimizer, WrappedOptimizer):
+            raise SMPError(
+                "parameters have numbers once smp.DistributedOptimizer has been given their optimizer"
+            )
+        return optimizer._smp_names()
 
     def __repr__(self) -> str:
         if not self.initialized:

@@ -22,7 +22,6 @@ from opensmd.modelparallel.checkpoint.gather import collect, gather_full
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked, with_versions
 from opensmd.modelparallel.compatibility.parameter_layout import name_original_forwards
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
-from opensmd.modelparallel.optimizer import after_partition
 from opensmd.modelparallel.planning.plan import Plan, ancestors
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.sendable import sendable
@@ -401,8 +400,7 @@ class ModelState(nn.Module):
         if self._pending_local is not None:
             pending, self._pending_local = self._pending_local, None
             self._load_same_partition(pending)
-        for optimizer in state.optimizers.values():
-            after_partition(optimizer)
+        state.cut_optimizers()
         hooks = list(self._post_partition_hooks.values())
         self._post_partition_hooks.clear()
         for hook in hooks:

@@ -1,0 +1,219 @@
+"""Who runs when: whole pipelines in one process and in virtual time, compared with printed tables."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from torch.distributed import DistBackendError
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.planning.schedule import (
+    FixedOrder,
+    Pipeline,
+    ReadyFirst,
+    most_active,
+    split_backwards,
+    window,
+)
+from opensmd.modelparallel.runtime.turns.turns import StepAborted
+from tests.support.virtual_pipeline import Pass, Rank, Stage, play, table
+
+
+def chain(count: int, pipeline: Pipeline = "interleaved", active: int | None = None) -> list[Stage]:
+    """Stages as the engine would make them for a chain."""
+    most = most_active(count, active)
+    sizes = [
+        window(partitions=count, stage=stage, chain=True, active_microbatches=most) for stage in range(count)
+    ]
+    return [Stage(ReadyFirst(pipeline, size), range(count)) for size in sizes]
+
+
+def show(ranks: Sequence[Rank]) -> str:
+    assert [rank.error for rank in ranks] == [None] * len(ranks)
+    return table(ranks)
+
+
+def picture(text: str) -> str:
+    return textwrap.dedent(text).strip()
+
+
+INTERLEAVED = {
+    2: """
+        rank 0   F0 F1 F2 .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3
+        rank 1   .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
+        """,
+    3: """
+        rank 0   F0 F1 F2 F3 .  .  .  B0 B0 .  B1 B1 .  B2 B2 .  B3 B3
+        rank 1   .  F0 F1 F2 .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3
+        rank 2   .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
+        """,
+    4: """
+        rank 0   F0 F1 F2 F3 .  .  .  .  .  .  B0 B0 .  B1 B1 .  B2 B2 .  B3 B3
+        rank 1   .  F0 F1 F2 F3 .  .  .  B0 B0 .  B1 B1 .  B2 B2 .  B3 B3
+        rank 2   .  .  F0 F1 F2 .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3
+        rank 3   .  .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
+        """,
+}
+SIMPLE = {
+    2: """
+        rank 0   F0 F1 F2 F3 .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+        rank 1   .  F0 F1 F2 F3 B0 B0 B1 B1 B2 B2 B3 B3
+        """,
+    3: """
+        rank 0   F0 F1 F2 F3 .  .  .  .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+        rank 1   .  F0 F1 F2 F3 .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+        rank 2   .  .  F0 F1 F2 F3 B0 B0 B1 B1 B2 B2 B3 B3
+        """,
+    4: """
+        rank 0   F0 F1 F2 F3 .  .  .  .  .  .  .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+        rank 1   .  F0 F1 F2 F3 .  .  .  .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+        rank 2   .  .  F0 F1 F2 F3 .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+        rank 3   .  .  .  F0 F1 F2 F3 B0 B0 B1 B1 B2 B2 B3 B3
+        """,
+}
+
+
+@pytest.mark.parametrize("count", INTERLEAVED)
+def test_backwards_go_first_in_an_interleaved_chain(count: int) -> None:
+    ranks = play(chain(count), 4)
+    assert show(ranks) == picture(INTERLEAVED[count])
+    assert {len(ranks[0].threads), len(ranks[-1].threads)} == {1}  # they never wait in mid-course
+
+
+@pytest.mark.parametrize("count", SIMPLE)
+def test_all_forwards_go_first_in_a_simple_chain(count: int) -> None:
+    assert show(play(chain(count, "simple"), 4)) == picture(SIMPLE[count])
+
+
+def test_one_active_microbatch_goes_through_the_chain_alone() -> None:
+    assert show(play(chain(2, active=1), 3)) == picture(
+        """
+        rank 0   F0 .  .  .  B0 B0 F1 .  .  .  B1 B1 F2 .  .  .  B2 B2
+        rank 1   .  F0 B0 B0 .  .  .  F1 B1 B1 .  .  .  F2 B2 B2
+        """
+    )
+
+
+def test_a_fixed_order_waits_in_place_on_every_rank() -> None:
+    stages = [Stage(FixedOrder("interleaved", 3, 4), range(3), defers=False) for _ in range(3)]
+    assert show(play(stages, 4)) == picture(
+        """
+        rank 0   F0 F1 F2 .  .  .  .  .  .  B0 B0 F3 .  .  .  .  .  .  B1 B1 B2 B2 B3 B3
+        rank 1   .  F0 F1 F2 .  .  .  B0 B0 .  .  .  F3 .  .  .  B1 B1 B2 B2 B3 B3
+        rank 2   .  .  F0 F1 F2 B0 B0 .  .  .  .  .  .  F3 B1 B1 B2 B2 B3 B3
+        """
+    )
+
+
+def test_stages_that_a_microbatch_passes_twice_let_others_go_on_in_between() -> None:
+    stages = [Stage(ReadyFirst("interleaved", 2), [0, 1, 0, 1]) for _ in range(2)]
+    assert show(play(stages, 4)) == picture(
+        """
+        rank 0   F0 F1 F0 F1 .  .  B0 B0 .  B1 B1 B0 B0 B1 B1 F2 F3 F2 F3 .  .  B2 B2 .  B3 B3 B2 B2 B3 B3
+        rank 1   .  F0 F1 F0 B0 B0 F1 B1 B1 B0 B0 B1 B1 .  .  .  F2 F3 F2 B2 B2 F3 B3 B3 B2 B2 B3 B3
+        """
+    )
+
+
+def test_weight_gradients_fill_the_time_in_which_a_rank_would_wait() -> None:
+    stages = [
+        replace(
+            stage,
+            splits_from=6 - split_backwards(stage=index, chain=True, most=5, microbatches=6),
+        )
+        for index, stage in enumerate(chain(3))
+    ]
+    assert show(play(stages, 6)) == picture(
+        """
+        rank 0   F0 F1 F2 F3 .  .  .  B0 B0 F4 B1 B1 F5 B2 B2 B3 B3 B4 B4 .  B5 B5
+        rank 1   .  F0 F1 F2 .  B0 B0 F3 B1 B1 F4 B2 B2 B3 B3 B4 F5 W4 .  B5 W5
+        rank 2   .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 F4 B4 W3 W4 F5 B5 W5
+        """
+    )
+
+
+def test_a_forward_that_is_late_holds_up_only_what_needs_it() -> None:
+    first, second = chain(2)
+    assert show(play([replace(first, delays={1: 4}), second], 6)) == picture(
+        """
+        rank 0   F0 F1 F1 F1 F1 F1 B0 B0 F2 B1 B1 F3 B2 B2 F4 B3 B3 F5 B4 B4 .  B5 B5
+        rank 1   .  F0 B0 B0 .  .  F1 B1 B1 F2 B2 B2 F3 B3 B3 F4 B4 B4 F5 B5 B5
+        """
+    )
+
+
+def test_with_replicas_the_last_microbatch_goes_backward_after_all_others() -> None:
+    """Rank 1 gets the last microbatch's gradient first."""
+
+    def gradients_in_reverse(run: Pass) -> None:
+        if run.rank.rank == 0:
+            run.rank.work("F", run.index, 4)
+            run.rank.send(1, 2 - run.index)
+        else:
+            run.rank.work("F", run.index, 1)
+            run.rank.turns.before_backward(run.microbatch, [(0, run.index)])
+            run.rank.work("B", run.index, 1)
+
+    def order(*, last_goes_last: bool) -> str:
+        policy = ReadyFirst("interleaved", 3, last_goes_last=last_goes_last)
+        stages = [Stage(ReadyFirst("interleaved", 3), range(2)), Stage(policy, range(2))]
+        return show(play(stages, 3, gradients_in_reverse)).splitlines()[1]
+
+    assert order(last_goes_last=False) == "rank 1   F0 F1 F2 .  B2 .  .  .  B1 .  .  .  B0"
+    assert order(last_goes_last=True) == "rank 1   F0 F1 F2 .  .  .  .  .  B1 .  .  .  B0 B2"
+
+
+def test_what_keeps_the_order_of_the_microbatches_waits_for_earlier_forwards() -> None:
+    """The first microbatch comes back late to rank 0; the second must not overtake it there."""
+    order: list[int] = []
+
+    def function(run: Pass) -> None:
+        run.forward()
+        if run.rank.rank == 0:
+            run.rank.turns.wait_for_earlier(run.microbatch)
+            order.append(run.index)
+        run.backward()
+
+    stages = [Stage(ReadyFirst("interleaved", 3), [0, 1, 0]) for _ in range(2)]
+    stages[1].delays[0] = 5
+    ranks = play(stages, 3, function)
+    assert order == [0, 1, 2]
+    assert {rank.error for rank in ranks} == {None}
+
+
+def test_an_error_of_one_microbatch_ends_the_others_where_they_wait() -> None:
+    seen: list[tuple[int, type[BaseException]]] = []
+
+    def function(run: Pass) -> None:
+        try:
+            run.forward()
+            if (run.rank.rank, run.index) == (0, 2):
+                run.microbatch.point = "a bad layer"
+                raise ValueError("no")
+        except BaseException as error:
+            if run.rank.rank == 0:
+                seen.append((run.index, type(error)))
+            raise
+
+    ranks = play([Stage(ReadyFirst("interleaved", 4), [0, 1, 0]) for _ in range(2)], 4, function)
+    assert isinstance(ranks[0].error, ValueError)
+    assert ranks[0].turns.failed is ranks[0].microbatches[2]
+    assert seen == [(2, ValueError), (3, StepAborted)]
+
+
+def test_a_lost_rank_is_reported_with_what_every_microbatch_waited_for() -> None:
+    def function(run: Pass) -> None:
+        run.microbatch.point = f"layer {run.index}"
+        run.forward()
+
+    first, second = (Stage(ReadyFirst("interleaved", 2), range(2)) for _ in range(2))
+    second.lost = DistBackendError("rank 0 has died")
+    error = play([first, second], 3, function)[1].error
+    assert isinstance(error, SMPError)
+    assert str(error) == (
+        "the pipeline stopped: microbatch 0 waits in forward for layer 0; microbatch 1 waits in forward for "
+        "layer 1. rank 0 has died"
+    )
