@@ -3,4 +3,22 @@
 Every rank runs the user's step function. It executes what lives on it and holds placeholders for the rest.
 All ranks pass the same program points in the same order, so that sender and receiver of every transfer know
 of it without a word. docs/design/pipeline.md tells the whole story.
+
+Begin with ``engine.py``: an Engine is opened with a placed model and makes one StepRun a step, which makes
+one MicrobatchRun a microbatch. Each file imports only what is below it::
+
+    engine ── step_run ── microbatch_run ── calls/{glue, interception}   what the function does
+                                   │                  │
+                                   │           calls/call_runner         each call at its home
+                                   │                  │
+                                   │           calls/transfers           what it needs from elsewhere
+                                   │                  │
+                                   └──────── backward/backward_pass      where gradients begin, and when
+                                                      │
+                                                 turns/turns             who runs now
+                                                      │
+                                       messages/transport, planning/schedule
+
+``microbatch.py`` is what these share of one microbatch, ``pipeline_context.py`` what microbatches share.
+Nothing here knows the user's objects: settings, plan and replicas come as arguments of the Engine.
 """

@@ -1,1 +1,7 @@
-"""Tensors on their way between the ranks of a pipeline, and where autograd crosses from one to another."""
+"""Messages between the ranks of a pipeline, and where autograd crosses from one to another.
+
+Begin with ``transport.py``: what a message is, and the two ways in which it travels. ``edges.py`` and
+``graph_edges.py`` draw how gradients come back, ``step_inputs.py`` is what ranks agree on before a step,
+and ``results.py`` what they tell each other after it. Imports tensors, and knows nothing of turns and
+calls.
+"""

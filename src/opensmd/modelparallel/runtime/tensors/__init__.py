@@ -1,1 +1,6 @@
-"""Tensors whose data may be on another rank: placeholders, tags, memory layouts, structures of them."""
+"""Tensors that know where their data is: tags, placeholders, memory, and structures that hold tensors.
+
+Begin with ``tags.py``: a tensor with a tag has a home, one without is replicated. ``placeholder.py`` is
+what a rank holds instead of data that lives elsewhere. Imports nothing else of the runtime but what
+placeholders must know of torch's operations.
+"""
