@@ -27,7 +27,7 @@ from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.threads import Threads
 from opensmd.modelparallel.runtime.turns.turns import Done, Turns, Waiting
 
-__all__ = ["Pass", "Played", "Rank", "Stage", "play", "table"]
+__all__ = ["Pass", "Played", "Rank", "Stage", "draw", "play", "table"]
 
 _FORWARD, _BACKWARD = 0, 1
 _NEVER = (float("inf"), 0)
@@ -301,11 +301,16 @@ def play(
 
 
 def table(ranks: Sequence[Rank]) -> str:
+    """What each rank did in which tick; see :func:`draw`."""
+    return draw([rank.played for rank in ranks])
+
+
+def draw(rows: Sequence[Sequence[Played]]) -> str:
     """What each rank did in which tick: ``F0`` for the forward of microbatch 0, a dot for none."""
     lines = []
-    for rank in ranks:
-        ticks = ["."] * max((played.end for played in rank.played), default=0)
-        for kind, microbatch, start, end in rank.played:
+    for rank, row in enumerate(rows):
+        ticks = ["."] * max((played.end for played in row), default=0)
+        for kind, microbatch, start, end in row:
             ticks[start:end] = [f"{kind}{microbatch}"] * (end - start)
-        lines.append(f"rank {rank.rank}   " + " ".join(f"{tick:<2}" for tick in ticks).rstrip())
+        lines.append(f"rank {rank}   " + " ".join(f"{tick:<2}" for tick in ticks).rstrip())
     return "\n".join(lines)

@@ -10,6 +10,7 @@ import pytest
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.planning.plan import StageLoad
 from opensmd.modelparallel.planning.schedule import (
     FixedOrder,
     Pipeline,
@@ -18,8 +19,9 @@ from opensmd.modelparallel.planning.schedule import (
     split_backwards,
     window,
 )
+from opensmd.modelparallel.planning.simulate import parts_of_step
 from opensmd.modelparallel.runtime.turns.turns import StepAborted
-from tests.support.virtual_pipeline import Pass, Rank, Stage, play, table
+from tests.support.virtual_pipeline import Pass, Played, Rank, Stage, draw, play, table
 
 
 def chain(count: int, pipeline: Pipeline = "interleaved", active: int | None = None) -> list[Stage]:
@@ -133,6 +135,30 @@ def test_weight_gradients_fill_the_time_in_which_a_rank_would_wait() -> None:
         rank 2   .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 F4 B4 W3 W4 F5 B5 W5
         """
     )
+
+
+@pytest.mark.parametrize("microbatches", [3, 8])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_the_plan_foresees_what_the_turns_do(count: int, microbatches: int) -> None:
+    """Also with weight gradients that fill in, of which nobody knows beforehand where."""
+    stages, loads = [], []
+    for index, stage in enumerate(chain(count)):
+        split = split_backwards(stage=index, chain=True, most=count + 2, microbatches=microbatches)
+        stages.append(replace(stage, splits_from=microbatches - split))
+        assert isinstance(stage.policy, ReadyFirst)
+        loads.append(
+            StageLoad(
+                forward_seconds=1,
+                backward_seconds=2,
+                in_flight=min(microbatches, stage.policy.window),
+                late=split,
+                late_seconds=1,
+            )
+        )
+    foreseen: list[list[Played]] = [[] for _ in loads]
+    for part in parts_of_step(loads, microbatches):
+        foreseen[part.stage].append(Played(part.kind, part.microbatch, int(part.start), int(part.end)))
+    assert draw(foreseen) == show(play(stages, microbatches))
 
 
 def test_a_forward_that_is_late_holds_up_only_what_needs_it() -> None:

@@ -7,18 +7,39 @@ engine does.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from opensmd.modelparallel.planning.plan import StageLoad
 from opensmd.modelparallel.planning.schedule import Progress, ReadyFirst
 
-__all__ = ["seconds_of_step"]
+__all__ = ["Part", "parts_of_step", "seconds_of_step"]
 
 # More microbatches than these repeat what the ones in the middle do.
 MOST_MICROBATCHES = 64
 
+_KINDS = {Progress.AT_BACKWARD: "F", Progress.DONE: "B", Progress.BACKWARD: "W"}
+
 # What ends together on paper must not begin one after the other because of a sum's last bits.
 SAME_TIME = 1 + 1e-9
+
+
+class Part(NamedTuple):
+    """Something that a stage does: ``kind`` is F, B or W (weight gradients); times are seconds."""
+
+    stage: int
+    kind: str
+    microbatch: int
+    start: float
+    end: float
+
+
+def parts_of_step(loads: Sequence[StageLoad], microbatches: int) -> list[Part]:
+    """What the stages of a chain do, in the order of its beginning; see :func:`seconds_of_step`."""
+    step = _Step(loads, microbatches)
+    step.run()
+    return step.parts
 
 
 def seconds_of_step(loads: Sequence[StageLoad], microbatches: int) -> float:
@@ -43,7 +64,7 @@ class _Stage:
         self.has_input = [False] * microbatches
         self.has_gradient = [last] * microbatches
         self.late_from = microbatches - min(load.late, microbatches)
-        self.waiting = 0  # late parts of backwards
+        self.waiting: deque[int] = deque()  # microbatches whose weight gradients are left
         self.busy = False
         self._policy = ReadyFirst("interleaved", load.in_flight)
 
@@ -58,18 +79,18 @@ class _Stage:
         if chosen is not None and self.has_input[chosen]:
             return chosen, Progress.AT_BACKWARD, self.load.forward_seconds
         if self.waiting:
-            return -1, Progress.BACKWARD, self.load.late_seconds
+            return self.waiting[0], Progress.BACKWARD, self.load.late_seconds
         return None
 
     def end(self, microbatch: int, progress: Progress) -> None:
         """It has done that."""
         self.busy = False
         if progress is Progress.BACKWARD:
-            self.waiting -= 1
+            self.waiting.popleft()
             return
         self.progress[microbatch] = progress
         if progress is Progress.DONE and microbatch >= self.late_from:
-            self.waiting += 1
+            self.waiting.append(microbatch)
 
 
 class _Step:
@@ -80,6 +101,7 @@ class _Step:
         self._stages = [_Stage(load, microbatches, index == last) for index, load in enumerate(loads)]
         self._stages[0].has_input = [True] * microbatches
         self._ends: list[tuple[float, int, int, Progress]] = []
+        self.parts: list[Part] = []
 
     def run(self) -> float:
         """Play the step; the time at its end."""
@@ -108,3 +130,4 @@ class _Step:
                 microbatch, progress, seconds = started
                 stage.busy = True
                 heapq.heappush(self._ends, (now + seconds, index, microbatch, progress))
+                self.parts.append(Part(index, _KINDS[progress], microbatch, now, now + seconds))
