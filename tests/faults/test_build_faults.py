@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from opensmd.native import recipe
+
 ROOT = Path(__file__).resolve().parents[2]
 # Compiles each file in no time and links nothing, so that builds themselves can be tested in seconds.
 QUICK_COMPILER = """#!/bin/sh
@@ -70,8 +72,7 @@ def test_two_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
     calls = (tmp_path / "calls").read_text().count("call")
     assert output(start(BUILD, env)).endswith("opensmd_native.so")
     assert (tmp_path / "calls").read_text().count("call") == calls
-    core = [*ROOT.glob("src/opensmd/native/csrc/core/*.cpp")]
-    assert calls == len(core) + len(["the adapter", "the library"])
+    assert calls == len(recipe.units()) + len(["the library"])
     assert leftovers(tmp_path / "cache") == []
 
 

@@ -15,7 +15,8 @@ from opensmd.environment.settings import Settings
 from opensmd.legacy.rendezvous.address import Address
 from opensmd.legacy.rendezvous.file import _locked, join_file
 from opensmd.legacy.settings import Deadline
-from opensmd.native import build
+from opensmd.native import build, recipe
+from opensmd.native.toolchain import find_compiler
 from tests.faults.test_build_faults import QUICK_COMPILER
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user of the machine")
@@ -62,9 +63,9 @@ def fake_core(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, 
     monkeypatch.setenv("CALLS", str(folder / "calls"))
     monkeypatch.setenv("SECONDS_A_CALL", "0")
     settings = Settings(cache_dir=folder / "cache", compiler=str(compiler))
-    toolchain = build._find_compiler(settings)
+    toolchain = find_compiler(settings.compiler)
     assert toolchain is not None
-    name = f"{build._base_key()}-{build._digest([toolchain.version])[:8]}"
+    name = f"{recipe.base_key()}-{recipe.digest([toolchain.key])[:8]}"
     return settings, settings.cache_dir / name / f"{build.MODULE}.so"
 
 

@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,7 +33,6 @@ from opensmd.launch.rank import LAUNCHER
 __all__ = ["Options", "run"]
 
 MOST_RANKS = 8  # without GPUs and without -n: as many as a SageMaker host has
-NOTICE = 2.0  # seconds of compiling after which a line says so
 SHUTDOWN = 10  # seconds that ranks have between SIGTERM or Ctrl-C and SIGKILL
 AGENT_LOGGERS = (
     "torch.distributed.elastic.multiprocessing.api",
@@ -213,23 +211,20 @@ def _build_once() -> None:
     """Build the native core before the ranks start; if that fails they use Gloo, and one line says so."""
     from opensmd.environment.settings import Settings
     from opensmd.native.build import BuildError, build
+    from opensmd.native.prebuilt import is_prebuilt
 
     os.environ.pop("SMDRUN_BUILD_ERROR", None)  # of an smdrun around this one
     if not Settings.from_environment().native:
         return
-    notice = threading.Timer(
-        NOTICE, print, ["smdrun: compiling the native core, once for this machine"], {"file": sys.stderr}
-    )
-    notice.daemon = True
-    notice.start()
     try:
         library = build()
-        os.environ["OPENSMD_CACHE_DIR"] = str(library.parent.parent)  # where that had to be another folder
+        if not is_prebuilt(library):
+            os.environ["OPENSMD_CACHE_DIR"] = str(
+                library.parent.parent
+            )  # where that had to be another folder
     except BuildError as error:
         print(f"smdrun: {error}\nsmdrun: groups of the smddp backend will run over Gloo.", file=sys.stderr)
         os.environ["SMDRUN_BUILD_ERROR"] = str(error).splitlines()[0]
-    finally:
-        notice.cancel()
 
 
 def _launch_config(options: Options, logs: Any) -> Any:

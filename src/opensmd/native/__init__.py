@@ -1,4 +1,4 @@
 """The compiled core: C++ sources (``csrc``), their build, and the loading of the result.
 
-May import ``environment`` alone. Begin with ``build``.
+May import ``environment`` alone. Begin with ``build``; ``recipe`` says what is compiled and how.
 """

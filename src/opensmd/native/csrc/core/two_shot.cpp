@@ -20,8 +20,8 @@ constexpr size_t kPartFromMemory = size_t{64} << 10;
 constexpr size_t kSmallBytes = size_t{512} << 10;
 // How many steps publishing is ahead of reducing, and reducing of collecting: a line that another core has only just
 // written is slow to get. What comes from memory takes long enough as it is.
-constexpr uint32_t kLead = 4;
-constexpr uint32_t kLeadFromMemory = 1;
+constexpr uint32_t kStepsAhead = 4;
+constexpr uint32_t kStepsAheadFromMemory = 1;
 
 // How the array is cut, and in how many slots the chunks take turns.
 struct Cut {
@@ -32,7 +32,7 @@ struct Cut {
 
 size_t part_bytes(size_t bytes, size_t members) {
   if (bytes >= kFromMemoryBytes) return kPartFromMemory;
-  const size_t part = round_up(bytes / members / kLead, kLine);
+  const size_t part = round_up(bytes / members / kStepsAhead, kLine);
   return std::clamp(part, kSmallestPart, members > 2 ? kLargestPartOfMany : kLargestPart);
 }
 
@@ -57,7 +57,7 @@ class TwoShot {
 
   void run() {
     context_.stage.begin_stream(first_slots_[context_.rank], cut_.chunk, cut_.slots, cut_.steps);
-    const uint32_t lead = from_memory_ ? kLeadFromMemory : kLead;
+    const uint32_t lead = from_memory_ ? kStepsAheadFromMemory : kStepsAhead;
     while (collected_ < cut_.steps) {
       const bool collectable = collected_ < reduced_ && all_reached(&Member::reduced, collected_ + 1);
       const bool publishable = published_ < cut_.steps && published_ - collected_ < cut_.slots;

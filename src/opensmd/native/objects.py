@@ -1,0 +1,129 @@
+"""Compiles units to objects, side by side, and keeps them under keys of their own.
+
+A change to one folder of sources then compiles that folder alone, and the tests of the core link the very
+objects of the product. Objects that no build has used for long are removed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from opensmd.environment.private_files import make_folder, who_else_can_change
+from opensmd.native.compilers import Compilers
+from opensmd.native.errors import BuildError
+from opensmd.native.progress import BuildProgress
+from opensmd.native.recipe import Unit, compile_flags, object_key
+from opensmd.native.toolchain import Toolchain
+
+__all__ = ["compile_units", "is_ours", "run_compiler"]
+
+UNUSED_DAYS = 30  # after which kept objects are removed
+MEMORY_EACH = 2 << 30  # bytes that a compiler may need for torch's headers
+
+
+def compile_units(
+    units: Sequence[Unit],
+    toolchain: Toolchain,
+    kept: Path,
+    *,
+    folder: Path,
+    what: str,
+    flags: Sequence[str] = (),
+) -> list[Path]:
+    """The objects of ``units`` in the folder ``kept``; those that are not there yet are compiled first.
+
+    Args:
+        units: what takes longest first.
+        toolchain: the compiler.
+        kept: a folder of objects, made if need be; builds may share it.
+        folder: for unfinished objects, on the same file system.
+        what: the name of all this to a user who waits for it.
+        flags: added to those of the recipe.
+
+    Raises:
+        BuildError: the compiler refused a unit; its words are in the message.
+        OSError: ``kept`` cannot be written to.
+    """
+    make_folder(kept)
+    objects = {unit: kept / f"{object_key(unit, toolchain.key, flags)}.o" for unit in units}
+    missing = {unit: path for unit, path in objects.items() if not is_ours(path)}
+    if missing:
+        _compile_missing(missing, toolchain, folder, flags, what)
+    _prune(kept, used=set(objects.values()))
+    return list(objects.values())
+
+
+def run_compiler(compilers: Compilers, toolchain: Toolchain, arguments: Sequence[str]) -> None:
+    """Run the compiler to its end.
+
+    Raises:
+        BuildError: it failed; the message quotes it.
+    """
+    command = [*toolchain.command, *arguments]
+    done = compilers.run(command)
+    if done.returncode != 0:
+        shown = "\n".join(done.stderr.splitlines()[:60])
+        raise BuildError(
+            f"compiling the native core failed with {toolchain.version.splitlines()[0]} "
+            f"(exit status {done.returncode}).\n"
+            f"{' '.join(command)}\n{shown}"
+        )
+
+
+def is_ours(built: Path) -> bool:
+    """Whether a file is there that nobody but this user and root can have written or can change."""
+    return built.exists() and who_else_can_change(built) is None
+
+
+def _compile_missing(
+    missing: dict[Unit, Path], toolchain: Toolchain, folder: Path, flags: Sequence[str], what: str
+) -> None:
+    workers = _workers(len(missing))
+    compilers = Compilers()
+    progress = BuildProgress([unit.seconds for unit in missing], workers=workers, what=what)
+
+    def compile_one(unit: Unit, target: Path) -> None:
+        with progress.step(unit.seconds):
+            together, unfinished = folder / f"{target.stem}.cpp", folder / target.name
+            together.write_text(unit.text)
+            arguments = [*compile_flags(unit), *flags, "-c", str(together), "-o", str(unfinished)]
+            run_compiler(compilers, toolchain, arguments)
+            unfinished.chmod(0o644)
+            unfinished.rename(target)
+
+    with progress, ThreadPoolExecutor(max_workers=workers) as pool:
+        compiling = [pool.submit(compile_one, unit, target) for unit, target in missing.items()]
+        try:
+            for job in compiling:
+                job.result()
+        except BaseException:  # also Ctrl-C and SIGTERM: what is under way is of no use either
+            pool.shutdown(wait=False, cancel_futures=True)
+            compilers.end()
+            raise
+
+
+def _workers(most: int) -> int:
+    """How many compilers at once: one a core, as far as memory goes."""
+    by_memory = psutil.virtual_memory().available // MEMORY_EACH
+    return max(1, min(len(os.sched_getaffinity(0)), by_memory, most))
+
+
+def _prune(kept: Path, used: set[Path]) -> None:
+    """Note which objects this build used, and remove those that none has used for long.
+
+    Others may build at the same time, but not from objects so old.
+    """
+    oldest = time.time() - UNUSED_DAYS * 86400
+    for path in kept.glob("*.o"):
+        with suppress(FileNotFoundError):  # another build removed it
+            if path in used:
+                path.touch()
+            elif path.stat().st_mtime < oldest:
+                path.unlink()

@@ -1,0 +1,64 @@
+"""Which C++ compiler is used: the one that is asked for, or else the first that is found."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from dataclasses import dataclass
+
+from opensmd.native.compilers import Compilers
+from opensmd.native.errors import BuildError
+
+__all__ = ["Toolchain", "find_compiler"]
+
+NAMES = ("c++", "g++", "clang++")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A C++ compiler, as the words of its command, and what it calls itself."""
+
+    command: tuple[str, ...]
+    version: str
+
+    @property
+    def key(self) -> str:
+        """What tells its results from those of other compilers."""
+        return "\0".join([self.version, *self.command[1:]])
+
+
+def find_compiler(asked: str | None) -> Toolchain | None:
+    """The compiler that ``CXX`` names (words as in a shell), or the first on PATH; None if there is none.
+
+    Raises:
+        BuildError: ``CXX`` names something that is no compiler.
+    """
+    if asked is not None:
+        return _asked(asked)
+    for name in NAMES:
+        path = shutil.which(name)
+        version = _version((path,)) if path is not None else None
+        if path is not None and version is not None:
+            return Toolchain((path,), version)
+    return None
+
+
+def _asked(text: str) -> Toolchain:
+    words = shlex.split(text)
+    path = shutil.which(words[0]) if words else None
+    if path is None:
+        raise BuildError(f"CXX={text}: there is no such program. {_what_to_do()}")
+    command = (path, *words[1:])
+    version = _version(command)
+    if version is None:
+        raise BuildError(f"CXX={text} is no C++ compiler: `{text} --version` failed. {_what_to_do()}")
+    return Toolchain(command, version)
+
+
+def _version(command: tuple[str, ...]) -> str | None:
+    done = Compilers().run([*command, "--version"])
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _what_to_do() -> str:
+    return f"Set CXX to the path of one, or unset it to use the first of {', '.join(NAMES)} on PATH."
