@@ -69,11 +69,13 @@ def seal_objects_of_torch() -> None:
     """Where the job has a secret, let torch's object collectives load no pickle that was made without it.
 
     All of them, whatever their group: ``broadcast_object_list``, ``all_gather_object`` and their siblings.
+    Only for a secret that the user chose: ranks that never import this package do not seal.
 
     Raises:
         ValueError: the secret cannot be used.
     """
-    if job_secret() is not None:
+    secret = job_secret()
+    if secret is not None and secret.by_user:
         _torch_internals.pickle_objects_with(_Pickler, _Unpickler)
 
 

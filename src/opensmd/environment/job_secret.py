@@ -15,10 +15,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["FILE", "PROOF_BYTES", "VARIABLE", "JobSecret", "SecretError"]
+__all__ = ["FILE", "OF_LAUNCHER", "PROOF_BYTES", "VARIABLE", "JobSecret", "SecretError"]
 
 VARIABLE = "OPENSMD_JOB_SECRET"
 FILE = "OPENSMD_JOB_SECRET_FILE"
+OF_LAUNCHER = "SMDRUN_JOB_SECRET"  # set by smdrun for a job on one host
 LEAST = 16  # characters
 _MARK = b"opensmd-sealed:"
 PROOF_BYTES = hashlib.sha256().digest_size
@@ -33,14 +34,18 @@ class JobSecret:
 
     Args:
         key: the same on all hosts of a job.
+        by_user: whether the user chose it, or smdrun for one host.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, *, by_user: bool = True) -> None:
         self._key = key
+        self.by_user = by_user
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> JobSecret | None:
         """The secret in ``OPENSMD_JOB_SECRET`` or in the file that ``OPENSMD_JOB_SECRET_FILE`` names.
+
+        Without them that of smdrun, which gives jobs on one host one of their own.
 
         Raises:
             ValueError: it is too short, the file cannot be read, or other users can read it.
@@ -50,7 +55,8 @@ class JobSecret:
         if not text and env.get(FILE):
             text, where = _read(Path(env[FILE])), f"{FILE}={env[FILE]}"
         if not text:
-            return None
+            key = env.get(OF_LAUNCHER)
+            return None if not key else cls(key.encode(), by_user=False)
         if len(text) < LEAST:
             raise ValueError(
                 f"{where}: a job's secret has at least {LEAST} characters, this one has {len(text)}; make "

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opensmd.environment.job_secret import SecretError
+from opensmd.environment.job_secret import OF_LAUNCHER, SecretError
 from opensmd.environment.sagemaker import JSON, Job, job_variables, parse_mp_parameters
 from opensmd.launch import affinity, allocator, open_files, orphans, reports, signals
 from opensmd.launch.console import Console
@@ -174,10 +175,12 @@ def _asks_for_cuda(failure: reports.Failure) -> bool:
 def _prepare(options: Options) -> None:
     """Threads, memory, the native core and the variables that every rank inherits."""
     cores = affinity.local_cores()
+    os.environ.pop(OF_LAUNCHER, None)  # of an smdrun around this one
     if options.nnodes == 1:
         from opensmd.collectives.listening import keep_on_loopback
 
         keep_on_loopback()
+        os.environ[OF_LAUNCHER] = secrets.token_hex(32)
     os.environ.setdefault("OMP_NUM_THREADS", str(affinity.threads_per_rank(cores, options.ranks)))
     os.environ.update(allocator.keeping_memory(os.environ))
     _build_once()
