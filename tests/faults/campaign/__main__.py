@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import os
 import pickle
 import sys
@@ -16,7 +17,7 @@ import torch
 
 from opensmd.environment.settings import Settings
 from opensmd.native import build
-from tests.faults.campaign.cases import draw
+from tests.faults.campaign.kinds import COLLECTIVES, SPLIT
 from tests.faults.campaign.load import busy_loops
 from tests.faults.campaign.processes import become_subreaper
 from tests.faults.campaign.report import Report
@@ -31,7 +32,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--world", type=int, nargs="+", default=[2, 3, 4], help="sizes of jobs")
     parser.add_argument("--backend", default="smddp", choices=["smddp", "gloo"])
-    parser.add_argument("--timeout", type=float, default=3.0, help="of the groups, in seconds")
+    parser.add_argument("--split", action="store_true", help="in the training of a split model")
+    parser.add_argument(
+        "--timeout", type=float, help="of the groups, in seconds (default: 3; 5 with --split)"
+    )
     parser.add_argument("--jobs", type=int, default=4, help="cases at a time")
     parser.add_argument("--load", type=int, default=0, help="busy loops beside")
     parser.add_argument("--report", type=Path, help="write everything to this JSON file")
@@ -44,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     if options.backend == "smddp":
         build.load(Settings.from_environment())  # once, for all that are forked from here
+    if options.split:
+        import_all_of_smp()
     gc.freeze()  # ranks that look through what torch is made of when they end would take a second for it
     links = []
     for job in range(options.jobs):
@@ -66,12 +72,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if complete and not report.broken else 1
 
 
+def import_all_of_smp() -> None:
+    """What each rank would import at its first step; nothing that looks at which rank it is."""
+    for name in ("torch._dynamo", "opensmd.modelparallel.model", "opensmd.modelparallel.optimizer"):
+        importlib.import_module(name)
+    for name in ("step", "init", "checkpoint.folder", "runtime.engine", "dry_run.capture"):
+        importlib.import_module(f"opensmd.modelparallel.{name}")
+
+
 def work(options: argparse.Namespace, job: int, link: Connection) -> int:
     """Run this worker's share of the cases; what returns first in a rank's process is that rank."""
     become_subreaper()
+    kind = SPLIT if options.split else COLLECTIVES
     for trial in range(options.first + job, options.first + options.trials, options.jobs):
-        case = draw(options.seed, trial, options.world, options.timeout)
-        result = try_case(case, options.backend)
+        case = kind.draw(options.seed, trial, options.world, options.timeout or kind.timeout)
+        result = try_case(kind, case, options.backend)
         if isinstance(result, int):
             return result
         link.send_bytes(pickle.dumps(result))

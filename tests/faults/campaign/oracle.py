@@ -9,7 +9,7 @@ from tests.faults.campaign.cases import DEADLY, MISMATCHES, SILENT, Case
 from tests.faults.campaign.operations import SHOWN_AS
 from tests.faults.campaign.records import Failure, Fate
 
-__all__ = ["GRACE", "KINDS", "Finding", "Seen", "blamed", "judge"]
+__all__ = ["GRACE", "KINDS", "LONGEST_END", "REPEAT", "Finding", "Seen", "blamed", "judge", "last_line"]
 
 GRACE = 2.0  # seconds that an error may come after the timeout
 LONGEST_END = 30.0  # of a process that has reported: an interpreter looks through all that torch is made of
@@ -66,7 +66,7 @@ def judge(case: Case, fates: list[Fate], struck: float, *, smddp: bool, started:
     """
     seen = Seen()
     if not started:
-        seen.add("not started", "; ".join(_last_line(fate.output) for fate in fates))
+        seen.add("not started", "; ".join(last_line(fate.output) for fate in fates))
         return seen
     for rank, fate in enumerate(fates):
         _judge_end(case, rank, fate, seen)
@@ -203,6 +203,7 @@ def blamed(text: str) -> set[int]:
     return {int(number) for number in numbers}
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """What a process wrote last."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""

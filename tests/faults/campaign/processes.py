@@ -10,6 +10,7 @@ import ctypes
 import faulthandler
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
@@ -41,8 +42,8 @@ class Job:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.board = Board()
-        self._folder = tempfile.TemporaryDirectory(prefix="campaign-")
-        self.folder = Path(self._folder.name)
+        # No TemporaryDirectory: ranks whose interpreters end would remove it.
+        self.folder = Path(tempfile.mkdtemp(prefix="campaign-"))
         self._pids: list[int] = []
         self._links: list[Connection] = []
         self._own_link: Connection | None = None
@@ -188,7 +189,7 @@ class Job:
         """Count what is left behind, and take it away."""
         left = [f"a temporary file {path.name}" for path in (self.folder / "tmp").rglob("*")]
         left += [f"a process {name}" for name in _orphans()]
-        self._folder.cleanup()
+        shutil.rmtree(self.folder)
         return left
 
 

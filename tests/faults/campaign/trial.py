@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
-from tests.faults.campaign.cases import SILENT, Case
-from tests.faults.campaign.member import run_rank
-from tests.faults.campaign.oracle import GRACE, Seen, judge
+from tests.faults.campaign.kinds import Kind
+from tests.faults.campaign.oracle import GRACE, Seen
 from tests.faults.campaign.processes import Job
 from tests.support.ranks import free_port
 
 __all__ = ["Result", "try_case"]
 
+BLOWS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "pause": signal.SIGSTOP}  # from outside
 SLACK = 20.0  # beyond the oracle's own limit, so that a late answer is told from none
 
 
@@ -28,40 +29,41 @@ class Result:
         output: what the ranks wrote, where something is wrong.
     """
 
-    case: Case
+    case: Any
     seen: Seen
     left: list[str] = field(default_factory=list)
     output: str = ""
 
 
-def try_case(case: Case, backend: str) -> Result | int:
+def try_case(kind: Kind, case: Any, backend: str) -> Result | int:
     """Run a case; in its ranks' own processes, their exit code."""
     job = Job(case.ranks)
     port = free_port()
     for rank in range(case.ranks):
         if job.fork():
-            return job.report(lambda: run_rank(case, rank, backend, port, job.board), tidy=case.tidy)  # noqa: B023
+            return job.report(lambda: kind.run_rank(case, rank, backend, port, job), tidy=case.tidy)  # noqa: B023
     started = job.wait_until_ready()
     if started and case.moment == "anytime":
         time.sleep(case.delay)
         _strike(case, job)
-    waits_for = set(range(case.ranks)) - ({case.victim} if case.fault in SILENT else set())
+    silent = {case.victim} if case.fault in kind.silences else set()
+    waits_for = set(range(case.ranks)) - silent
     if started:
         job.wait_for(waits_for, time.monotonic() + 2 * case.timeout + GRACE + SLACK)
         job.show_stacks(waits_for)
-    silent = {rank for rank in range(case.ranks) if case.fault in SILENT and rank == case.victim}
     fates = job.end(silent if started else set(range(case.ranks)))
-    seen = judge(case, fates, job.board.struck, smddp=backend == "smddp", started=started)
+    seen = kind.judge(case, fates, job, backend == "smddp", started)
     left = job.close()
     wrong = seen.findings or left
     output = "\n".join(f"--- rank {rank}\n{fate.output}" for rank, fate in enumerate(fates)) if wrong else ""
     return Result(case, seen, left, output)
 
 
-def _strike(case: Case, job: Job) -> None:
+def _strike(case: Any, job: Job) -> None:
+    if case.fault not in BLOWS:
+        return
     job.board.strike()
-    number = signal.SIGKILL if case.fault == "kill" else signal.SIGSTOP
-    job.signal(case.victim, number)
+    job.signal(case.victim, BLOWS[case.fault])
     if case.fault == "pause":
         time.sleep(case.timeout / 4)
         job.signal(case.victim, signal.SIGCONT)
