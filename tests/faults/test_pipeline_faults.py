@@ -106,10 +106,17 @@ def told(outcome: Outcome) -> str:
     return str(outcome.value)
 
 
-@pytest.mark.parametrize("kind", ["killed", "killed inside"])
+PLACES = {
+    "killed": "the step 'loop.<locals>.train' stopped while the ranks agreed on its arguments: ",
+    "killed inside": "the pipeline stopped: microbatch 0 ",
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
 def test_a_killed_stage_is_reported_by_the_other(kind: str) -> None:
     survivor, dead = run(kind)
     assert dead.kind == "died"
+    assert told(survivor).startswith(PLACES[kind])
     assert "rank 1" in told(survivor) and "died" in told(survivor)
 
 

@@ -32,6 +32,7 @@ from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
+from opensmd.modelparallel.runtime.step_errors import explained
 from opensmd.modelparallel.state import state as smp_state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
 
@@ -261,18 +262,26 @@ class DistributedModel(NotForDDP, ModelState):
             )
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if pipeline.size() > 1:
-            if self._engine is None:
-                args, kwargs = first_inputs(function, args, kwargs, pipeline)
-            else:
-                args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
+            with explained(function, "while the ranks agreed on its arguments", pipeline):
+                if self._engine is None:
+                    args, kwargs = first_inputs(function, args, kwargs, pipeline)
+                else:
+                    args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
         calls = split(args, kwargs)
         first = not self.partitioned
         if first:
-            self._place(lambda: function(*calls[0][0], **calls[0][1]))
+            with explained(function, "while the model was planned and placed", pipeline):
+                self._place(lambda: function(*calls[0][0], **calls[0][1]))
         elif self._placed is not None:
             self._placed.require_no_others()
-        with contextlib.nullcontext() if self._engine is None else self._engine.ending_alike(confirm=first):
+        if self._engine is None:
             results = self._run_placed(function, calls, detach)
+        else:
+            with (
+                explained(function, "before or after its microbatches", pipeline),
+                self._engine.ending_alike(confirm=first),
+            ):
+                results = self._run_placed(function, calls, detach)
         self.finish_step()
         return results
 

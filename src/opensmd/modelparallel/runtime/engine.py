@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import DistBackendError
 
 from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.config import Config
@@ -27,15 +27,13 @@ from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.side_effects.escaped import Carried
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
+from opensmd.modelparallel.runtime.step_errors import poison, require_sound
 from opensmd.modelparallel.runtime.step_run import Call, StepRun
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
 from opensmd.modelparallel.runtime.turns.threads import Threads
 
 __all__ = ["Engine", "first_inputs"]
-
-# Groups on which a step has failed: messages of it may be left, which another engine would take for its own.
-_poisoned: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 
 
 def first_inputs(
@@ -46,11 +44,7 @@ def first_inputs(
     Raises:
         SMPError: a step of an earlier engine failed on the same group.
     """
-    if group in _poisoned:
-        raise SMPError(
-            "a step failed on this process group before, and messages of it may be left: call "
-            "torch.distributed.destroy_process_group() and initialise again"
-        )
+    require_sound(group)
     return agreed_inputs(function, args, kwargs, group, control_device(group))
 
 
@@ -140,7 +134,8 @@ class Engine:
             try:
                 return agreed_inputs(function, args, kwargs, self._group, self._control_device)
             except RuntimeError:
-                transport.require_no_abort()  # which knows the cause
+                with contextlib.suppress(DistBackendError):
+                    transport.require_no_abort()  # which may know the cause
                 raise
 
     @contextlib.contextmanager
@@ -239,7 +234,7 @@ class Engine:
         if self._failure is not None:
             return
         self._failure = f"{type(error).__name__}: {error}"
-        _poisoned.add(self._group)
+        poison(self._group)
         if isinstance(error, PeerFailed):
             return
         stage = self._context.rank

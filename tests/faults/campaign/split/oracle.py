@@ -14,7 +14,7 @@ from tests.faults.campaign.split.member import SplitRecord
 __all__ = ["judge"]
 
 WORDS = {  # one of which says what was going on
-    "step": ("microbatch", "step", "pipeline", "gradient", "all_reduce"),
+    "step": ("microbatch", "the step", "earlier step"),
     "save": ("checkpoint", "saved", "barrier", "all_gather", "gather", "recv", "pipeline"),
     "end": ("barrier",),
 }
