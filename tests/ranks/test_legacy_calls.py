@@ -12,9 +12,10 @@ import torch.distributed as today
 import torch.distributed.deprecated as dist
 from torch.nn.parallel.deprecated import DistributedDataParallel
 
+from opensmd.launch import cuda_on_cpu
 from opensmd.legacy.api import current_session
 from tests.scripts.legacy.calls import check_all, check_requests_complete_by_themselves
-from tests.support.ranks import RankPool, free_port
+from tests.support.ranks import RankPool, describe, free_port, run_once
 
 METHODS = ["env", "tcp", "file", "multicast"]
 FLOATS = [torch.float16, torch.float32, torch.float64]
@@ -208,3 +209,22 @@ def wrong_arguments(port: int) -> None:
 
 def test_wrong_arguments_are_refused_with_one_clear_error(pool: Callable[[int], RankPool]) -> None:
     pool(2).run(wrong_arguments, free_port(), backend=None)
+
+
+def example_of_the_old_docs(path: str) -> list[float]:
+    cuda_on_cpu.install()
+    dist.init_process_group(
+        backend="nccl", init_method=f"file://{path}", world_size=2, rank=int(os.environ["RANK"])
+    )
+    tensor_list = []
+    for dev_idx in range(torch.cuda.device_count()):
+        tensor_list.append(torch.FloatTensor([1]).cuda(dev_idx))
+    dist.all_reduce_multigpu(tensor_list)
+    dist.destroy_process_group()
+    return [tensor.item() for tensor in tensor_list]
+
+
+def test_the_multi_gpu_example_of_the_old_docs_runs_where_cuda_means_the_cpu(tmp_path: Path) -> None:
+    outcomes = run_once(2, example_of_the_old_docs, str(tmp_path / "job"), backend=None)
+    # two processes of two devices each
+    assert [rank.value for rank in outcomes] == [[4.0, 4.0]] * 2, describe(example_of_the_old_docs, outcomes)

@@ -33,8 +33,27 @@ def test_a_rank_of_mpi_gets_what_torch_and_a_container_would_say() -> None:
 def test_a_process_started_by_hand_becomes_a_group_of_one() -> None:
     environ: dict[str, str] = {}
     assert fill(environ) is None
-    assert (environ["RANK"], environ["WORLD_SIZE"], environ["LOCAL_RANK"]) == ("0", "1", "0")
-    assert environ["MASTER_ADDR"] == "127.0.0.1"
+    assert (environ["RANK"], environ["WORLD_SIZE"], environ["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("started", "local_rank"),
+    [
+        ({}, None),
+        ({"SM_HOSTS": '["algo-1"]'}, "0"),
+        ({"SM_TRAINING_ENV": "{}"}, "0"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, "1"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "0"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host1"}, None),
+        ({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "host1", "LOCAL_RANK": "1"}, "1"),
+    ],
+)
+def test_the_local_rank_is_set_where_a_launcher_a_container_or_the_user_has_given_a_rank(
+    started: dict[str, str], local_rank: str | None
+) -> None:
+    environ = dict(started)
+    fill(environ)
+    assert environ.get("LOCAL_RANK") == local_rank
 
 
 def test_a_lone_process_takes_another_port_when_its_own_is_taken() -> None:

@@ -90,15 +90,16 @@ def torch_op(op: ReduceOp | None) -> dist.ReduceOp.RedOpType:
 def local_rank() -> int:
     """This process's rank on its host, from LOCAL_RANK.
 
-    A script that starts its ranks itself gives ``init_process_group`` their places, and LOCAL_RANK knows
-    nothing of them: where all ranks share this host's memory, it is the rank.
+    A script that starts its ranks itself gives ``init_process_group`` their places, of which LOCAL_RANK knows
+    nothing: where all ranks share this host's memory, it is the rank.
 
     Raises:
         SMDDPError: nothing tells it.
     """
     value = os.environ.get("LOCAL_RANK")
-    if dist.get_world_size() > 1 and variables.local_rank_is_assumed():
-        value = str(dist.get_rank()) if has_mailbox() else None
+    alone = dist.get_world_size() == 1
+    if value is None or (not alone and variables.local_rank_is_assumed()):
+        value = str(dist.get_rank()) if alone or has_mailbox() else None
     if value is None:
         raise SMDDPError(
             "the local rank is unknown: LOCAL_RANK is not set, and the ranks may run on several hosts. Start "

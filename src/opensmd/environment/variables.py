@@ -2,9 +2,11 @@
 
 Importing ``smdistributed.dataparallel.torch`` calls :func:`fill`. It adds RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and what a SageMaker container tells a rank, from the variables of
-torchrun, Open MPI, MPICH, Intel MPI, MVAPICH or Slurm; a process started by hand becomes a group of one. It
-never changes a value that is there already. What it added is noted in one more variable, so that a program
-started from such a process (``subprocess.run(["mpiexec", ...])``) is not taken for a member of its group.
+torchrun, Open MPI, MPICH, Intel MPI, MVAPICH or Slurm. A process started by hand becomes a group of one,
+without a LOCAL_RANK, which frameworks that start their ranks themselves take for a sign that it has been
+done. It never changes a value that is there already. What it added is noted in one more variable, so that a
+program started from such a process (``subprocess.run(["mpiexec", ...])``) is not taken for a member of its
+group.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ __all__ = ["Filling", "current_launch", "fill", "local_rank_is_assumed", "plan",
 
 TORCH_PORT = "29500"  # what torchrun takes on several hosts
 SERVER_PORT = "7592"  # the port a container tells its scripts, which some of them count on from
+_CONTAINER = ("SM_HOSTS", "SM_TRAINING_ENV")  # any of these: a SageMaker container runs the script
 _GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NOTE = "OPENSMD_FILLED"  # JSON: {"pid": who filled, "set": {name: value}}
 
@@ -87,6 +90,8 @@ def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid
     if launch is None and any(given.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
         # Half a place: torch says which variable is missing, where rank 0 of 2 would wait for rank 1.
         variables = {name: each for name, each in variables.items() if name not in _GROUP}
+    if launch is None and not any(name in given for name in _CONTAINER):
+        variables.pop("LOCAL_RANK")
     address = master_address(launch, given)
     if launch is not None and not launch.on_one_host and (address or given.get("MASTER_ADDR")):
         variables["SMDATAPARALLEL_SERVER_ADDR"] = given.get("MASTER_ADDR") or str(address)

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
+import opensmd.legacy
 from opensmd.launch.cpu_device import on_cpu, translated, without_cuda
 from opensmd.launch.cuda_calls import CALLS
 from opensmd.legacy.parallel import DistributedDataParallel as LegacyDistributedDataParallel
@@ -25,6 +26,7 @@ from opensmd.legacy.parallel import DistributedDataParallel as LegacyDistributed
 __all__ = ["install", "uninstall"]
 
 BACKEND = "smddp"
+LEGACY_BACKEND = "gloo"  # of torch.distributed.deprecated, which carries CPU tensors over smddp, too
 _Place = tuple[Any, str, Any]  # owner, name, replacement
 
 _FACTORIES = (
@@ -146,6 +148,8 @@ def _groups() -> Iterator[_Place]:
         yield owner, "new_group", _with_smddp(dist.new_group, position=2)
         yield owner, "barrier", _barrier_without_devices(dist.barrier)
         yield owner, "is_nccl_available", CALLS["is_available"]
+    for owner in (opensmd.legacy, opensmd.legacy.api):
+        yield owner, "init_process_group", _legacy_without_nccl(opensmd.legacy.init_process_group)
     for owner in (dist, device_mesh):
         yield owner, "init_device_mesh", translated(device_mesh.init_device_mesh, 0)
 
@@ -244,6 +248,14 @@ def _without_nccl(backend: Any) -> Any:
     if isinstance(backend, str) and ("nccl" in backend.lower() or "cuda:" in backend.lower()):
         return BACKEND
     return backend
+
+
+def _legacy_without_nccl(init_process_group: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init_process_group)
+    def call(backend: Any, *args: Any, **kwargs: Any) -> None:
+        init_process_group(LEGACY_BACKEND if str(backend).lower() == "nccl" else backend, *args, **kwargs)
+
+    return call
 
 
 def _barrier_without_devices(barrier: Callable[..., Any]) -> Callable[..., Any]:
