@@ -220,6 +220,9 @@ for count in (1, 1000, 1_000_000):
 found = [None] * 4
 dist.all_gather_object(found, dist.get_rank())
 assert found == [0, 1, 2, 3]
+import smdistributed.modelparallel.torch as smp
+smp.init({"partitions": 4})
+assert (smp.local_rank(), smp.local_size()) == (dist.get_rank() % 2, 2)
 print("ok", dist.get_rank(), flush=True)
 dist.destroy_process_group()
 """
@@ -236,6 +239,7 @@ def hosts() -> Iterator[tuple[str, str]]:
 
 
 def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:
+    """As pods do whose master is told that it is "localhost"."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     started = []
@@ -247,7 +251,8 @@ def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: 
             "OMP_NUM_THREADS": "1",
             "OPENSMD_HOST_ID": f"host {host}",
             "GLOO_SOCKET_IFNAME": CABLE,
-            "MASTER_ADDR": ADDRESSES[0],
+            "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            "MASTER_ADDR": ADDRESSES[0] if rank else "localhost",
             "MASTER_PORT": "29555",
             "RANK": str(rank),
             "WORLD_SIZE": "4",

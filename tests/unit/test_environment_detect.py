@@ -43,9 +43,9 @@ CASES = {
     ),
     "torchrun inside an MPI job": ({**HYDRA, **TORCHRUN}, Launch("torchrun", 2, 4, 0, 2)),
     "MPI inside a Slurm allocation": ({**SRUN, **OPEN_MPI}, Launch("Open MPI", 3, 4, 1, 2)),
-    "rank and size by hand on this host": (
+    "rank and size by hand, rank 0 on this host": (
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
-        Launch("torchrun", 1, 2, 1, 2),
+        Launch("torchrun", 1, 2, None, None),
     ),
     "rank and size by hand, hosts unknown": (
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node7"},
@@ -73,6 +73,10 @@ def test_each_launcher_is_recognised_by_its_variables(name: str) -> None:
         ({"RANK": "two", "WORLD_SIZE": "4"}, "RANK is 'two'"),
         ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "rank 2 of 2 ranks (PMI_RANK, PMI_SIZE)"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "rank 0 of 0"),
+        (
+            {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]"},
+            "SLURM_PROCID=3 says that this process is one rank of several, but SLURM_STEP_NUM_TASKS",
+        ),
     ],
 )
 def test_variables_that_cannot_be_are_refused_by_name(environ: dict[str, str], words: str) -> None:

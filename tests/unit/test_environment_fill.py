@@ -101,7 +101,8 @@ def test_a_rank_set_by_hand_after_the_import_counts(rank: str) -> None:
     launch = current_launch(environ)
     assert launch is not None and (launch.rank, launch.size) == (int(rank), 2)
     fill(environ)
-    assert (environ["RANK"], environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"]) == (rank, rank, "2")
+    assert (environ["RANK"], environ["LOCAL_RANK"]) == (rank, rank)
+    assert "LOCAL_WORLD_SIZE" not in environ  # the other rank may be on another host
 
 
 def test_ranks_on_several_hosts_without_an_address_are_told_how_to_give_one() -> None:

@@ -27,10 +27,17 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
 from opensmd.collectives.deadlines import GRACE, call_within
-from opensmd.collectives.listening import LOOPBACK, bound_socket, why_no_connection
+from opensmd.collectives.listening import (
+    LOOPBACK,
+    bound_socket,
+    speaks_of_other_hosts,
+    why_no_connection,
+)
 
 __all__ = [
     "cpu_backend",
+    "default_group",
+    "default_store",
     "gloo_group",
     "let_scripts_choose_where_to_meet",
     "listen_where_asked",
@@ -38,6 +45,7 @@ __all__ = [
     "open_to_smddp",
     "pickle_objects_with",
     "shared_group",
+    "timeout_of",
 ]
 
 
@@ -77,7 +85,10 @@ def listen_where_asked() -> None:
         hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
     ) -> Any:
         bound = None
-        if rank == 0 and not rendezvous._torchelastic_use_agent_store():
+        if rank == 0 and not (
+            rendezvous._torchelastic_use_agent_store()
+            or speaks_of_other_hosts(hostname, world_size, os.environ)
+        ):
             with contextlib.suppress(OSError):  # taken, perhaps by this process's last store: torch knows
                 bound = bound_socket(hostname, port)
         if bound is None:
@@ -159,6 +170,26 @@ def cpu_backend(group: Any) -> Any:
     chosen = group or c10d._get_default_group()
     backend = chosen._get_backend(torch.device("cpu"))
     return getattr(backend, "wrapped_pg", backend)
+
+
+def default_group() -> dist.ProcessGroup:
+    """The group of all ranks."""
+    return c10d._get_default_group()
+
+
+def default_store() -> Any:
+    """The store through which the ranks of the default group met."""
+    return c10d._get_default_store()
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """How long the calls of a group wait for its members; None if its backend does not tell."""
+    for device in group._device_types:
+        with contextlib.suppress(AttributeError, RuntimeError):  # not every backend has options
+            options: Any = group._get_backend(device).options
+            timeout: timedelta = options._timeout
+            return timeout
+    return None
 
 
 def shared_group(group: Any) -> Any:

@@ -11,6 +11,7 @@ import errno
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 from datetime import timedelta
 
 import psutil
@@ -22,6 +23,7 @@ __all__ = [
     "bound_socket",
     "keep_on_loopback",
     "served_store",
+    "speaks_of_other_hosts",
     "why_no_connection",
 ]
 
@@ -56,6 +58,15 @@ def bound_socket(host: str, port: int) -> socket.socket | None:
             return None
         raise
     return bound
+
+
+def speaks_of_other_hosts(host: str, world_size: int | None, environ: Mapping[str, str]) -> bool:
+    """Whether ranks on other hosts may know by another address what the master was told as ``host``; pure.
+
+    Kubeflow's operator tells the master's pod "localhost" and all others the name of its service.
+    """
+    alone = world_size == 1 or environ.get("LOCAL_WORLD_SIZE") == str(world_size)
+    return "KUBERNETES_SERVICE_HOST" in environ and host in ("localhost", LOOPBACK) and not alone
 
 
 def served_store(

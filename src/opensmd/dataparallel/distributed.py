@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from opensmd.collectives import backend
+from opensmd.collectives import backend, locality
 from opensmd.dataparallel import BACKEND, world
 from opensmd.dataparallel.deprecation import warn_deprecated
 from opensmd.dataparallel.world import ReduceOp, check_group, group, require_initialized, torch_op
@@ -59,6 +59,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
 
     Raises:
         SMDDPGroupError: ``group`` or ``process_group`` is not ``group.WORLD``.
+        ValueError: LOCAL_RANK of a rank does not fit the hosts on which the ranks met.
 
     Warns:
         UserWarning: another backend was asked for.
@@ -77,6 +78,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     variables.fill()
     backend.register()
     dist.init_process_group(BACKEND, *args, **kwargs)
+    locality.meet()
     atexit.register(_leave, os.getpid())
 
 

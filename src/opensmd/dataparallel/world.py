@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from opensmd.collectives.locality import known_locality
 from opensmd.collectives.mailbox import has_mailbox
 from opensmd.dataparallel.exceptions import SMDDPError, SMDDPGroupError, SMDDPNotInitializedError
 from opensmd.environment import variables
@@ -88,14 +89,18 @@ def torch_op(op: ReduceOp | None) -> dist.ReduceOp.RedOpType:
 
 
 def local_rank() -> int:
-    """This process's rank on its host, from LOCAL_RANK.
+    """This process's rank on its host, as the ranks found when they met in this interface.
 
-    A script that starts its ranks itself gives ``init_process_group`` their places, of which LOCAL_RANK knows
-    nothing: where all ranks share this host's memory, it is the rank.
+    Where torch's own ``init_process_group`` was called, it is LOCAL_RANK. A script that starts its ranks
+    itself gives that function their places, and LOCAL_RANK knows nothing of them: where all ranks share this
+    host's memory, it is the rank.
 
     Raises:
         SMDDPError: nothing tells it.
     """
+    known = known_locality()
+    if known is not None:
+        return known.rank
     value = os.environ.get("LOCAL_RANK")
     alone = dist.get_world_size() == 1
     if value is None or (not alone and variables.local_rank_is_assumed()):

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 __all__ = ["Launch", "detect"]
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -77,7 +75,8 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
     """Return what the launcher of this process says, or None for a process started by hand.
 
     Raises:
-        ValueError: a variable holds no number, or a rank lies outside its group.
+        ValueError: a variable holds no number, a rank lies outside its group, or Slurm's variables say that
+            there are other ranks, but not how many.
     """
     for names in _LAUNCHERS:
         rank, size = _number(environ, names.rank), _number(environ, names.size)
@@ -87,9 +86,11 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
         if names.launcher == "Slurm":
             local_size = _slurm_local_size(environ, size)
         if names.launcher == "torchrun" and local_rank is None:
-            local_rank, local_size = _local_by_hand(environ, rank, size, local_size)
+            # by hand; that rank 0 is on this host, as MASTER_ADDR may say, tells nothing of the others
+            local_rank = 0 if size == 1 else None
         _check(names, rank, size)
         return Launch(names.launcher, rank, size, local_rank, local_size)
+    _check_no_rank_of_slurm(environ)
     return None
 
 
@@ -117,13 +118,16 @@ def _check(names: _Names, rank: int, size: int) -> None:
         )
 
 
-def _local_by_hand(
-    environ: Mapping[str, str], rank: int, size: int, local_size: int | None
-) -> tuple[int | None, int | None]:
-    """RANK and WORLD_SIZE set by hand: the local rank is known only if everything is on this host."""
-    if size == 1 or environ.get("MASTER_ADDR", "") in LOOPBACK:
-        return rank, size if local_size is None else local_size
-    return None, local_size
+def _check_no_rank_of_slurm(environ: Mapping[str, str]) -> None:
+    """Only rank 0 can be a batch script's own process, in which SLURM_PROCID is 0 as well."""
+    rank = _number(environ, ("SLURM_PROCID",))
+    if rank:
+        raise ValueError(
+            f"SLURM_PROCID={rank} says that this process is one rank of several, but SLURM_STEP_NUM_TASKS, "
+            "which srun sets beside it, is not there. Start the script with srun and pass all of Slurm's "
+            "variables on (into containers, too), or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for "
+            "every rank, for example RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS."
+        )
 
 
 def _slurm_local_size(environ: Mapping[str, str], size: int) -> int | None:

@@ -24,6 +24,7 @@ from opensmd.environment.master import ancestors, fold, is_free, master_address,
 __all__ = ["Filling", "current_launch", "fill", "local_rank_is_assumed", "plan", "rank_variables"]
 
 TORCH_PORT = "29500"  # what torchrun takes on several hosts
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_PORT = "7592"  # the port a container tells its scripts, which some of them count on from
 _CONTAINER = ("SM_HOSTS", "SM_TRAINING_ENV")  # any of these: a SageMaker container runs the script
 _GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -46,10 +47,12 @@ def current_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def local_rank_is_assumed(environ: Mapping[str, str] | None = None) -> bool:
-    """True if LOCAL_RANK says 0 only because :func:`fill` took this process for a group of one."""
+    """True if LOCAL_RANK is only what :func:`fill` assumed: for a group of one, or for ranks of one host."""
     environ = os.environ if environ is None else environ
     added = _note(environ)["set"].get("LOCAL_RANK")
-    return added is not None and added == environ.get("LOCAL_RANK") and current_launch(environ) is None
+    launch = current_launch(environ)
+    told = launch is not None and launch.local_rank is not None
+    return added is not None and added == environ.get("LOCAL_RANK") and not told
 
 
 def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
@@ -69,7 +72,7 @@ def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
         for name, value in filling.variables.items()
         if name not in environ or environ[name] == replaceable.get(name)
     }
-    for name in set(replaceable) - set(filling.variables):
+    for name in set(replaceable) - set(filling.variables) - set(_as_launched(environ)):
         if environ.get(name) == replaceable[name]:
             del environ[name]  # it told of this process's place in another group
     if not added:
@@ -87,6 +90,9 @@ def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid
     launch = detect(given)
     problems: list[str] = []
     variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
+    if launch is not None and launch.local_rank is None and given.get("MASTER_ADDR") in LOOPBACK:
+        # The ranks may be on several hosts, but those of this one are those of rank 0's.
+        variables["LOCAL_RANK"] = variables["SMDATAPARALLEL_LOCAL_RANK"] = str(launch.rank)
     if launch is None and any(given.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
         # Half a place: torch says which variable is missing, where rank 0 of 2 would wait for rank 1.
         variables = {name: each for name, each in variables.items() if name not in _GROUP}

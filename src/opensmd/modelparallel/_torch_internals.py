@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -39,7 +38,6 @@ __all__ = [
     "replaced_functions",
     "run_backward",
     "takes_hooks",
-    "timeout_of",
     "unversioned",
     "watchers",
     "without_interception",
@@ -300,13 +298,3 @@ def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
     """A change of ``tensor`` in it is none to backwards that keep the tensor."""
     kept: contextlib.AbstractContextManager[None] = _unsafe_preserve_version_counter(tensor)
     return kept
-
-
-def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    """How long the calls of a group wait for its members; None if its backend does not tell."""
-    for device in group._device_types:
-        with contextlib.suppress(AttributeError, RuntimeError):  # not every backend has options
-            options: Any = group._get_backend(device).options
-            timeout: timedelta = options._timeout
-            return timeout
-    return None

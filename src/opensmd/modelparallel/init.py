@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from opensmd.collectives.backend import register
+from opensmd.collectives.locality import meet
 from opensmd.collectives.sealed import seal_objects_of_torch
 from opensmd.environment.variables import fill
 from opensmd.modelparallel.config import Config, load_config
@@ -32,7 +33,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     adds them as long as no model is wrapped.
 
     Raises:
-        ValueError: unknown, bad or contradictory settings, or a number of ranks that does not fit them.
+        ValueError: unknown, bad or contradictory settings, a number of ranks that does not fit them, or a
+            LOCAL_RANK that does not fit the hosts on which the ranks met.
         SMPError: a second call that changes a setting, or that comes after ``smp.DistributedModel``.
     """
     if state.initialized and not config:
@@ -48,7 +50,9 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         _join_world()
     size, rank = dist.get_world_size(), dist.get_rank()
     grid = _grid(cfg, size)
-    state.fill(cfg=cfg, grid=grid, groups=Groups(grid, rank), rank=rank, owns_world=owns_world)
+    locality = meet()
+    groups = Groups(grid, rank)
+    state.fill(cfg=cfg, grid=grid, groups=groups, rank=rank, locality=locality, owns_world=owns_world)
     if owns_world:
         atexit.register(shutdown)
 
@@ -80,7 +84,7 @@ def _add_settings(new: Config) -> None:
     if (cfg.partitions, cfg.placement_strategy) != (old.partitions, old.placement_strategy):
         groups.destroy()
         groups = Groups(grid, state.rank)
-    state.fill(cfg=cfg, grid=grid, groups=groups, rank=state.rank, owns_world=state.owns_world)
+    state.refill(cfg=cfg, grid=grid, groups=groups)
 
 
 def _given(cfg: Config) -> dict[str, Any]:

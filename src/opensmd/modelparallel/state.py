@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
+from opensmd.collectives.locality import Locality
 from opensmd.modelparallel.exceptions import SMPError, SMPNotInitializedError
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class State:
 
     Attributes:
         rank: the global rank of this process.
+        locality: its place among the ranks of its host.
         engine: what runs steps; set when the model has been partitioned.
         model: the script's DistributedModel.
         optimizers: the script's DistributedOptimizers by identity, the latest last.
@@ -99,6 +101,7 @@ class State:
         self._grid: RankGrid | None = None
         self._groups: Groups | None = None
         self.rank = 0
+        self.locality = Locality(0, 1)
         self.model: WrappedModel | None = None
         self.optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
         self.scalers: WeakValueDictionary[int, WrappedScaler] = WeakValueDictionary()
@@ -106,10 +109,23 @@ class State:
         self.owns_world = False
         self.module_manager = ModuleManager()
 
-    def fill(self, *, cfg: Config, grid: RankGrid, groups: Groups, rank: int, owns_world: bool) -> None:
+    def fill(
+        self,
+        *,
+        cfg: Config,
+        grid: RankGrid,
+        groups: Groups,
+        rank: int,
+        locality: Locality,
+        owns_world: bool,
+    ) -> None:
         """Become initialised."""
+        self.refill(cfg=cfg, grid=grid, groups=groups)
+        self.rank, self.locality, self.owns_world = rank, locality, owns_world
+
+    def refill(self, *, cfg: Config, grid: RankGrid, groups: Groups) -> None:
+        """Take other settings for the same ranks."""
         self._cfg, self._grid, self._groups = cfg, grid, groups
-        self.rank, self.owns_world = rank, owns_world
 
     @property
     def initialized(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch.distributed as dist
 
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -56,14 +54,12 @@ def size() -> int:
 
 def local_rank() -> int:
     """This process among those of its host."""
-    state.require("smp.local_rank")
-    return int(os.environ.get("LOCAL_RANK", state.rank))
+    return state.require("smp.local_rank").locality.rank
 
 
 def local_size() -> int:
     """How many processes this host has."""
-    state.require("smp.local_size")
-    return int(os.environ.get("LOCAL_WORLD_SIZE", state.grid.size))
+    return state.require("smp.local_size").locality.size
 
 
 def mp_rank() -> int:

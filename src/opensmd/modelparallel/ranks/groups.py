@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from opensmd.modelparallel._torch_internals import timeout_of
+from opensmd.collectives._torch_internals import timeout_of
 from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
 
 __all__ = ["Groups"]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from opensmd.modelparallel._torch_internals import timeout_of
+from opensmd.collectives._torch_internals import timeout_of
 from opensmd.modelparallel.runtime.messages.transport import control_device
 
 __all__ = ["keep_waiting", "wait_for"]

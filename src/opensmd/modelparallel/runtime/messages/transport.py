@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.collectives import sealed
+from opensmd.collectives._torch_internals import timeout_of
 from opensmd.collectives.mailbox import Mailbox, has_mailbox
-from opensmd.modelparallel._torch_internals import timeout_of
 from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.runtime.messages import edges

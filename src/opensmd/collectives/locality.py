@@ -1,0 +1,157 @@
+"""Which ranks of a job run on one host, as they find when they meet.
+
+Launchers may say nothing of it (a Kubernetes job with one process a pod) or speak of something else, so every
+rank says through the store of the default group where it runs, and what its environment claims. The claims
+must fit what was found. Ranks that one of several elastic agents of a host has started count as a host of
+their own: that is what their LOCAL_RANK means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.constants import default_pg_timeout
+
+from opensmd.collectives import _torch_internals
+from opensmd.collectives.exchange import Exchange
+from opensmd.collectives.topology import own_identity
+from opensmd.environment.settings import Settings
+from opensmd.environment.variables import current_launch
+
+__all__ = ["Claim", "Locality", "known_locality", "localities", "meet"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one rank says of its place.
+
+    Attributes:
+        host: equal for exactly those ranks that can see each other's processes.
+        hostname: for messages only.
+        agent: which elastic agent of the host has started it; empty for none.
+        local_rank: LOCAL_RANK as given by a launcher or a user; None if nobody gave it.
+        local_size: LOCAL_WORLD_SIZE, likewise.
+    """
+
+    host: str
+    hostname: str
+    agent: str = ""
+    local_rank: int | None = None
+    local_size: int | None = None
+
+    def contradicts(self, size: int) -> bool:
+        """Whether it cannot come from one of ``size`` ranks on a host."""
+        beyond = self.local_rank is not None and not 0 <= self.local_rank < size
+        return beyond or self.local_size not in (None, size)
+
+
+@dataclass(frozen=True)
+class Locality:
+    """One rank's place on its host.
+
+    Attributes:
+        rank: its number there, from 0.
+        size: how many ranks there are.
+    """
+
+    rank: int
+    size: int
+
+
+_met: WeakKeyDictionary[dist.ProcessGroup, Locality] = WeakKeyDictionary()
+
+
+def known_locality() -> Locality | None:
+    """This rank's place on its host, if the ranks of the default group have met for it."""
+    return _met.get(_torch_internals.default_group())
+
+
+def meet() -> Locality:
+    """Find this rank's place on its host, together with all ranks of the default group.
+
+    Returns:
+        The same again for the same default group.
+
+    Raises:
+        ValueError: LOCAL_RANK or LOCAL_WORLD_SIZE of some rank does not fit what the ranks found; on all.
+        DistBackendError: a rank did not come in time.
+    """
+    group = _torch_internals.default_group()
+    if group not in _met:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        timeout = _torch_internals.timeout_of(group) or default_pg_timeout
+        store = PrefixStore("opensmd/locality", _torch_internals.default_store())
+        exchange = Exchange(store, rank, range(size), timeout=timeout, group="the default group")
+        own = json.dumps(asdict(own_claim(rank, size, os.environ)))
+        claims = [Claim(**json.loads(text)) for text in exchange.all_gather("locality", own)]
+        exchange.close("localities")
+        _met[group] = localities(claims)[rank]
+    return _met[group]
+
+
+def own_claim(rank: int, size: int, environ: Mapping[str, str]) -> Claim:
+    """What this process says as ``rank`` of ``size``; an environment for another group claims nothing."""
+    identity = own_identity(Settings.from_environment(environ))
+    launch = current_launch(environ)
+    if launch is None or (launch.rank, launch.size) != (rank, size):
+        return Claim(identity.host, identity.hostname)
+    agent = environ.get("GROUP_RANK", "") if "TORCHELASTIC_RUN_ID" in environ else ""
+    return Claim(identity.host, identity.hostname, agent, launch.local_rank, launch.local_size)
+
+
+def localities(claims: Sequence[Claim]) -> list[Locality]:
+    """Every rank's place, from the claims of all by rank; pure.
+
+    Raises:
+        ValueError: a claim does not fit.
+    """
+    by_host: dict[tuple[str, str], list[int]] = {}
+    for rank, claim in enumerate(claims):
+        by_host.setdefault((claim.host, claim.agent), []).append(rank)
+    places: dict[int, Locality] = {}
+    for ranks in by_host.values():
+        places.update(_on_one_host(ranks, claims))
+    return [places[rank] for rank in range(len(claims))]
+
+
+def _on_one_host(ranks: Sequence[int], claims: Sequence[Claim]) -> dict[int, Locality]:
+    size = len(ranks)
+    numbers: dict[int, int] = {}  # by local rank
+    for index, rank in enumerate(ranks):
+        given = claims[rank].local_rank
+        number = index if given is None else given
+        if claims[rank].contradicts(size):
+            raise ValueError(_contradiction(rank, ranks, claims))
+        if number in numbers:
+            first = numbers[number]
+            raise ValueError(
+                _contradiction(rank if claims[first].local_rank is None else first, ranks, claims)
+            )
+        numbers[number] = rank
+    return {rank: Locality(number, size) for number, rank in numbers.items()}
+
+
+def _contradiction(rank: int, ranks: Sequence[int], claims: Sequence[Claim]) -> str:
+    claim = claims[rank]
+    said = [
+        f"{name}={value}"
+        for name, value in (("LOCAL_RANK", claim.local_rank), ("LOCAL_WORLD_SIZE", claim.local_size))
+        if value is not None
+    ]
+    given = {other: claims[other].local_rank for other in ranks}
+    others = ", ".join(
+        f"rank {other} ({'no LOCAL_RANK' if number is None else f'LOCAL_RANK={number}'})"
+        for other, number in given.items()
+    )
+    return (
+        f"the environment of rank {rank} says {' and '.join(said)}, but when the ranks met, its host "
+        f"{claim.hostname!r} had {len(ranks)} of them: {others}. Unset LOCAL_RANK and LOCAL_WORLD_SIZE, or "
+        "correct them. Containers of one machine count as one host if they share its process ids and IPC, or "
+        "if OPENSMD_HOST_ID is the same in them."
+    )
