@@ -1,8 +1,17 @@
 """Which microbatch a rank works on next. Pure: states and arrivals in, a number out.
 
-Two policies, both for both values of ``pipeline``: "interleaved" lets backwards go first, as soon
-as they can, and keeps a bounded number of microbatches under way; "simple" does all forwards, then all
-backwards.
+Two policies, both for both values of ``pipeline``: "interleaved" lets backwards go first, as soon as they can,
+and keeps a bounded number of microbatches under way; "simple" does all forwards, then all backwards. With
+backwards that take twice as long as forwards::
+
+    interleaved, 2 ranks                             simple, 2 ranks
+    F0 F1 F2 .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3     F0 F1 F2 F3 .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+    .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3           .  F0 F1 F2 F3 B0 B0 B1 B1 B2 B2 B3 B3
+
+    interleaved, 3 ranks, weight gradients (W) of the last microbatches apart
+    F0 F1 F2 F3 .  .  .  B0 B0 F4 B1 B1 F5 B2 B2 B3 B3 B4 B4 .  B5 B5
+    .  F0 F1 F2 .  B0 B0 F3 B1 B1 F4 B2 B2 B3 B3 B4 F5 W4 .  B5 W5
+    .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 F4 B4 W3 W4 F5 B5 W5
 
 *Ready first* takes whatever can go on. A rank starts a new microbatch only when nothing else can be done, and
 only within its window. It needs a transport that can say what has come.
