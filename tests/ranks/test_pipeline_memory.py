@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from tests.support.equality import Pools
+from tests.support.partitioned import restart
 from tests.support.ranks import run_once
 
 Step = Callable[[nn.Module, Tensor], Tensor]
@@ -47,6 +50,37 @@ def train(partitions: int, settings: dict[str, Any]) -> tuple[int, int, list[tup
         sum(each.nbytes for each in training),
         [(each.microbatch, each.kind, each.start_ns, each.end_ns) for each in record],
     )
+
+
+def leave_behind(settings: dict[str, Any]) -> int:
+    """How many tensors of a step's microbatches are still there after it, without the garbage collector."""
+    restart(partitions=2, microbatches=4, **settings)
+    module = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+    model = smp.DistributedModel(module)
+    seen: list[weakref.ref[Tensor]] = []
+
+    @smp.step
+    def step(x: Tensor) -> Tensor:
+        hidden = model(x)
+        loss = hidden.square().mean()
+        seen.extend(map(weakref.ref, (x, hidden, loss)))
+        model.backward(loss)
+        return loss.detach()
+
+    step(torch.ones(8, WIDTH))
+    seen.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        step(torch.ones(8, WIDTH))
+        return sum(reference() is not None for reference in seen)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("settings", [{}, {"deterministic_server": True}], ids=str)
+def test_a_step_leaves_nothing_to_the_garbage_collector(pool: Pools, settings: dict[str, Any]) -> None:
+    assert pool(2).run(leave_behind, settings) == [0, 0]
 
 
 def test_a_rank_holds_its_own_part_only(pool: Pools) -> None:

@@ -1,8 +1,8 @@
 """Which microbatch a rank works on next. Pure: states and arrivals in, a number out.
 
-Two policies, both for both values of ``pipeline``: "interleaved" lets backwards go first, as soon as they can,
-and keeps a bounded number of microbatches under way; "simple" does all forwards, then all backwards. With
-backwards that take twice as long as forwards::
+Two policies, both for both values of ``pipeline``: "interleaved" lets backwards go first, as soon as they
+can, and keeps a bounded number of microbatches under way; "simple" does all forwards, then all backwards.
+With backwards that take twice as long as forwards::
 
     interleaved, 2 ranks                             simple, 2 ranks
     F0 F1 F2 .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3     F0 F1 F2 F3 .  .  .  B0 B0 B1 B1 B2 B2 B3 B3

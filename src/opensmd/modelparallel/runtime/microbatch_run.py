@@ -10,9 +10,9 @@ from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.glue import Glue
 from opensmd.modelparallel.runtime.calls.interception import set_run
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
-from opensmd.modelparallel.runtime.messages.results import Results
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.results import Results
 from opensmd.modelparallel.runtime.turns.turns import Done, Turns, Waiting
 
 __all__ = ["MicrobatchRun"]

@@ -10,7 +10,7 @@ from torch import nn
 
 from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.calls.keys import stable_hash
+from opensmd.modelparallel.runtime.stable_hash import stable_hash
 
 __all__ = ["require_same_model"]
 

@@ -10,11 +10,11 @@ from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass, Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
-from opensmd.modelparallel.runtime.messages.results import Results
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
+from opensmd.modelparallel.runtime.results import Results
 from opensmd.modelparallel.runtime.side_effects.attributes import OwnAttributes
 from opensmd.modelparallel.runtime.side_effects.per_microbatch import Own
 from opensmd.modelparallel.runtime.side_effects.random import OwnRandom

@@ -21,7 +21,7 @@ from opensmd.modelparallel.runtime.calls.descriptions import (
     TensorDescription,
     check_result,
 )
-from opensmd.modelparallel.runtime.calls.keys import call_key, stable_hash
+from opensmd.modelparallel.runtime.calls.keys import call_key
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
 from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
 from opensmd.modelparallel.runtime.microbatch import Microbatch
@@ -29,6 +29,7 @@ from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.effects import apply
 from opensmd.modelparallel.runtime.side_effects.unreturned import Unreturned
 from opensmd.modelparallel.runtime.side_effects.watch import Watch
+from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, highest_home, put_tag, tag_of, tags_of

@@ -1,10 +1,9 @@
-"""What makes two calls alike: keys from what all ranks know of arguments and modes, and hashes of them."""
+"""What makes two calls alike: keys from what all ranks know of arguments and modes."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from opensmd.modelparallel._torch_internals import any_autocast
 from opensmd.modelparallel.runtime.tensors.tags import tensor_key
 
-__all__ = ["argument_key", "call_key", "stable_hash"]
+__all__ = ["argument_key", "call_key"]
 
 _VALUES = frozenset({type(None), int, float, str, bool, torch.dtype, torch.device})
 
@@ -68,19 +67,3 @@ def _autocast_dtypes() -> tuple[torch.dtype | None, ...]:
             for kind in ("cpu", "cuda")
         ]
     )
-
-
-def stable_hash(key: Any, bits: int) -> int:
-    """A hash of a key that is the same in every process."""
-    digest = hashlib.blake2b(repr(_stable(key)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> (64 - bits)
-
-
-def _stable(key: Any) -> Any:
-    if type(key) in (tuple, torch.Size):
-        return tuple(map(_stable, key))
-    if isinstance(key, type):
-        return f"{key.__module__}.{key.__qualname__}"
-    if isinstance(key, Callable):  # type: ignore[arg-type]
-        return torch.overrides.resolve_name(key) or getattr(key, "__qualname__", type(key).__qualname__)
-    return key

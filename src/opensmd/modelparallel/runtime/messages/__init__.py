@@ -1,7 +1,6 @@
 """Messages between the ranks of a pipeline, and where autograd crosses from one to another.
 
 Begin with ``transport.py``: what a message is, and the two ways in which it travels. ``edges.py`` and
-``graph_edges.py`` draw how gradients come back, ``step_inputs.py`` is what ranks agree on before a step,
-and ``results.py`` what they tell each other after it. Imports tensors, and knows nothing of turns and
-calls.
+``graph_edges.py`` draw how gradients come back; ``step_inputs.py`` is what ranks agree on before a step.
+Imports tensors, and knows nothing of turns and calls.
 """

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.sendable import sendable
-from opensmd.modelparallel.runtime.calls.keys import stable_hash
+from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
 
 __all__ = ["agreed_inputs", "fingerprint"]

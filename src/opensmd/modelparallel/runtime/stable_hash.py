@@ -1,0 +1,27 @@
+"""A hash that is the same in every process: ranks find each other's messages and compare their models by it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["stable_hash"]
+
+
+def stable_hash(key: Any, bits: int) -> int:
+    """A hash of a key that is the same in every process."""
+    digest = hashlib.blake2b(repr(_stable(key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - bits)
+
+
+def _stable(key: Any) -> Any:
+    if type(key) in (tuple, torch.Size):
+        return tuple(map(_stable, key))
+    if isinstance(key, type):
+        return f"{key.__module__}.{key.__qualname__}"
+    if isinstance(key, Callable):  # type: ignore[arg-type]
+        return torch.overrides.resolve_name(key) or getattr(key, "__qualname__", type(key).__qualname__)
+    return key
