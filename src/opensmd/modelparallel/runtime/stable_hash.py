@@ -1,4 +1,4 @@
-"""A hash that is the same in every process: ranks find each other's messages and compare their models by it."""
+"""A hash that is the same in every process: ranks find messages and compare their models by it."""
 
 from __future__ import annotations
 
