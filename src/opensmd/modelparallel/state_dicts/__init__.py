@@ -1,1 +1,5 @@
-"""State dicts of a split model, put together from its stages and taken apart again."""
+"""State dicts of a split model, put together from its stages and taken apart again.
+
+``ModelState`` is the base of ``smp.DistributedModel`` and stands on ``Moves``, ``StateDicts`` and
+``Whereabouts``, each in its file. Begin with ``whereabouts``. Files on disk are ``checkpoint``'s.
+"""

@@ -1,0 +1,98 @@
+"""Moving a split model: to a device, to a dtype, and whole to every rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from opensmd.modelparallel.checkpoint.gather import collect
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder, RemoteParameter
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.missing_tensors import stand_ins
+from opensmd.modelparallel.state_dicts.state_dicts import StateDicts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+__all__ = ["Moves"]
+
+
+class Moves(StateDicts):
+    """A module whose parts are moved where they live.
+
+    Args:
+        module: the user's module.
+    """
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As torch's; after partitioning for what lives here alone, and without effect but on placement.
+
+        Raises:
+            SMPError: it would change the dtype or the kind of device of a partitioned model, whose other
+                ranks were told what they are.
+        """
+        if not self.partitioned or self.gathered:
+            return super().to(*args, **kwargs)
+        tensors = [*self.local_parameters(), *self.local_buffers()]
+        moved = [each.detach().to(*args, **kwargs) for each in tensors]
+        for each, new in zip(tensors, moved, strict=True):
+            same_dtype = new.dtype == each.dtype or not each.is_floating_point()
+            if not same_dtype or new.device.type != each.device.type:
+                raise SMPError(
+                    f"model.to: the model is partitioned and cannot go from {each.dtype} on "
+                    f"{each.device.type} to {new.dtype} on {new.device.type} any more; do it before the "
+                    "first step"
+                )
+        for each, new in zip(tensors, moved, strict=True):
+            if new.dtype == each.dtype:
+                each.data = new
+        return self
+
+    def cuda(self, device: int | torch.device | None = None) -> Self:
+        """As torch's; after partitioning ``to`` that device, which moves what lives here."""
+        if not self.partitioned or self.gathered:
+            return super().cuda(device)
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
+
+    def float(self) -> Self:
+        """As torch's; after partitioning ``to(torch.float32)``."""
+        return self.to(torch.float32) if self.partitioned else super().float()
+
+    def double(self) -> Self:
+        """As torch's; after partitioning ``to(torch.float64)``."""
+        return self.to(torch.float64) if self.partitioned else super().double()
+
+    def half(self) -> Self:
+        """As torch's; after partitioning ``to(torch.float16)``."""
+        return self.to(torch.float16) if self.partitioned else super().half()
+
+    def bfloat16(self) -> Self:
+        """As torch's; after partitioning ``to(torch.bfloat16)``."""
+        return self.to(torch.bfloat16) if self.partitioned else super().bfloat16()
+
+    def cpu(self) -> Self:
+        """Gather all parameters and buffers on every rank of the replica, on the CPU.
+
+        The model is whole again on each rank, for example to be used without model parallelism through
+        :meth:`get_module`; it cannot be trained in steps any more.
+        """
+        if self.partitioned and not self.gathered:
+            with stand_ins(self.module, self.is_here):
+                tensors = dict([*self.module.named_parameters(), *self.module.named_buffers()])
+            whole = collect(tensors, self._home_of, group=state.groups[CommGroup.MP_GROUP])
+            self.gathered = True
+            with torch.no_grad():
+                for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+                    if isinstance(tensor, RemoteParameter):
+                        tensor.__class__ = nn.Parameter  # type: ignore[assignment]
+                    found = whole[name].detach().cpu().clone()
+                    if isinstance(tensor, Placeholder):
+                        owner, _, last = name.rpartition(".")
+                        self.module.get_submodule(owner)._buffers[last] = found
+                    else:
+                        tensor.data = found
+        return super().cpu()

@@ -1,0 +1,241 @@
+"""The state dicts of a split model.
+
+A full state dict is the plain module's, in its order, collected from where the data is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from opensmd.modelparallel.checkpoint.gather import collect, gather_full
+from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked, with_versions
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedError
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.missing_tensors import has_data, loads_by_itself, stand_ins
+from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
+
+__all__ = ["StateDicts"]
+
+
+class StateDicts(Whereabouts):
+    """A module that is saved and loaded whole or in parts, wherever its parts live.
+
+    Args:
+        module: the user's module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._pending_local: dict[str, Any] | None = None
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """This rank's part of the state dict, and ``_smp_is_partial: True``.
+
+        Raises:
+            SMPError: the model has not been partitioned yet.
+        """
+        self._require_partitioned("local_state_dict")
+        own = self._own_entries()
+        return with_versions({**own, PARTIAL: True}, own)
+
+    def state_dict(  # type: ignore[override]  # one keyword more than torch's
+        self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The whole model's state dict, with the plain module's names and order.
+
+        After partitioning it is collected from all ranks of the replica, so all of them must call it (those
+        with ``dp_rank() == 0`` are enough).
+
+        Args:
+            destination, prefix, keep_vars: as torch's; ``keep_vars`` only before partitioning.
+            gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
+
+        Raises:
+            SMPUnsupportedError: ``keep_vars`` of a model that is split: the parameters are on several ranks.
+        """
+        if not self.partitioned or state.groups.size(CommGroup.MP_GROUP) == 1:
+            plain: dict[str, Any] = self.module.state_dict(*args, **kwargs)
+            return plain
+        destination, prefix = _into(*args, **kwargs)
+        group = state.groups[CommGroup.MP_GROUP]
+        whole = collect(self._entries_of_all(), self._home_of, group=group, only_first=gather_to_rank0)
+        if destination is None and not prefix:
+            return whole
+        destination = OrderedDict() if destination is None else destination
+        destination.update({prefix + name: each for name, each in whole.items()})
+        return destination
+
+    def orig_state_dict(self) -> dict[str, Any]:
+        """The module's own ``state_dict`` without asking other ranks; what lives elsewhere is left out."""
+        if not self.partitioned:
+            plain: dict[str, Any] = self.module.state_dict()
+            return plain
+        return self._own_entries()
+
+    def _entries(self) -> dict[str, Any]:
+        """All entries of the state dict; meta tensors are those of other ranks.
+
+        Raises:
+            SMPUnsupportedError: code of the module needs tensors of several ranks at once.
+        """
+        with stand_ins(self.module, self.is_here):
+            try:
+                whole: dict[str, Any] = self.module.state_dict()
+            except (RuntimeError, NotImplementedError) as error:  # torch's, of meta tensors
+                raise SMPUnsupportedError(
+                    f"state_dict of {type(self.module).__name__} is code of its own, which needs data of "
+                    f"several partitions at once ({error}). Place the part that it belongs to whole on one "
+                    "partition with smp.set_partition"
+                ) from error
+        return whole
+
+    def _entries_of_all(self) -> dict[str, Any]:
+        """As :meth:`_entries`, called on all ranks: if one raises, all do."""
+        failure: SMPUnsupportedError | None = None
+        whole: dict[str, Any] = {}
+        try:
+            whole = self._entries()
+        except SMPUnsupportedError as error:
+            failure = error
+        group = state.groups[CommGroup.MP_GROUP]
+        failures: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(failures, failure and str(failure), group=group)
+        if failed := [f"mp_rank {rank}: {text}" for rank, text in enumerate(failures) if text]:
+            raise SMPUnsupportedError("; ".join(failed)) from failure
+        return whole
+
+    def _own_entries(self) -> dict[str, Any]:
+        """What a partial state dict has of this rank.
+
+        That is what lives here, what hooks of the module have made of it, and buffers of split modules that
+        the forward has replaced by what this rank has computed.
+        """
+        names = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        buffers = dict(self.module.named_buffers(remove_duplicate=False))
+        whole = self._entries()
+        own = {
+            name: each
+            for name, each in whole.items()
+            if has_data(each)
+            and (
+                self.is_local(name)
+                or (isinstance(each, Tensor) and name not in names and name not in buffers)
+                or (name in self._everywhere and self._everywhere[name]() is not buffers.get(name))
+            )
+        }
+        return with_versions(own, whole)
+
+    def load_state_dict(  # type: ignore[override]  # one keyword more than torch's
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        *,
+        same_partition_load: bool = False,
+        assign: bool = False,
+    ) -> Any:
+        """Load a full state dict (also a plain module's) or, on all ranks of the replica, a partial one.
+
+        A partial one is first put together from all ranks, whatever partitions it came from. Names and shapes
+        are checked before anything is changed. After partitioning each rank keeps its part.
+
+        Args:
+            strict: as torch's: False lets names be missing or unknown.
+            same_partition_load: a partial dict comes from the same partition, so it is not put together; it
+                is loaded when the model has been partitioned.
+            assign: as torch's; only before partitioning.
+
+        Returns:
+            torch's named tuple of missing and unexpected keys.
+
+        Raises:
+            TypeError: ``state_dict`` is no dict.
+            RuntimeError: names or shapes do not fit; the message is torch's.
+            SMPCheckpointError: the partial dicts of the ranks do not belong together.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"model.load_state_dict: expected a state dict, got {type(state_dict).__name__}")
+        given = with_versions(state_dict, state_dict)
+        if is_partial(given):
+            if same_partition_load:
+                return self._load_same_partition(given)
+            given = gather_full(given, group=state.require("load_state_dict").groups[CommGroup.MP_GROUP])
+        given = marked(given)
+        self._check(given, strict=strict and self.partitioned)
+        if not self.partitioned:
+            return self.module.load_state_dict(given, strict=strict, assign=assign)
+        if assign:
+            raise ValueError(
+                "assign=True would undo the partition; load before the first step, or without it"
+            )
+        with stand_ins(self.module, self.is_here):
+            return self.module.load_state_dict(given, strict=strict)
+
+    def _load_same_partition(self, given: dict[str, Any]) -> Any:
+        if not self.partitioned:
+            self._pending_local = given
+            return torch.nn.modules.module._IncompatibleKeys([], [])
+        local = set(self._own_entries())
+        own = marked(given)
+        if set(own) != local:
+            raise SMPCheckpointError(
+                f"rank {state.rank}: this partial state dict comes from another partition: missing "
+                f"{sorted(local - set(own))[:3]}, unknown {sorted(set(own) - local)[:3]}. Load it without "
+                "same_partition_load=True"
+            )
+        self._check(own, strict=False)
+        with stand_ins(self.module, self.is_here):
+            self.module.load_state_dict(with_versions({**self.module.state_dict(), **own}, own), strict=False)
+        self._share_what_is_everywhere()
+        return torch.nn.modules.module._IncompatibleKeys([], [])
+
+    def _check(self, given: Mapping[str, Any], *, strict: bool) -> None:
+        """Names (``strict``) and shapes, before torch changes anything; own code of modules does it."""
+        if loads_by_itself(self.module):
+            return
+        own = self._entries() if self.partitioned else self.module.state_dict()
+        missing = [name for name in own if name not in given]
+        unexpected = [name for name in given if name not in own]
+        if strict and (missing or unexpected):
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self.module).__name__}: missing keys {missing}, "
+                f"unexpected keys {unexpected}"
+            )
+        wrong = [
+            f"{name}: {tuple(value.shape)} in the checkpoint, {tuple(own[name].shape)} in the model"
+            for name, value in given.items()
+            if isinstance(value, Tensor)
+            and isinstance(own.get(name), Tensor)
+            and not is_lazy(own[name])
+            and value.shape != own[name].shape
+        ]
+        if wrong:
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self.module).__name__}: size mismatch for "
+                + "; ".join(wrong)
+            )
+
+    def _load_what_waited(self) -> None:
+        """Load the partial state dict that was given before the parts were in place."""
+        if self._pending_local is not None:
+            pending, self._pending_local = self._pending_local, None
+            self._load_same_partition(pending)
+
+
+def _into(
+    destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+) -> tuple[dict[str, Any] | None, str]:
+    """The arguments of torch's ``state_dict`` for a model that is split."""
+    if keep_vars:
+        raise SMPUnsupportedError(
+            "model.state_dict(keep_vars=True) would give the parameters, which are on several ranks; "
+            "use model.local_named_parameters()"
+        )
+    return destination, prefix

@@ -1,0 +1,162 @@
+"""Which parts of a split model live on this rank: what ``smp.DistributedModel`` says of them.
+
+Parameters keep their objects and names when the model is partitioned; those of other ranks merely lose their
+data.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from opensmd.modelparallel.compatibility.parameter_layout import name_original_forwards
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.planning.plan import Plan, ancestors
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.state import state
+
+__all__ = ["Whereabouts"]
+
+
+class Whereabouts(nn.Module):
+    """A module that knows which of its parts live on this rank.
+
+    Args:
+        module: the user's module.
+
+    Attributes:
+        module: the user's module.
+        plan: where everything lives; None before the first step.
+        gathered: ``cpu()`` has put the whole model on every rank.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        name_original_forwards(module)
+        self.module = module
+        self.plan: Plan | None = None
+        self.gathered = False
+        self._everywhere: dict[str, weakref.ref[Tensor]] = {}  # and the buffer that it was first
+
+    def __getattr__(self, name: str) -> Any:
+        """As torch's; for what the user's module has, the error says where to find it.
+
+        Raises:
+            AttributeError: there is no such attribute.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            module = self.__dict__.get("_modules", {}).get("module")
+            if module is None or not hasattr(module, name):
+                raise
+            raise AttributeError(
+                f"DistributedModel has no attribute {name!r}, but the {type(module).__name__} in it has: use "
+                f"model.module.{name}"
+            ) from error
+
+    @property
+    def partitioned(self) -> bool:
+        """False until the first step has placed the model's parts."""
+        return self.plan is not None
+
+    def get_module(self) -> nn.Module:
+        """The user's module."""
+        return self.module
+
+    def is_local(self, name: str) -> bool:
+        """Whether the parameter or buffer of this full name, or the module, has its data on this rank."""
+        if self.plan is None:
+            return True
+        homes = self.plan.homes
+        found = next(each for each in (name, *ancestors(name)) if each in homes)
+        return homes[found] == state.groups.rank_in(CommGroup.PP_GROUP)
+
+    def is_here(self, name: str) -> bool:
+        """As :meth:`is_local`; also for buffers of split modules, of which every rank has its own copy."""
+        return name in self._everywhere or self.is_local(name)
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of this rank with their full names; may be empty."""
+        self._require_partitioned("local_named_parameters")
+        return ((name, each) for name, each in self.module.named_parameters() if self.is_local(name))
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this rank; may be empty."""
+        return (each for _, each in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers of this rank with their full names."""
+        self._require_partitioned("local_named_buffers")
+        return ((name, each) for name, each in self.module.named_buffers() if self.is_local(name))
+
+    def local_buffers(self) -> Iterator[Tensor]:
+        """The buffers of this rank."""
+        return (each for _, each in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules of this rank with their full names."""
+        self._require_partitioned("local_named_modules")
+        return ((name, each) for name, each in self.module.named_modules() if self.is_local(name))
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """The modules of this rank."""
+        return (each for _, each in self.local_named_modules())
+
+    def _home_of(self, name: str) -> int:
+        """The rank in the replica that holds an entry of the state dict."""
+        assert self.plan is not None
+        homes = self.plan.homes
+        return homes[next(each for each in (name, *ancestors(name)) if each in homes)]
+
+    def _share_what_is_everywhere(self) -> None:
+        """Make all copies of a buffer what the rank has that it is said to live on.
+
+        They may have been drawn at random, or a checkpoint have told that rank alone. Called on all ranks.
+        """
+        group = state.groups[CommGroup.PP_GROUP]
+        for name, buffer in self.module.named_buffers():
+            if name in self._everywhere:
+                data = sendable(buffer)
+                dist.broadcast(data, group=group, group_src=self._home_of(name))
+                buffer.detach().copy_(data)
+
+    def distributed_modules(self) -> Iterator[nn.Module]:
+        """Modules split by tensor parallelism: none."""
+        return iter(())
+
+    def is_distributed_parameter(self, parameter: nn.Parameter) -> bool:
+        """Whether tensor parallelism splits it: no."""
+        return False
+
+    def is_distributed_buffer(self, buffer: Tensor) -> bool:
+        """Whether tensor parallelism splits it: no."""
+        return False
+
+    def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
+        """Whether it works on the batch of a whole tensor-parallel group: no, such groups have one rank."""
+        return False
+
+    def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
+        """Whether it works on the batch of a whole tensor-parallel group: no, such groups have one rank."""
+        return False
+
+    def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters whose gradients are reduced over the data-parallel group: all local ones."""
+        return self.local_named_parameters()
+
+    def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters whose gradients are reduced over the reduced-data-parallel group only: none."""
+        return iter(())
+
+    def _require_partitioned(self, name: str) -> None:
+        if not self.partitioned:
+            raise SMPError(
+                f"{name}() works once the model is partitioned, which the first call of a smp.step function "
+                "does; use register_post_partition_hook to act right then"
+            )
