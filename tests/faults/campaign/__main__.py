@@ -19,7 +19,7 @@ from opensmd.environment.settings import Settings
 from opensmd.native import build
 from tests.faults.campaign.kinds import COLLECTIVES, SPLIT
 from tests.faults.campaign.load import busy_loops
-from tests.faults.campaign.processes import become_subreaper
+from tests.faults.campaign.processes import become_subreaper, die_with_parent
 from tests.faults.campaign.report import Report
 from tests.faults.campaign.trial import try_case
 
@@ -82,6 +82,7 @@ def import_all_of_smp() -> None:
 
 def work(options: argparse.Namespace, job: int, link: Connection) -> int:
     """Run this worker's share of the cases; what returns first in a rank's process is that rank."""
+    die_with_parent()
     become_subreaper()
     kind = SPLIT if options.split else COLLECTIVES
     for trial in range(options.first + job, options.first + options.trials, options.jobs):

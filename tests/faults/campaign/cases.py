@@ -112,6 +112,15 @@ class Case:
         return self.others[number % len(self.others)]
 
     @property
+    def accused(self) -> set[int]:
+        """The ranks one of which an error must name, by global ranks, and no others."""
+        if self.operation == "send and recv" and self.fault == "other operation":
+            return set(
+                self.parties
+            )  # each waits for the other, and the first to lose patience speaks for all
+        return {self.parties[0]} if self.is_refused_message else {self.victim}
+
+    @property
     def parties(self) -> tuple[int, int]:
         """Global ranks of the sender and the receiver in calls "send and recv"."""
         return self.members[self.root], self.members[(self.root + 1) % len(self.members)]
@@ -145,8 +154,10 @@ def draw(seed: int, trial: int, ranks: list[int], timeout: float = 3.0) -> Case:
         timeout=timeout,
         tidy=chance.random() < 0.2,
     )
-    if operation == "send and recv" and case.victim not in case.parties:
-        case = replace(case, victim=chance.choice(case.parties))
+    if operation == "send and recv":
+        # Who waits for a message knows that it is missing; nobody waits for a receiver.
+        sender_only = fault == "other operation"
+        case = replace(case, victim=case.parties[0] if sender_only else chance.choice(case.parties))
     return case
 
 
@@ -159,7 +170,7 @@ def applies(fault: str, operation: str) -> bool:
     if fault == "other root":
         return operation in ROOTED
     if fault == "other operation":
-        return operation in COLLECTIVES or operation in WITHOUT_DATA
+        return operation in COLLECTIVES or operation in WITHOUT_DATA or operation == "send and recv"
     if fault == "refused arguments":
         return operation in COLLECTIVES
     return True

@@ -166,22 +166,21 @@ def _judge_text(
     case: Case, rank: int, failure: Failure, seen: Seen, excused: set[int], *, smddp: bool
 ) -> None:
     names = blamed(failure.text) if smddp else {int(n) for n in re.findall(r"[Rr]ank (\d+)", failure.text)}
-    guilty = {case.victim}
-    if case.is_refused_message:
-        guilty = {case.parties[0]}
-    if case.fault in MISMATCHES and not case.is_refused_message:
-        right = case.victim in names
+    accused = case.accused
+    if case.fault in MISMATCHES and len(accused) == 1 and not case.is_refused_message:
+        right = case.victim in names  # beside those who called something else
     else:
-        names -= excused - guilty
-        right = names == guilty if smddp else guilty <= names
+        names -= excused - accused
+        right = bool(names & accused) and (names <= accused or not smddp)
     if not right:
-        seen.add("wrong rank", f"rank {rank}: {sorted(names)} for {sorted(guilty)}: {failure.text}")
+        seen.add("wrong rank", f"rank {rank}: {sorted(names)} for {sorted(accused)}: {failure.text}")
     own = (f"on rank {rank}", f"Rank {rank} successfully reached", f"Rank {case.victim} failed to pass")
     if smddp and not any(words in failure.text for words in own) and case.fault not in MISMATCHES:
         seen.add("wrong rank", f"rank {rank} is not named as the one that is told: {failure.text}")
     shown = SHOWN_AS.get(failure.operation, (failure.operation,))
     title = failure.text.split(" on rank ")[0] if smddp else failure.text
-    if not any(name in title for name in shown):
+    strayed = rank == case.victim and case.fault == "other operation"
+    if not strayed and not any(name in title for name in shown):
         seen.add("wrong operation", f"rank {rank} in {failure.operation}: {failure.text}")
 
 

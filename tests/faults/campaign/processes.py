@@ -23,12 +23,17 @@ from typing import Any
 
 from tests.faults.campaign.records import Board, Fate, Record
 
-__all__ = ["Job", "become_subreaper"]
+__all__ = ["Job", "become_subreaper", "die_with_parent"]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TIME_TO_START = 60.0  # until all groups are made, in seconds
 TIME_TO_END = 40.0  # after a rank's report, for its process to end
 STACKS = 0.5  # to write them
+
+
+def die_with_parent() -> None:
+    """Let the kernel end this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def become_subreaper() -> None:
@@ -71,7 +76,7 @@ class Job:
         return False
 
     def _settle(self, rank: int) -> None:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
         temporary = self.folder / "tmp"
         temporary.mkdir(exist_ok=True)
         output = os.open(self._output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

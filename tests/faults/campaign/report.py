@@ -47,7 +47,7 @@ class Report:
             seconds = [result.seen.seconds for result in of_fault if result.seen.seconds is not None]
             times = f"{statistics.median(seconds):10.2f}{max(seconds):11.2f}" if seconds else ""
             lines.append(f"{fault:20}{len(of_fault):6}{broken:8}{times}")
-        lines += [f"{kind}: {count}" for kind, count in self.counts().items()]
+        lines += [f"{kind}: {count} cases" for kind, count in self.counts().items()]
         return "\n".join(lines)
 
     def write(self, path: Path, **options: Any) -> None:
