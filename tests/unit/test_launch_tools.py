@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from rich.console import Console
 
 from opensmd import tested_torch
-from opensmd.tools import checks, cli
-from opensmd.tools.doctor import as_table
+from opensmd.native import build
+from opensmd.tools import checks, cli, doctor
+from opensmd.tools.doctor import as_lines
 
 
 @pytest.mark.processes
@@ -57,6 +57,45 @@ def test_a_missing_compiler_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path
     found = checks.check_compiler()
     assert found.state == "bad"
     assert "apt-get install g++" in found.mend
+    monkeypatch.setenv("CXX", "/bin/false")
+    assert checks.check_compiler().state == "bad"
+    assert "CXX=/bin/false" in checks.check_compiler().mend
+
+
+def test_what_keeps_the_core_from_being_built_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("OPENSMD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    build._load.cache_clear()
+    text = "\n".join(as_lines([checks.check_compiler(), checks.check_core()]))
+    assert text.count("apt-get install g++") == 1
+    assert text.count("no C++ compiler") == 1
+
+
+def test_findings_keep_their_brackets_and_are_never_wrapped() -> None:
+    path = "/home/" + "very-long-name/" * 30 + "opensmd_native.so"
+    lines = as_lines([checks.Finding("MPI", "note", path, "pip install 'opensmd[mpi]'")])
+    assert lines[0].endswith(path)
+    assert lines[1].endswith("to do: pip install 'opensmd[mpi]'")
+
+
+def test_the_doctors_findings_can_be_read_by_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = checks.Finding("torch", "bad", "none", "pip install 'torch[x]'")
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: bad,))
+    result = CliRunner().invoke(cli.main, ["doctor", "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.output) == [
+        {"what": "torch", "state": "bad", "text": "none", "mend": "pip install 'torch[x]'"}
+    ]
+
+
+def test_one_core_is_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.affinity, "local_cores", lambda: [[0]])
+    monkeypatch.setattr(checks.affinity, "allowed_cpus", lambda: [0])
+    monkeypatch.setattr(checks, "cpu_quota", lambda path: None)
+    assert checks.check_cores().text.startswith("1 core, 1 of ")
 
 
 def test_a_missing_and_a_small_shared_memory_are_noticed(
@@ -93,13 +132,11 @@ def test_another_torch_than_the_tested_one_is_noted(monkeypatch: pytest.MonkeyPa
     assert f"pip install '{tested_torch.REQUIREMENT}'" in checks.check_torch().mend
 
 
-def test_the_quick_checks_pass_on_this_machine_and_the_table_says_so() -> None:
+def test_the_quick_checks_pass_on_this_machine_and_the_list_says_so() -> None:
     quick = [check for check in checks.CHECKS if check is not checks.check_core]
     findings = [check() for check in quick]
     assert [each.what for each in findings if each.state == "bad"] == []
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(as_table(findings))
-    text = console.export_text()
+    text = "\n".join(as_lines(findings))
     for finding in findings:
         assert finding.what in text
 

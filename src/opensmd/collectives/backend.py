@@ -182,7 +182,7 @@ def _native(settings: Settings) -> tuple[ModuleType | None, str]:
     if not settings.native:
         return None, "OPENSMD_NATIVE=0 is set"
     if settings.build_error is not None:
-        return None, f"smdrun could not build it: {settings.build_error}"
+        return None, "smdrun could not build it, and has said why."
     try:
         return build.load(settings), ""
     except build.BuildError as error:

@@ -40,7 +40,7 @@ def check_torch() -> Finding:
     import torch
 
     cuda = (
-        f"CUDA {torch.version.cuda}, {torch.cuda.device_count()} devices"
+        f"CUDA {torch.version.cuda}, {_count(torch.cuda.device_count(), 'device')}"
         if torch.version.cuda
         else "CPU only"
     )
@@ -52,11 +52,20 @@ def check_torch() -> Finding:
 
 
 def check_compiler() -> Finding:
-    """A C++ compiler and Python's headers, which the native core is built with."""
-    names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
-    path = next((found for name in names if name and (found := shutil.which(name))), None)
-    if path is None:
+    """A C++ compiler and Python's headers, which the native core is built with unless it came prebuilt."""
+    from opensmd.native.errors import BuildError
+    from opensmd.native.prebuilt import find_prebuilt
+    from opensmd.native.toolchain import find_compiler
+
+    if find_prebuilt() is not None:
+        return Finding("compiler", "good", "not needed: the package brought a core for this torch")
+    try:
+        compiler = find_compiler(os.environ.get("CXX") or None)
+    except BuildError as error:
+        return Finding("compiler", "bad", "no usable C++ compiler", str(error))
+    if compiler is None:
         return Finding("compiler", "bad", "no C++ compiler on PATH", "apt-get install g++, or set CXX")
+    path = " ".join(compiler.command)
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         return Finding("compiler", "bad", f"{path}, but no Python.h", "apt-get install python3-dev")
     return Finding("compiler", "good", path)
@@ -70,7 +79,9 @@ def check_core() -> Finding:
         library = build.build()
         build.load()
     except build.BuildError as error:
-        return Finding("native core", "bad", "not usable; Gloo, much slower, stands in", str(error))
+        # what the compiler's own finding says already is not said again
+        mend = "first the compiler, see above" if check_compiler().state == "bad" else str(error)
+        return Finding("native core", "bad", "not usable; Gloo, much slower, stands in", mend)
     return Finding("native core", "good", str(library))
 
 
@@ -118,11 +129,14 @@ def check_watching() -> Finding:
 def check_cores() -> Finding:
     """How many cores this process may use, by mask and by quota."""
     cpus, cores = affinity.allowed_cpus(), affinity.local_cores()
-    text = f"{len(cores)} cores, {len(cpus)} of {os.cpu_count()} cpus allowed"
+    text = f"{_count(len(cores), 'core')}, {len(cpus)} of {_count(os.cpu_count() or 1, 'cpu')} allowed"
     quota = cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
     if quota is not None and quota < len(cpus):
-        mend = f"use at most {max(1, int(quota))} ranks or threads, or raise the quota (docker run --cpus)"
-        return Finding("cores", "note", f"{text}, but the container's quota is {quota:g} cpus", mend)
+        most = _count(max(1, int(quota)), "rank")
+        mend = f"use at most {most} or as many threads, or raise the quota (docker run --cpus)"
+        return Finding(
+            "cores", "note", f"{text}, but the container may use {quota:g} of them at a time", mend
+        )
     if len(cores) < 2:
         return Finding("cores", "note", text, "two ranks will share one core")
     return Finding("cores", "good", text)
@@ -183,6 +197,10 @@ def check_network() -> Finding:
             f"only for several hosts: add {name} to /etc/hosts, or give --master-addr as an IP address",
         )
     return Finding("network", "good", f"loopback works, {name} is {address}")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (

@@ -1,33 +1,45 @@
-"""``smd doctor``: the checks as a table, and an exit status of 1 if something is missing."""
+"""``smd doctor``: the checks as a list, and an exit status of 1 if something is missing.
+
+Every finding is one line, however long, so that paths and commands can be copied as they are.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Sequence
+
 import click
-from rich.console import Console
-from rich.table import Table
 
 from opensmd.tools.checks import CHECKS, Finding
 
 __all__ = ["doctor"]
 
-_MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]mend[/]"}
+_MARKS = {"good": ("ok", "green"), "note": ("note", "yellow"), "bad": ("mend", "red")}
 
 
 @click.command()
-def doctor() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print a list of findings for programs.")
+def doctor(as_json: bool) -> None:
     """Say what this machine has and how to mend what it lacks. Builds the native core if it is not built."""
     findings = [check() for check in CHECKS]
-    Console(soft_wrap=False).print(as_table(findings))
-    missing = sum(finding.state == "bad" for finding in findings)
-    if missing:
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        for line in as_lines(findings):
+            click.echo(line)
+    if any(finding.state == "bad" for finding in findings):
         raise SystemExit(1)
 
 
-def as_table(findings: list[Finding]) -> Table:
-    """The findings, what to do in the last column."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "what", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
+def as_lines(findings: Sequence[Finding]) -> list[str]:
+    """A line for what is there, and one below it for what to do."""
+    width = max(len(finding.what) for finding in findings)
+    lines = []
     for finding in findings:
-        table.add_row(_MARKS[finding.state], finding.what, finding.text, finding.mend)
-    return table
+        mark, colour = _MARKS[finding.state]
+        lines.append(f"{click.style(f'{mark:4}', fg=colour)}  {finding.what:{width}}  {finding.text}")
+        # of several lines, a compiler's words for example, each is shown below the other
+        lines += [f"{'':4}  {'':{width}}  to do: {finding.mend.splitlines()[0]}"] if finding.mend else []
+        lines += [f"{'':4}  {'':{width}}         {line}" for line in finding.mend.splitlines()[1:]]
+    return lines
