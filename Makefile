@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NEWEST := .venv-newest
 
-.PHONY: demo test test-newest quick check docs bench clean
+.PHONY: demo test test-newest quick check docs bench wheel clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -66,5 +66,9 @@ docs: $(VENV)/.ready
 	$(BIN)/mkdocs build --quiet
 	@echo "out/docs/index.html"
 
+# The source distribution, and a wheel with the core inside for the torch in .venv.
+wheel: $(VENV)/.ready
+	$(BIN)/python release/wheel.py --out dist
+
 clean:
-	rm -rf $(VENV) $(NEWEST) build out
+	rm -rf $(VENV) $(NEWEST) build out dist

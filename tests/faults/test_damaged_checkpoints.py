@@ -23,7 +23,7 @@ def campaign(folder: str, trials: int, seed: int, *, blind: bool = False) -> Rep
 def test_no_damaged_checkpoint_loads_wrong_or_ends_in_another_error(
     pool: Callable[[int], RankPool], tmp_path: Path
 ) -> None:
-    seed = datetime.datetime.now(datetime.timezone.utc).date().toordinal()
+    seed = datetime.datetime.now(datetime.UTC).date().toordinal()
     [report] = pool(1).run(campaign, str(tmp_path), 600, seed, backend="gloo")
     assert report.total() == 600
     assert not report.bad, f"seed {seed}\n{report}"

@@ -73,7 +73,7 @@ HARMLESS = [
     types.SimpleNamespace(a=1),
     pathlib.PurePosixPath("a"),
     pathlib.PureWindowsPath("c:/a"),
-    datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc),
+    datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.UTC),
     datetime.date(2024, 1, 2),
     datetime.time(1, 2),
     datetime.timedelta(3),
