@@ -16,7 +16,7 @@ from opensmd.modelparallel.state_dicts.missing_tensors import stand_ins
 from opensmd.modelparallel.state_dicts.state_dicts import StateDicts
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it from Python 3.11 on
+    from typing import Self  # typing has it from Python 3.11 on
 
 __all__ = ["Moves"]
 
