@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from opensmd.modelparallel import communicate
-from opensmd.modelparallel.amp import GradScaler
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.optimizer import DistributedOptimizer
+from opensmd.modelparallel.precision.grad_scaler import GradScaler
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState

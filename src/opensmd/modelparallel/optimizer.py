@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from opensmd.modelparallel._amp_torch_internals import foreign_scaler_asks
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_optimizers
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import WrappedOptimizer, state
 from opensmd.optim.norm import global_norm

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from opensmd.modelparallel._amp_torch_internals import scales_made_for_real
 from opensmd.modelparallel._torch_internals import backward_left_out
 from opensmd.modelparallel.dry_run.function_caches import forget_fake_results
 from opensmd.modelparallel.dry_run.observer import Clock, Observer
@@ -29,6 +28,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.cost import accumulation_seconds
 from opensmd.modelparallel.planning.plan import ancestors
 from opensmd.modelparallel.planning.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
+from opensmd.modelparallel.precision._torch_internals import scales_made_for_real
 from opensmd.modelparallel.runtime.tensors.storages import overlapping
 
 __all__ = ["capture", "describe", "is_tracing"]

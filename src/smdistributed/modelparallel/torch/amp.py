@@ -1,5 +1,5 @@
 """Mixed precision: a GradScaler for partitioned models."""
 
-from opensmd.modelparallel.amp import GradScaler
+from opensmd.modelparallel.precision.grad_scaler import GradScaler
 
 __all__ = ["GradScaler"]

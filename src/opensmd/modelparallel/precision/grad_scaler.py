@@ -13,7 +13,7 @@ from typing import Any, overload
 import torch
 import torch.distributed as dist
 
-from opensmd.modelparallel._amp_torch_internals import UnscalingScaler
+from opensmd.modelparallel.precision._torch_internals import UnscalingScaler
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 
