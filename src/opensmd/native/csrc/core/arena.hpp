@@ -70,6 +70,11 @@ struct alignas(kLine) Progress {
   std::atomic<uint64_t> messages;  // length of the message record
 };
 
+// The collective that a member's only thread waits in, so that nothing else can come of it; 0: none, or not known.
+struct alignas(kLine) Blocked {
+  std::atomic<uint64_t> in;
+};
+
 struct alignas(kLine) Sizes {
   uint64_t given[kMaxMembers];     // bytes to each member, and
   uint64_t expected[kMaxMembers];  // from each, for all_to_all
@@ -86,6 +91,7 @@ struct alignas(kPage) Member {
   Flag consumed;     // steps whose chunks this member no longer reads
   Flag finished;     // zero-copy collectives after which this member no longer touches its peers' tensors
   Doorbell doorbell;
+  Blocked blocked;
   Sizes sizes[2];  // by parity
 };
 

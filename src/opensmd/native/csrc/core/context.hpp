@@ -48,6 +48,7 @@ struct Context {
   std::atomic<bool> left{false};
 };
 
+constexpr uint64_t kLongWait = 300u * 1000 * 1000;  // ns after which a wait may be one for ever
 constexpr uint64_t kCheckInterval = 50u * 1000 * 1000;  // ns between two looks after the peers while asleep
 
 // "rank 0, rank 1 and rank 5"

@@ -73,6 +73,10 @@ struct GroupConfig {
   std::vector<std::string> names;          // how messages call member i, e.g. "rank 3"; default "rank i"
   milliseconds timeout{30 * 60 * 1000};    // of a call that gives none
   Waiting waiting;
+  // Whether the calling thread is the only one of its process that could make calls; asked only of one that has
+  // waited for long. And what to do with a warning for the user.
+  std::function<bool()> alone = [] { return false; };
+  std::function<void(const std::string&)> warn = [](const std::string&) {};
   void* shared_mapping = nullptr;          // tests with ranks as threads: an existing mapping of the whole file
 };
 

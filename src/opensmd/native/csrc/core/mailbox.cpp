@@ -447,7 +447,10 @@ size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseco
   }
   const uint64_t deadline = start + context_.timeout_ns(timeout);
   const auto check = [&](uint64_t now) {
-    for (const Expectation& expectation : expected()) look_after_peers(expectation, find);
+    for (const Expectation& expectation : expected()) {
+      look_after_peers(expectation, find);
+      if (now >= start + 2 * kLongWait) warn_of_circle(expectation, now - start, deadline - start);
+    }
     if (now >= deadline) time_out(expected(), now - start);
   };
   uint64_t next_look = start + kCheckInterval;
@@ -499,6 +502,25 @@ void Mailbox::look_after_peers(const Expectation& expectation, const Find& find)
                                      (left ? " has left the group while others still need it (" : " has died (") +
                                      context_.whereabouts(i) + ")");
   }
+}
+
+// A message on one side and a collective on the other: each waits for what the other would call next. Both have only
+// the threads that wait; still this is no error, because callbacks of other groups' calls could make more calls from
+// threads that are not Python's.
+void Mailbox::warn_of_circle(const Expectation& expectation, uint64_t waited_ns, uint64_t timeout_ns) {
+  if (expectation.peer == kAnySource || warned_of_circle_) return;
+  const uint64_t theirs = context_.arena.member(expectation.peer).blocked.in.load();
+  const Progress& own = context_.arena.member(context_.rank).progress;
+  const uint64_t entered = own.entered.load();
+  if (theirs <= entered || own.completed.load() != entered || !context_.config.alone()) return;
+  if (warned_of_circle_.exchange(true)) return;
+  const std::string& peer = context_.name(expectation.peer);
+  context_.config.warn(expectation.title + " has waited for " + std::to_string(waited_ns / 1000000u) + " ms, while " +
+                       peer + " waits in " +
+                       Record(context_.arena, expectation.peer, Record::Collectives).at(theirs).describe() + " #" +
+                       std::to_string(theirs) + " until " + context_.name(context_.rank) +
+                       " calls that, too. Both wait until the timeout of " + std::to_string(timeout_ns / 1000000u) +
+                       " ms: call collectives on all ranks, and send and receive in pairs before or after them");
 }
 
 void Mailbox::time_out(const std::vector<Expectation>& expected, uint64_t waited_ns) {

@@ -108,6 +108,7 @@ class Mailbox {
   size_t wait_until(const Find& find, const Expected& expected, milliseconds timeout);
   size_t sleep_until(const Find& find, uint64_t until);
   void look_after_peers(const Expectation& expectation, const Find& find);
+  void warn_of_circle(const Expectation& expectation, uint64_t waited_ns, uint64_t timeout_ns);
   [[noreturn]] void give_up(ErrorKind kind, const std::string& text);
   [[noreturn]] void time_out(const std::vector<Expectation>& expected, uint64_t waited_ns);
   std::string title(const Message& message) const;
@@ -122,6 +123,7 @@ class Mailbox {
   size_t under_way_ = 0;
   std::atomic<int> waiting_{0};
   uint64_t posted_ = 0;
+  std::atomic<bool> warned_of_circle_{false};
   Courier courier_;
 };
 

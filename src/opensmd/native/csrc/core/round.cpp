@@ -28,6 +28,8 @@ Round::Round(Context& context, const Signature& signature, const Call& call)
 }
 
 Round::~Round() {
+  std::atomic<uint64_t>& blocked = context_.arena.member(context_.rank).blocked.in;
+  if (blocked.load(std::memory_order_relaxed) != 0) blocked.store(0, std::memory_order_relaxed);
   if (std::uncaught_exceptions() > exceptions_) return;
   context_.record.end(sequence_);
   context_.arena.member(context_.rank).progress.completed.store(sequence_, std::memory_order_release);
@@ -117,6 +119,7 @@ void Round::sleep(const std::atomic<uint32_t>& word, uint32_t target, int owner)
     const uint64_t deadline = start_ns_ + timeout_ns_;
     if (now >= next_look || now >= deadline) {
       look_after_peers();
+      if (now >= start_ns_ + kLongWait) say_that_nothing_else_comes();
       next_look = now + kCheckInterval;
       if (now >= deadline) time_out();
     }
@@ -149,6 +152,12 @@ void Round::look_after_peers() {
                                                        : " has died (") +
                                   context_.whereabouts(i) + ")");
   }
+}
+
+// For a peer that waits for a message of this member and not for this call; see Mailbox::warn_of_circle.
+void Round::say_that_nothing_else_comes() {
+  std::atomic<uint64_t>& blocked = context_.arena.member(context_.rank).blocked.in;
+  if (blocked.load(std::memory_order_relaxed) != sequence_ && context_.config.alone()) blocked.store(sequence_);
 }
 
 void Round::time_out() {

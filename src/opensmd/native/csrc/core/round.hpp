@@ -47,6 +47,7 @@ class Round {
   bool watch(const std::atomic<uint32_t>& word, uint32_t target) const;
   void sleep(const std::atomic<uint32_t>& word, uint32_t target, int owner);
   void look_after_peers();
+  void say_that_nothing_else_comes();
   void compare_signatures();
   [[noreturn]] void time_out();
   std::string title() const;

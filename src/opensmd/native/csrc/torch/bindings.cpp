@@ -12,6 +12,7 @@
 #include "torch/islands.hpp"
 #include "torch/mailbox_bindings.hpp"
 #include "torch/python_object.hpp"
+#include "torch/python_threads.hpp"
 
 namespace py = pybind11;
 
@@ -41,6 +42,8 @@ std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int ra
   config.fd = fd;
   config.names = std::move(names);
   config.timeout = timeout;
+  config.alone = only_python_thread;
+  config.warn = warn_in_python;
   std::shared_ptr<Group> group;
   with_torch_errors([&] { group = std::make_shared<Group>(std::move(config)); });
   return group;
