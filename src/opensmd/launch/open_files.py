@@ -29,7 +29,8 @@ def allow_for(ranks: int) -> None:
 def too_few(ranks: int) -> str:
     """The error for a limit that is too low for this many ranks."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    who = "1 rank needs" if ranks == 1 else f"{ranks} ranks need"
     return (
-        f"{ranks} ranks need more open files than the {allowed} that this process may have: raise the limit "
-        "(ulimit -n 1024) or start fewer ranks with -n"
+        f"{who} more open files than the {allowed} that this process may have: raise the limit (ulimit -n "
+        "1024) or start fewer ranks with -n"
     )
