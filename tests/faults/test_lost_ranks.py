@@ -77,7 +77,7 @@ def told(operation: str, group: Any) -> str:
         started = time.monotonic()
         with pytest.raises(dist.DistBackendError):
             dist.all_reduce(torch.ones(1), group=group)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < GROUP_TIMEOUT - 0.5
     return str(first.value)
 
 

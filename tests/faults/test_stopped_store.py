@@ -20,6 +20,7 @@ from tests.support.jobs import both
 from tests.support.ranks import Outcome, run_once
 
 TIMEOUT = 1.0
+LONGEST = 8.0  # seconds on a busy machine; torch alone waits for ever
 
 
 def failure(make: Callable[[], Any]) -> str:
@@ -27,7 +28,7 @@ def failure(make: Callable[[], Any]) -> str:
     began = time.monotonic()
     with pytest.raises(dist.DistBackendError) as raised:
         make()
-    assert time.monotonic() - began < TIMEOUT + 2
+    assert time.monotonic() - began < LONGEST
     return str(raised.value)
 
 
@@ -103,7 +104,7 @@ def run_without_server() -> str:
     began = time.monotonic()
     with pytest.raises(dist.DistNetworkError) as raised:
         dist.init_process_group(backend.NAME, rank=rank + 1, world_size=2, timeout=timedelta(seconds=TIMEOUT))
-    assert time.monotonic() - began < TIMEOUT + 2
+    assert time.monotonic() - began < LONGEST
     return str(raised.value)
 
 
