@@ -18,6 +18,7 @@ import torch
 from opensmd.environment.settings import Settings
 from opensmd.native import build
 from tests.faults.campaign.kinds import COLLECTIVES, SPLIT
+from tests.faults.campaign.leftovers import named_memory, named_since
 from tests.faults.campaign.load import busy_loops
 from tests.faults.campaign.processes import become_subreaper, die_with_parent
 from tests.faults.campaign.report import Report
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.split:
         import_all_of_smp()
     gc.freeze()  # ranks that look through what torch is made of when they end would take a second for it
+    memory = named_memory()
     links = []
     for job in range(options.jobs):
         ours, theirs = Pipe(duplex=False)
@@ -63,13 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report()
     with busy_loops(options.load):
         collect(links, report)
+    report.left = named_since(memory)
     print(report.table())
     print(f"{report.broken} of {len(report.results)} broken in {time.monotonic() - began:.0f} s")
     if options.report:
         options.report.parent.mkdir(parents=True, exist_ok=True)
         report.write(options.report, **{name: str(value) for name, value in vars(options).items()})
     complete = len(report.results) == options.trials
-    return 0 if complete and not report.broken else 1
+    return 0 if complete and not report.broken and not report.left else 1
 
 
 def import_all_of_smp() -> None:

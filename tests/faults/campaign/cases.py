@@ -13,6 +13,7 @@ __all__ = [
     "DEADLY",
     "FAULTS",
     "HARMLESS",
+    "MESSAGES",
     "MISMATCHES",
     "OPERATIONS",
     "SILENT",

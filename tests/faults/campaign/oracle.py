@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from tests.faults.campaign.cases import DEADLY, MISMATCHES, SILENT, Case
+from tests.faults.campaign.cases import DEADLY, MESSAGES, MISMATCHES, SILENT, Case
 from tests.faults.campaign.operations import SHOWN_AS
 from tests.faults.campaign.records import Failure, Fate
 
@@ -153,11 +153,14 @@ def _judge_repetition(rank: int, fate: Fate, seen: Seen) -> None:
 
 
 def _late(case: Case, failure: Failure, fates: list[Fate]) -> set[int]:
-    """Ranks that a busy machine kept from the call for as long as another would wait: it may say so."""
+    """Ranks that have not arrived where another waited in vain, and not by their own fault: it may say so.
+
+    A busy machine kept them from the call, or they wait for a message themselves.
+    """
     late = set()
     for rank, fate in enumerate(fates):
         own = fate.record.failure if fate.record is not None else None
-        if own is not None and own.began > failure.ended - 2 * MOMENT:
+        if own is not None and (own.operation in MESSAGES or own.began > failure.ended - 2 * MOMENT):
             late.add(rank)
     return late if failure.ended - failure.began > case.timeout - MOMENT else set()
 

@@ -17,9 +17,15 @@ __all__ = ["Report"]
 
 @dataclass
 class Report:
-    """Counts of one campaign."""
+    """Counts of one campaign.
+
+    Attributes:
+        results: of the cases, as they came.
+        left: what the campaign as a whole has left behind.
+    """
 
     results: list[Result] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
         """Take in a case, and print it if a promise was broken."""
@@ -48,7 +54,7 @@ class Report:
             times = f"{statistics.median(seconds):10.2f}{max(seconds):11.2f}" if seconds else ""
             lines.append(f"{fault:20}{len(of_fault):6}{broken:8}{times}")
         lines += [f"{kind}: {count} cases" for kind, count in self.counts().items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"left behind: {name}" for name in self.left)])
 
     def write(self, path: Path, **options: Any) -> None:
         """Write everything as JSON."""
@@ -62,4 +68,8 @@ class Report:
             }
             for result in sorted(self.results, key=lambda result: result.case.trial)
         ]
-        path.write_text(json.dumps({"options": options, "counts": self.counts(), "cases": cases}, indent=1))
+        path.write_text(
+            json.dumps(
+                {"options": options, "counts": self.counts(), "left": self.left, "cases": cases}, indent=1
+            )
+        )
