@@ -16,12 +16,13 @@ MAY_IMPORT = {
     "nn": set(),
     "optim": set(),
     "native": {"environment"},
-    "collectives": {"environment", "native"},
+    "timeline": {"environment"},
+    "collectives": {"environment", "native", "timeline"},
     "dataparallel": {"collectives", "environment"},
     "legacy": {"collectives", "environment", "native", "doors"},
-    "modelparallel": {"collectives", "environment", "native", "optim"},
-    "launch": {"collectives", "environment", "legacy", "native"},
-    "tools": {"collectives", "environment", "launch", "modelparallel", "native"},
+    "modelparallel": {"collectives", "environment", "native", "optim", "timeline"},
+    "launch": {"collectives", "environment", "legacy", "native", "timeline"},
+    "tools": {"collectives", "environment", "launch", "modelparallel", "native", "timeline"},
 }
 
 

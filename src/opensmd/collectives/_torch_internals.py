@@ -206,6 +206,29 @@ def shared_group(group: Any) -> Any:
     return backend.shared_group
 
 
+def groups_in_shared_memory() -> list[tuple[str, int, Any]]:
+    """Of this process's groups now: the name, its rank in it, and the core's group, where there is one."""
+    found: list[tuple[str, int, Any]] = []
+    for group in list(c10d._world.pg_map):
+        # a group that has no CPU backend, spans hosts, or is just going away
+        with contextlib.suppress(RuntimeError, ValueError, AttributeError):
+            found.append((group.group_name, group.rank(), shared_group(group)))
+    return found
+
+
+def before_groups_end(act: Callable[[], object]) -> None:
+    """Call ``act`` whenever a group or all of them are about to be destroyed."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def destroy(*args: Any, **options: Any) -> Any:
+            act()
+            return original(*args, **options)
+
+        return destroy
+
+    _replace("destroy_process_group", wrap)
+
+
 def _replace(function: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     original = getattr(c10d, function)
     replacement = functools.wraps(original)(wrap(original))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from opensmd.environment.settings import Settings
 from opensmd.launch import log_files, open_files, streams, torch_import
 from opensmd.launch.run import Options, run
 from opensmd.launch.script import check_module, check_script, find_program
+from opensmd.timeline.recorder import VARIABLE
+from opensmd.timeline.results import begin_timeline, write_results
 
 __all__ = ["main"]
 
@@ -56,6 +59,12 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for a file a rank (rank-0.log) with all that it says; the console shows it, too.",
 )
+@click.option(
+    "--timeline",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar=VARIABLE,
+    help="Folder for what every rank did when: trace.json for Perfetto, and timeline.html.",
+)
 @click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of hosts.")
 @click.option("--node-rank", type=click.IntRange(min=0), default=0, help="This host's number, from 0.")
 @click.option("--master-addr", help="Address of host 0; needed with several hosts.")
@@ -88,10 +97,24 @@ def main(**options: Any) -> None:
         open_files.allow_for(chosen.ranks)
         if chosen.log_dir is not None:
             log_files.make_folder(chosen.log_dir)
+        if chosen.timeline is not None:
+            os.environ[VARIABLE] = str(begin_timeline(chosen.timeline))
     except ValueError as error:
         print(f"smdrun: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    raise SystemExit(run(chosen))
+    status = run(chosen)
+    if chosen.timeline is not None:
+        _show_timeline(Path(os.environ[VARIABLE]))
+    raise SystemExit(status)
+
+
+def _show_timeline(folder: Path) -> None:
+    try:
+        trace, page = write_results(folder)
+    except (ValueError, OSError) as error:
+        print(f"smdrun: no timeline: {error}", file=sys.stderr)
+    else:
+        print(f"smdrun: timeline: {page}, and for https://ui.perfetto.dev {trace}", file=sys.stderr)
 
 
 def _look_at(script: str, *, module: bool, python: bool) -> None:

@@ -63,6 +63,7 @@ class Options:
     channels: dict[str, Path] = field(default_factory=dict)
     mp_parameters: dict[str, JSON] = field(default_factory=dict)
     dataparallel: bool = False
+    timeline: Path | None = None
 
     @classmethod
     def from_command_line(

@@ -12,6 +12,11 @@ __all__ = ["main"]
 _COMMANDS = {
     "bench": ("opensmd.tools.bench", "bench", "Measure all_reduce of smddp against Gloo on this machine."),
     "doctor": ("opensmd.tools.doctor", "doctor", "Say what this machine has and how to mend what it lacks."),
+    "timeline": (
+        "opensmd.tools.timeline",
+        "timeline",
+        "Make a trace and a page of what a job's ranks recorded under OPENSMD_TIMELINE.",
+    ),
     "plan": ("opensmd.tools.plan", "plan", "Show how a model would be partitioned."),
 }
 

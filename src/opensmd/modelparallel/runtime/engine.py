@@ -32,6 +32,8 @@ from opensmd.modelparallel.runtime.step_run import Call, StepRun
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
 from opensmd.modelparallel.runtime.turns.threads import Threads
+from opensmd.timeline.recorder import recorder
+from opensmd.timeline.span import PIPELINE, Span
 
 __all__ = ["Engine", "first_inputs"]
 
@@ -197,6 +199,8 @@ class Engine:
             self._poison(error, step.failed_at)
             step.abandon()
             raise
+        finally:
+            self._hand_to_timeline(step.record)
 
     def backward(
         self,
@@ -221,6 +225,15 @@ class Engine:
                 "partitions cannot take part: call it in the step function"
             )
         run.backward_pass.begin(run.microbatch, tensors, grad_tensors, retain_graph, share=share)
+
+    @staticmethod
+    def _hand_to_timeline(record: Record) -> None:
+        wanted = recorder(dist.get_rank())
+        if wanted is not None:
+            wanted.add(
+                Span(PIPELINE, stretch.kind, stretch.start_ns, stretch.end_ns, stretch.microbatch)
+                for stretch in record.stretches
+            )
 
     def _begin_step(self, microbatches: int) -> None:
         self._placed.require_no_backward_hooks()

@@ -1,0 +1,107 @@
+"""Writes what this rank does into a file of its own while the job runs, if OPENSMD_TIMELINE names a folder.
+
+A thread of low frequency collects: what happens often is only put on a list (or stays in shared memory, where
+the core keeps it anyway), so that recording costs next to nothing. Without the variable there is no recorder,
+and no thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+from opensmd.timeline.span import Span
+
+__all__ = ["VARIABLE", "Recorder", "recorder"]
+
+VARIABLE = "OPENSMD_TIMELINE"
+EVERY = 0.02  # seconds between two looks at the sources
+MOST = 1_000_000  # spans of a rank; what follows is left out, and the page says so
+
+Source = Callable[[bool], Iterable[Span]]
+
+
+@cache
+def recorder(rank: int) -> Recorder | None:
+    """This process's recorder, started by the first call; None if no timeline is wanted.
+
+    Args:
+        rank: of this process in the job, the same in every call.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return None
+    return Recorder(Path(folder), rank=rank)
+
+
+class Recorder:
+    """Collects spans until the process ends.
+
+    Args:
+        folder: for the file, made if need be.
+        rank: of this process in the job.
+    """
+
+    def __init__(self, folder: Path, *, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"rank-{rank}.tsv").open("w", encoding="utf-8")
+        offset = time.time_ns() - time.perf_counter_ns()
+        self._file.write(f"{rank}\t{socket.gethostname()}\t{offset}\n")
+        self._pid = os.getpid()
+        self._spans: list[Span] = []
+        self._written = 0
+        self._sources: list[Source] = []
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="opensmd-timeline", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Put down what has ended."""
+        self._spans.extend(spans)
+
+    def add_source(self, source: Source) -> None:
+        """Ask ``source`` now and then for what is new; True asks for all of it, else it may wait."""
+        self._sources.append(source)
+
+    def drain(self) -> None:
+        """Collect all there is now, before something that a source looks at goes away."""
+        with self._lock:
+            if not self._file.closed:
+                self._collect(everything=True)
+
+    def close(self) -> None:
+        """Collect the last spans and close the file."""
+        if os.getpid() != self._pid:
+            return  # a fork has neither the thread nor a right to the file
+        self._ending.set()
+        self._thread.join()
+        self.drain()
+        with self._lock:
+            self._file.close()
+
+    def _run(self) -> None:
+        while not self._ending.wait(EVERY):
+            with self._lock:
+                if not self._file.closed:
+                    self._collect(everything=False)
+
+    def _collect(self, *, everything: bool) -> None:
+        for source in self._sources:
+            self._spans.extend(source(everything))
+        spans, self._spans = self._spans, []
+        spans = spans[: MOST - self._written]
+        self._written += len(spans)
+        self._file.writelines("\t".join(map(str, span)) + "\n" for span in spans)
+        if everything or spans:
+            self._file.flush()

@@ -1,0 +1,48 @@
+"""The timeline as a Chrome trace, for https://ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from opensmd.timeline.files import Timeline
+from opensmd.timeline.shares import last_entries, waits_until
+from opensmd.timeline.span import Span
+
+__all__ = ["write_trace"]
+
+
+def write_trace(timeline: Timeline, path: Path) -> None:
+    """A process a rank, a thread a track; waiting is an event inside the collective that waits."""
+    last = last_entries(timeline)
+    tracks = sorted({span.track for spans in timeline.values() for span in spans})
+    events: list[dict[str, Any]] = []
+    for rank, spans in timeline.items():
+        events.append(_name("process_name", rank, 0, f"rank {rank}"))
+        events += [_name("thread_name", rank, number, track) for number, track in enumerate(tracks)]
+        for span in spans:
+            events += _events(span, rank, tracks.index(span.track), last)
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+
+
+def _events(span: Span, rank: int, thread: int, last: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    name = span.name if span.microbatch < 0 else f"{span.name} {span.microbatch}"
+    details = {"bytes": span.bytes} if span.call else {"microbatch": span.microbatch}
+    yield _complete(name, rank, thread, span.start_ns, span.end_ns, details)
+    if span.call:
+        until, who = waits_until(span, last), last[span.call][1]
+        if until > span.start_ns:
+            yield _complete(f"waiting for rank {who}", rank, thread, span.start_ns, until, {})
+
+
+def _complete(
+    name: str, rank: int, thread: int, start: int, end: int, args: dict[str, Any]
+) -> dict[str, Any]:
+    times = {"ts": start / 1000, "dur": (end - start) / 1000}
+    return {"ph": "X", "name": name, "pid": rank, "tid": thread, **times, "args": args}
+
+
+def _name(kind: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": {"name": name}}
