@@ -2,61 +2,115 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 
 import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
+from opensmd.tools.bench_operations import OPERATIONS, Buffers, Group, Operation
 
-__all__ = ["main"]
+__all__ = ["Result", "as_lines", "main"]
 
 ROUNDS = 5  # turns that each backend gets at each size
+MOST_CALLS = 5000
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case: a collective at one size over one backend.
+
+    Attributes:
+        bytes: of the whole message, rounded up to whole elements for every rank.
+        microseconds: of one call, the median on rank 0.
+        bus_gb_per_s: bus bandwidth, 10^9 bytes a second.
+        wrong: elements that were not what they must be, over all ranks.
+    """
+
+    collective: str
+    bytes: int
+    backend: str
+    microseconds: float
+    bus_gb_per_s: float
+    wrong: int
 
 
 def main() -> None:
-    """Measure the sizes of the command line and print the table on rank 0."""
-    sizes, seconds = [int(each) for each in sys.argv[1].split(",")], float(sys.argv[2])
+    """Measure what the command line says and print it on rank 0."""
+    work = json.loads(sys.argv[1])
     dist.init_process_group("smddp")
-    groups = {"gloo": dist.new_group(backend="gloo"), "smddp": dist.group.WORLD}
-    table = Table(
-        "bytes", "gloo us", "smddp us", "times faster", title=f"all_reduce, {dist.get_world_size()} ranks"
-    )
-    for size in sizes:
-        medians = measure(size, seconds, groups)
-        ratio = medians["gloo"] / medians["smddp"]
-        table.add_row(f"{size:,}", f"{medians['gloo']:,.1f}", f"{medians['smddp']:,.1f}", f"{ratio:.1f}")
+    groups: dict[str, Group] = {"gloo": dist.new_group(backend="gloo"), "smddp": dist.group.WORLD}
+    results = [
+        result
+        for name in work["collectives"]
+        for size in work["sizes"]
+        for result in measure(name, size, work["seconds"], groups)
+    ]
     if dist.get_rank() == 0:
-        Console().print(table)
+        found = {"ranks": dist.get_world_size(), "results": [asdict(result) for result in results]}
+        print(json.dumps(found, indent=2) if work["json"] else "\n".join(as_lines(results)), flush=True)
     dist.destroy_process_group()
+    if any(result.wrong for result in results):
+        raise SystemExit(1)
 
 
-def measure(size: int, seconds: float, groups: dict[str, dist.ProcessGroup | None]) -> dict[str, float]:
-    """Median microseconds of one call, by backend."""
-    tensor = torch.zeros(size // 4)
-    times: dict[str, list[float]] = {name: [] for name in groups}
-    counts = {name: _calls(tensor, group, seconds / ROUNDS) for name, group in groups.items()}
+def as_lines(results: list[Result]) -> list[str]:
+    """A table: a line a collective and size, times and bus bandwidths of both backends."""
+    heads = ("bytes", "gloo us", "GB/s", "smddp us", "GB/s", "faster", "wrong")
+    lines = [f"{'collective':<15}" + "".join(f"{head:>12}" for head in heads)]
+    for gloo, smddp in zip(results[::2], results[1::2], strict=True):
+        cells = [f"{gloo.bytes:,}"]
+        for result in (gloo, smddp):
+            cells += [f"{result.microseconds:,.1f}", f"{result.bus_gb_per_s:.3g}"]
+        cells += [f"{gloo.microseconds / smddp.microseconds:.1f}x", f"{gloo.wrong + smddp.wrong}"]
+        lines.append(f"{gloo.collective:<15}" + "".join(f"{cell:>12}" for cell in cells))
+    return lines
+
+
+def measure(name: str, size: int, seconds: float, groups: dict[str, Group]) -> list[Result]:
+    """Every backend's result, in the order of ``groups``, which take turns."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    operation = OPERATIONS[name]
+    buffers = Buffers(-(-size // (4 * ranks)) * ranks, rank, ranks)
+    wrong = {backend: _wrong(operation, buffers, group) for backend, group in groups.items()}
+    counts = {b: _calls(operation, buffers, group, seconds / ROUNDS) for b, group in groups.items()}
+    times: dict[str, list[float]] = {backend: [] for backend in groups}
     for _ in range(ROUNDS):
-        for name, group in groups.items():
-            for _ in range(counts[name]):
+        for backend, group in groups.items():
+            for _ in range(counts[backend]):
                 start = time.perf_counter()
-                dist.all_reduce(tensor, group=group)
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) * 1e6 for name, found in times.items()}
+                operation.call(buffers, group)
+                times[backend].append(time.perf_counter() - start)
+    moved = buffers.count * 4 * operation.share(ranks)
+    medians = {backend: statistics.median(found) for backend, found in times.items()}
+    return [
+        Result(name, buffers.count * 4, backend, median * 1e6, moved / median / 1e9, wrong[backend])
+        for backend, median in medians.items()
+    ]
 
 
-def _calls(tensor: torch.Tensor, group: dist.ProcessGroup | None, seconds: float) -> int:
+def _wrong(operation: Operation, buffers: Buffers, group: Group) -> int:
+    """Call once and count wrong elements over all ranks."""
+    buffers.reset()
+    operation.call(buffers, group)
+    count = torch.tensor([operation.wrong(buffers)])
+    dist.all_reduce(count, group=group)
+    return int(count)
+
+
+def _calls(operation: Operation, buffers: Buffers, group: Group, seconds: float) -> int:
     """How many calls fill a turn, the same on all ranks; warms up on the way."""
+    dist.barrier(group=group)
     start = time.perf_counter()
     for _ in range(3):
-        dist.all_reduce(tensor, group=group)
+        operation.call(buffers, group)
     count = torch.tensor([max(3, int(seconds / ((time.perf_counter() - start) / 3)))])
     dist.broadcast(count, 0, group=group)
-    return min(int(count), 5000)
+    return min(int(count), MOST_CALLS)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 # name: (module, attribute, one line of help)
 _COMMANDS = {
-    "bench": ("opensmd.tools.bench", "bench", "Measure all_reduce of smddp against Gloo on this machine."),
+    "bench": ("opensmd.tools.bench", "bench", "Measure collectives of smddp against Gloo on this machine."),
     "doctor": ("opensmd.tools.doctor", "doctor", "Say what this machine has and how to mend what it lacks."),
     "timeline": (
         "opensmd.tools.timeline",
