@@ -1,26 +1,19 @@
 """Groups whose ranks do not share memory: everything works, through Gloo.
 
-Two "hosts" are made of this one by giving ranks different identities; where this user may make network
-namespaces, also by two of those with a cable between them.
+Two "hosts" are made of this one by giving ranks different identities.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-import sys
 import time
 import zlib
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from benchmarks.hosts.networks import ADDRESSES, CABLE, two_networks
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.mailbox import has_mailbox
@@ -34,8 +27,6 @@ from tests.ranks.test_collectives_table import (
     places,
 )
 from tests.support.ranks import Outcome, run_once
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def init_on(hosts: str) -> None:
@@ -203,69 +194,3 @@ def test_a_death_is_an_error_on_the_hosts_that_only_wait_for_the_victims_host() 
         assert "a group that spans hosts" in text
         assert seconds < 15  # long before the timeout
     assert any("rank 1" in outcome.value[0] for outcome in told)
-
-
-# ---------------------------------------------------------------- network namespaces
-
-SCRIPT = """
-import torch, torch.distributed as dist
-from datetime import timedelta
-import smdistributed.dataparallel.torch.torch_smddp
-torch.set_num_threads(1)
-dist.init_process_group("smddp", timeout=timedelta(seconds=30))
-for count in (1, 1000, 1_000_000):
-    tensor = torch.full((count,), float(dist.get_rank() + 1))
-    dist.all_reduce(tensor)
-    assert bool((tensor == 10).all())
-found = [None] * 4
-dist.all_gather_object(found, dist.get_rank())
-assert found == [0, 1, 2, 3]
-import smdistributed.modelparallel.torch as smp
-smp.init({"partitions": 4})
-assert (smp.local_rank(), smp.local_size()) == (dist.get_rank() % 2, 2)
-print("ok", dist.get_rank(), flush=True)
-dist.destroy_process_group()
-"""
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[str, str]]:
-    """Names of two network namespaces with a cable between them."""
-    with contextlib.ExitStack() as stack:
-        try:
-            yield stack.enter_context(two_networks())
-        except PermissionError as error:
-            pytest.skip(str(error))
-
-
-def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:
-    """As pods do whose master is told that it is "localhost"."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    started = []
-    for rank in range(4):
-        host = rank // 2
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT / "src"),
-            "OMP_NUM_THREADS": "1",
-            "OPENSMD_HOST_ID": f"host {host}",
-            "GLOO_SOCKET_IFNAME": CABLE,
-            "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-            "MASTER_ADDR": ADDRESSES[0] if rank else "localhost",
-            "MASTER_PORT": "29555",
-            "RANK": str(rank),
-            "WORLD_SIZE": "4",
-        }
-        command = ["ip", "netns", "exec", hosts[host], sys.executable, str(script)]
-        started.append(
-            subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )
-    try:
-        for rank, process in enumerate(started):
-            out, err = process.communicate(timeout=80)
-            assert out.strip() == f"ok {rank}", err
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()

@@ -106,3 +106,19 @@ def test_a_chrome_trace_has_a_process_a_rank_and_shows_what_is_not_over(tmp_path
     dump(tmp_path / "events.jsonl", events)
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["name"] == "all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("networks", "loopbacks", "hidden", "cut_off"),
+    [
+        ("aab", [True, True, True], (0, 1, 2), True),
+        ("aab", [True, True, False], (0, 1), False),
+        ("aaa", [True, True, True], (), False),
+    ],
+)
+def test_ranks_on_the_loopback_of_another_network_are_known_before_gloo_connects(
+    networks: str, loopbacks: list[bool], hidden: tuple[int, ...], cut_off: bool
+) -> None:
+    places = zip(networks, loopbacks, strict=True)
+    plan = make_plan([Identity(host, 1, "node", "", host, loopback) for host, loopback in places])
+    assert (plan.hidden, plan.cut_off) == (hidden, cut_off)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
@@ -155,7 +155,7 @@ def _island(native: ModuleType, fd: int, place: Membership, exchange: Exchange, 
             timeout=place.timeout,
             one_network=plan.one_network,
         )
-        lanes.append(exchange.within("connecting the hosts", connect))
+        lanes.append(_connected(place, exchange, plan, connect))
     return native.Island(
         fd=fd,
         members=plan.island_of(place.rank),
@@ -214,7 +214,29 @@ def _gloo(place: Membership, exchange: Exchange, plan: Plan) -> Any:
         timeout=place.timeout,
         one_network=plan.one_network,
     )
-    return exchange.within("connecting Gloo", connect)
+    return _connected(place, exchange, plan, connect)
+
+
+def _connected(place: Membership, exchange: Exchange, plan: Plan, connect: Callable[[], Any]) -> Any:
+    """What Gloo's ``connect`` returns.
+
+    Raises:
+        DistBackendError: it cannot, with the remedy where a rank listens on its loopback for other hosts.
+    """
+    hidden = [place.ranks[member] for member in plan.hidden]
+    hosts = ", ".join(sorted({plan.hosts[member] for member in plan.hidden}))
+    remedy = (
+        f"Gloo listens on the loopback on ranks {', '.join(map(str, hidden))} ({hosts}), where other hosts "
+        "cannot reach it: that is what the names of these hosts resolve to, or GLOO_SOCKET_IFNAME says. Set "
+        "GLOO_SOCKET_IFNAME on all ranks to the network interface that joins the hosts, for example eth0; "
+        "`ip -brief address` shows which there are."
+    )
+    if plan.cut_off:
+        raise dist.DistBackendError(f"making group {place.name!r} on rank {exchange.rank}: {remedy}")
+    try:
+        return exchange.within("connecting Gloo", connect)
+    except dist.DistBackendError as error:
+        raise dist.DistBackendError(f"{error} {remedy}" if hidden else str(error)) from error
 
 
 def _nccl(place: Membership, exchange: Exchange) -> Any:

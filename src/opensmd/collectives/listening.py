@@ -21,6 +21,7 @@ __all__ = [
     "LOOPBACK",
     "address_of_interface",
     "bound_socket",
+    "gloo_is_on_loopback",
     "keep_on_loopback",
     "served_store",
     "speaks_of_other_hosts",
@@ -110,6 +111,33 @@ def address_of_interface(name: str) -> str | None:
             if candidate.family == family and not candidate.address.startswith("fe80"):
                 return str(candidate.address)
     return None
+
+
+def gloo_is_on_loopback(environ: Mapping[str, str]) -> bool:
+    """Whether torch's Gloo, left to itself, listens where no other host can reach it.
+
+    It takes the interfaces of GLOO_SOCKET_IFNAME, else the first address of this host's name that it can
+    bind, else the loopback.
+    """
+    interfaces = environ.get("GLOO_SOCKET_IFNAME", "")
+    if interfaces:
+        found = [address_of_interface(name) for name in interfaces.split(",")]
+        return all(address is not None and ipaddress.ip_address(address).is_loopback for address in found)
+    try:
+        resolved = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return True
+    usable = (str(address[0]) for *_, address in resolved if _can_bind(str(address[0])))
+    return ipaddress.ip_address(next(usable, LOOPBACK)).is_loopback
+
+
+def _can_bind(address: str) -> bool:
+    with contextlib.suppress(OSError):
+        bound = bound_socket(address, 0)
+        if bound is not None:
+            bound.close()
+            return True
+    return False
 
 
 def keep_on_loopback() -> None:

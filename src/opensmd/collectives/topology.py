@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from opensmd.collectives.exchange import Exchange
+from opensmd.collectives.listening import gloo_is_on_loopback
 from opensmd.environment.settings import Settings
 
 __all__ = ["Identity", "Plan", "exchange_identities", "make_plan", "own_identity", "share_arena"]
@@ -33,6 +34,7 @@ class Identity:
         hostname: for messages only.
         native: empty where the compiled core is loaded, else why it is not.
         network: equal for exactly those ranks that have one loopback.
+        on_loopback: Gloo listens there, where only ranks of the same network reach it.
     """
 
     host: str
@@ -40,6 +42,7 @@ class Identity:
     hostname: str
     native: str = ""
     network: str = ""
+    on_loopback: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,16 @@ class Plan:
         without_core: for each rank that lacks the compiled core, the reason; if any, Gloo serves the group.
         hosts: for each rank what messages call its host.
         one_network: whether all ranks have one loopback.
+        hidden: ranks whose Gloo those of other networks cannot reach.
+        cut_off: whether two of those are to connect, which cannot be.
     """
 
     islands: tuple[tuple[int, ...], ...]
     without_core: dict[int, str]
     hosts: tuple[str, ...]
     one_network: bool = False
+    hidden: tuple[int, ...] = ()
+    cut_off: bool = False
 
     @property
     def one_host(self) -> bool:
@@ -90,11 +97,15 @@ def make_plan(identities: Sequence[Identity]) -> Plan:
         by_host.setdefault(identity.host, []).append(rank)
     missing = {rank: each.native for rank, each in enumerate(identities) if each.native}
     names = _host_names({host: identities[ranks[0]].hostname for host, ranks in by_host.items()})
+    networks = {identity.network for identity in identities}
+    hidden = [rank for rank, each in enumerate(identities) if len(networks) > 1 and each.on_loopback]
     return Plan(
         islands=tuple(tuple(ranks) for ranks in by_host.values()),
         without_core=missing,
         hosts=tuple(names[identity.host] for identity in identities),
-        one_network=len({identity.network for identity in identities}) == 1,
+        one_network=len(networks) == 1,
+        hidden=tuple(hidden),
+        cut_off=len({identities[rank].network for rank in hidden}) > 1,
     )
 
 
@@ -113,7 +124,8 @@ def own_identity(settings: Settings, *, native: str = "") -> Identity:
     host = settings.host_id
     if host is None:
         host = _space("pid", "ipc")
-    return Identity(host, os.getpid(), socket.gethostname(), native, _space("net"))
+    network, on_loopback = _space("net"), gloo_is_on_loopback(os.environ)
+    return Identity(host, os.getpid(), socket.gethostname(), native, network, on_loopback)
 
 
 def _space(*kinds: str) -> str:

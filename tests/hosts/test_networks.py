@@ -1,0 +1,130 @@
+"""Ranks in two network namespaces with a cable between them, where this user may make such."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from benchmarks.hosts.networks import ADDRESSES, CABLE, two_networks
+
+from tests.support.ranks import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN = """
+import sys, time, torch, torch.distributed as dist
+from datetime import timedelta
+import smdistributed.dataparallel.torch.torch_smddp
+torch.set_num_threads(1)
+dist.init_process_group("smddp", timeout=timedelta(seconds=float(sys.argv[1])))
+"""
+TRAIN = """
+for count in (1, 1000, 1_000_000):
+    tensor = torch.full((count,), float(dist.get_rank() + 1))
+    dist.all_reduce(tensor)
+    assert bool((tensor == 10).all())
+found = [None] * 4
+dist.all_gather_object(found, dist.get_rank())
+assert found == [0, 1, 2, 3]
+import smdistributed.modelparallel.torch as smp
+smp.init({"partitions": 4})
+assert (smp.local_rank(), smp.local_size()) == (dist.get_rank() % 2, 2)
+print("ok", dist.get_rank(), flush=True)
+dist.destroy_process_group()
+"""
+UNTIL_CUT = """
+dist.barrier()
+print("ready", flush=True)
+while True:
+    dist.all_reduce(torch.ones(100_000))
+"""
+MAKE_UNTIL_CUT = """
+dist.barrier()
+print("ready", flush=True)
+while True:
+    dist.new_group(timeout=timedelta(seconds=float(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, str]]:
+    """Names of two network namespaces with a cable between them."""
+    with contextlib.ExitStack() as stack:
+        try:
+            yield stack.enter_context(two_networks())
+        except PermissionError as error:
+            pytest.skip(str(error))
+
+
+@contextlib.contextmanager
+def started(
+    hosts: tuple[str, str], script: Path, text: str, *, size: int, timeout: float, env: Mapping[str, str]
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Half of the ranks in each namespace, as pods are started whose master is told that it is localhost."""
+    script.write_text(BEGIN + text)
+    port = str(free_port())
+    processes = []
+    for rank in range(size):
+        host = rank * 2 // size
+        full = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "OMP_NUM_THREADS": "1",
+            "OPENSMD_HOST_ID": f"host {host}",
+            "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            "MASTER_ADDR": ADDRESSES[0] if rank else "localhost",
+            "MASTER_PORT": port,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            **env,
+        }
+        command = ["ip", "netns", "exec", hosts[host], sys.executable, str(script), str(timeout)]
+        processes.append(
+            subprocess.Popen(command, env=full, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:
+    env = {"GLOO_SOCKET_IFNAME": CABLE}
+    with started(hosts, tmp_path / "script.py", TRAIN, size=4, timeout=60, env=env) as processes:
+        for rank, process in enumerate(processes):
+            out, err = process.communicate(timeout=80)
+            assert out.strip() == f"ok {rank}", err
+
+
+@pytest.mark.parametrize("text", [UNTIL_CUT, MAKE_UNTIL_CUT], ids=["in calls", "while groups are made"])
+def test_all_processes_end_soon_after_the_link_between_their_hosts_is_cut(
+    hosts: tuple[str, str], tmp_path: Path, text: str
+) -> None:
+    env = {"GLOO_SOCKET_IFNAME": CABLE}
+    with started(hosts, tmp_path / "script.py", text, size=4, timeout=3, env=env) as processes:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n", process.communicate(timeout=5)[1]
+        subprocess.run(["ip", "-n", hosts[1], "link", "set", CABLE, "down"], check=True)
+        begin = time.monotonic()
+        for process in processes:
+            _, err = process.communicate(timeout=25)
+            assert "DistBackendError" in err
+        assert time.monotonic() - begin < 3 + 5 + 5  # of which the last for a busy machine
+
+
+def test_a_host_whose_name_is_the_loopback_is_told_how_to_say_which_network(
+    hosts: tuple[str, str], tmp_path: Path
+) -> None:
+    env = {"GLOO_SOCKET_IFNAME": "lo"}
+    with started(hosts, tmp_path / "script.py", "", size=2, timeout=20, env=env) as processes:
+        for process in processes:
+            _, err = process.communicate(timeout=60)
+            assert "on ranks 0, 1 (" in err and "Set GLOO_SOCKET_IFNAME on all ranks" in err, err
