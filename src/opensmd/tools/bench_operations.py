@@ -59,6 +59,11 @@ class Operation:
     share: Callable[[int], float]
     result: Callable[[Buffers], torch.Tensor] = lambda buffers: buffers.target
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether every rank has a part of the message, which is then as many times as large."""
+        return self.share is _all_but_own
+
     def wrong(self, buffers: Buffers) -> int:
         """How many elements of the result are not what they must be."""
         expected = self.expected(buffers)
@@ -109,12 +114,12 @@ OPERATIONS = {
         lambda b, group: dist.all_reduce(b.target, group=group), Buffers.sum, lambda n: 2 * (n - 1) / n
     ),
     "all_gather": Operation(
-        lambda b, group: dist.all_gather_into_tensor(b.target, b.part(b.source), group=group),
+        lambda b, group: dist.all_gather_single(b.target, b.part(b.source), group=group),
         _gathered,
         _all_but_own,
     ),
     "reduce_scatter": Operation(
-        lambda b, group: dist.reduce_scatter_tensor(b.part(b.target), b.source, group=group),
+        lambda b, group: dist.reduce_scatter_single(b.part(b.target), b.source, group=group),
         lambda b: b.part(b.sum()),
         _all_but_own,
         lambda b: b.part(b.target),

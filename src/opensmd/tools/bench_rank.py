@@ -65,7 +65,7 @@ def as_lines(results: list[Result]) -> list[str]:
     for gloo, smddp in zip(results[::2], results[1::2], strict=True):
         cells = [f"{gloo.bytes:,}"]
         for result in (gloo, smddp):
-            cells += [f"{result.microseconds:,.1f}", f"{result.bus_gb_per_s:.3g}"]
+            cells += [f"{result.microseconds:,.1f}", f"{result.bus_gb_per_s:.3f}"]
         cells += [f"{gloo.microseconds / smddp.microseconds:.1f}x", f"{gloo.wrong + smddp.wrong}"]
         lines.append(f"{gloo.collective:<15}" + "".join(f"{cell:>12}" for cell in cells))
     return lines
@@ -75,7 +75,8 @@ def measure(name: str, size: int, seconds: float, groups: dict[str, Group]) -> l
     """Every backend's result, in the order of ``groups``, which take turns."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     operation = OPERATIONS[name]
-    buffers = Buffers(-(-size // (4 * ranks)) * ranks, rank, ranks)
+    step = ranks if operation.in_parts else 1
+    buffers = Buffers(-(-size // (4 * step)) * step, rank, ranks)
     wrong = {backend: _wrong(operation, buffers, group) for backend, group in groups.items()}
     counts = {b: _calls(operation, buffers, group, seconds / ROUNDS) for b, group in groups.items()}
     times: dict[str, list[float]] = {backend: [] for backend in groups}
