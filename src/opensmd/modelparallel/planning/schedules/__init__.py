@@ -1,0 +1,9 @@
+"""Schedules as tables: what each rank of a pipeline does in which order, as pure functions.
+
+Begin with ``tables.py``: an action is a forward, a backward or the weight gradients of one microbatch in
+one chunk of a rank. Each further file makes the tables of one idea; ``playing.py`` says how long a table
+takes and what it keeps in memory. Nothing here knows tensors, ranks or settings.
+
+These are what schedules promise. The engine follows what arrives (:mod:`..schedule`), because a program may
+call its parts in any order; so far the tables are for comparison.
+"""

@@ -1,0 +1,148 @@
+"""How long a table takes, and how much each rank keeps: every action begins as soon as it may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from opensmd.modelparallel.planning.schedules.tables import Action, Kind, Table
+
+__all__ = ["Played", "Timed", "play"]
+
+Needs = tuple[Kind, int, int]  # kind, microbatch, stage
+
+
+class Timed(NamedTuple):
+    """An action with its times."""
+
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Played:
+    """A table in time.
+
+    Attributes:
+        rows: the actions of each rank.
+    """
+
+    rows: tuple[tuple[Timed, ...], ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the first action of all ranks to the last."""
+        return max(row[-1].end for row in self.rows)
+
+    @property
+    def idle(self) -> list[float]:
+        """How long each rank waits between its first action and its last."""
+        return [
+            row[-1].end - row[0].start - sum(timed.end - timed.start for timed in row) for row in self.rows
+        ]
+
+    @property
+    def kept(self) -> list[int]:
+        """For how many microbatches, counted once a chunk, each rank keeps activations at most.
+
+        From the beginning of the forward to the end of the weight gradients, or of a backward that computes
+        them, too.
+        """
+        return [_most(row) for row in self.rows]
+
+    def chart(self, tick: float = 1.0) -> str:
+        """A line a rank, a column a tick; dots are ticks in which a rank waits."""
+        width = max(len(str(timed.action)) for row in self.rows for timed in row)
+        lines = []
+        for row in self.rows:
+            cells = ["."] * round(row[-1].end / tick)
+            for action, start, end in row:
+                first, after = round(start / tick), round(end / tick)
+                cells[first:after] = [str(action)] * (after - first)
+            lines.append(" ".join(cell.ljust(width) for cell in cells).rstrip())
+        return "\n".join(lines)
+
+
+def play(table: Table, times: Mapping[Kind, float], sending: float = 0.0) -> Played:
+    """Let every rank begin its next action as soon as it is free and has what the action needs.
+
+    Args:
+        times: of one F, B and W of one chunk, in any unit. A B that computes weight gradients takes both.
+        sending: how long a tensor is on its way from one rank to another.
+
+    Raises:
+        ValueError: ranks wait for each other, so the table cannot be followed.
+    """
+    return _Play(table, times, sending).run()
+
+
+class _Play:
+    def __init__(self, table: Table, times: Mapping[Kind, float], sending: float) -> None:
+        self._table = table
+        self._times = dict(times)
+        if not table.splits:
+            self._times["B"] += self._times["W"]
+        self._sending = sending
+        self._last = max(stage for stages in table.stages for stage in stages)
+        self._rank_of = {stage: rank for rank, stages in enumerate(table.stages) for stage in stages}
+        self._ended: dict[Needs, float] = {}
+
+    def run(self) -> Played:
+        rows: list[list[Timed]] = [[] for _ in self._table.rows]
+        going = True
+        while going:
+            going = False
+            for rank, row in enumerate(self._table.rows):
+                while len(rows[rank]) < len(row):
+                    timed = self._timed(rank, row[len(rows[rank])], rows[rank])
+                    if timed is None:
+                        break
+                    rows[rank].append(timed)
+                    going = True
+        self._require_end(rows)
+        return Played(tuple(map(tuple, rows)))
+
+    def _timed(self, rank: int, action: Action, before: Sequence[Timed]) -> Timed | None:
+        """The action in time; None if what it needs has not been done yet."""
+        start = before[-1].end if before else 0.0
+        stage = self._table.stages[rank][action.chunk]
+        for needs in self._needs(action, stage):
+            if needs not in self._ended:
+                return None
+            other = self._rank_of[needs[2]]
+            start = max(start, self._ended[needs] + (self._sending if other != rank else 0.0))
+        end = start + self._times[action.kind]
+        self._ended[action.kind, action.microbatch, stage] = end
+        return Timed(action, start, end)
+
+    def _needs(self, action: Action, stage: int) -> list[Needs]:
+        kind, microbatch, _ = action
+        if kind == "F":
+            return [("F", microbatch, stage - 1)] if stage else []
+        if kind == "W":
+            return [("B", microbatch, stage)]
+        after: list[Needs] = [("B", microbatch, stage + 1)] if stage < self._last else []
+        return [("F", microbatch, stage), *after]
+
+    def _require_end(self, rows: Sequence[Sequence[Timed]]) -> None:
+        left = [
+            f"rank {rank} at {row[len(done)]}"
+            for rank, (row, done) in enumerate(zip(self._table.rows, rows, strict=True))
+            if len(done) < len(row)
+        ]
+        if left:
+            raise ValueError(f"{self._table.name}: ranks wait for each other ({', '.join(left)})")
+
+
+def _most(row: Sequence[Timed]) -> int:
+    splits = any(timed.action.kind == "W" for timed in row)
+    now = most = 0
+    for timed in row:
+        if timed.action.kind == "F":
+            now += 1
+            most = max(most, now)
+        elif timed.action.kind == ("W" if splits else "B"):
+            now -= 1
+    return most

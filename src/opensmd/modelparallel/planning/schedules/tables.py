@@ -1,0 +1,83 @@
+"""A schedule as a table: for every rank the order of its actions, and which stages it has.
+
+A rank may have several chunks of the model. With two ranks and two chunks each, the model's four stages lie::
+
+    looped   rank 0: 0 2    in a V   rank 0: 0 3
+             rank 1: 1 3             rank 1: 1 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+__all__ = ["Action", "Kind", "Table", "in_a_v", "looped", "require_counts"]
+
+Kind = Literal["F", "B", "W"]
+
+
+class Action(NamedTuple):
+    """Something that a rank does for one microbatch.
+
+    Attributes:
+        kind: "F" forward, "B" backward, "W" weight gradients, which a B computes if the table has no W.
+        microbatch: of the step.
+        chunk: of the rank, in the order of the forward.
+    """
+
+    kind: Kind
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch}{chr(ord('a') + self.chunk - 1) if self.chunk else ''}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A schedule.
+
+    Attributes:
+        name: for people.
+        rows: the actions of each rank.
+        stages: the stages of each rank, by chunk; counted in the order of the forward.
+    """
+
+    name: str
+    rows: tuple[tuple[Action, ...], ...]
+    stages: tuple[tuple[int, ...], ...]
+
+    @property
+    def splits(self) -> bool:
+        """Whether weight gradients are computed apart."""
+        return any(action.kind == "W" for row in self.rows for action in row)
+
+    def __str__(self) -> str:
+        """The order of actions, a line a rank: ``F0 B0``; chunks after the first are ``F0a``, ``F0b``."""
+        return "\n".join(
+            f"rank {rank}   {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(self.rows)
+        )
+
+
+def looped(ranks: int, chunks: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Stage after stage on rank after rank, and again from the first rank for every further chunk."""
+    return tuple(tuple(chunk * ranks + rank for chunk in range(chunks)) for rank in range(ranks))
+
+
+def in_a_v(ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Down the ranks and up again: the first rank has the first stage and the last."""
+    return tuple((rank, 2 * ranks - 1 - rank) for rank in range(ranks))
+
+
+def require_counts(ranks: int, microbatches: int, chunks: Sequence[int] = (1,)) -> None:
+    """Check what every schedule is made for.
+
+    Raises:
+        ValueError: there are no ranks, microbatches or chunks.
+    """
+    if min(ranks, microbatches, *chunks) < 1:
+        raise ValueError(
+            f"a schedule needs at least one rank, microbatch and chunk, got {ranks}, {microbatches} and "
+            f"{min(chunks)}"
+        )
