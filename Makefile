@@ -3,8 +3,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 NEWEST := .venv-newest
+ZOO := .venv-zoo
 
-.PHONY: demo test test-newest quick check docs bench wheel clean
+.PHONY: demo test test-newest zoo quick check docs bench wheel clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -28,6 +29,20 @@ $(NEWEST)/.ready: pyproject.toml requirements-newest.txt
 test-newest: $(NEWEST)/.ready
 	$(NEWEST)/bin/python -m opensmd.native.build
 	$(NEWEST)/bin/python -m pytest -m newest $$(grep -rl --include='test_*.py' 'mark\.newest' tests)
+
+# The libraries whose models the zoo trains, whole and with all that they need: pip resolves nothing here.
+$(ZOO)/.ready: pyproject.toml requirements-zoo.txt
+	$(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/pip install -q --no-compile --no-deps -r requirements-zoo.txt
+	$(ZOO)/bin/pip install -q --no-deps -e .
+	touch $@
+
+# Models of sixteen libraries in parts against plain PyTorch: hours on two cores; goes on where it was cut off.
+# Renews docs/zoo.md.
+zoo: $(ZOO)/.ready
+	$(ZOO)/bin/python -m opensmd.native.build
+	$(ZOO)/bin/python -m tests.zoo
+	$(ZOO)/bin/python -m tests.zoo.report
 
 # Data parallelism over smddp, smddp against gloo, a GPT split over 2 and 2 x 2 processes: about 3 minutes.
 demo: $(VENV)/.ready
@@ -71,4 +86,4 @@ wheel: $(VENV)/.ready
 	$(BIN)/python release/wheel.py --out dist
 
 clean:
-	rm -rf $(VENV) $(NEWEST) build out dist
+	rm -rf $(VENV) $(NEWEST) $(ZOO) build out dist

@@ -1,0 +1,50 @@
+"""Some of the zoo's models at every run of the tests, chosen by the kind of trouble they make.
+
+All of them, of more libraries and on other numbers of stages: ``make zoo``.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.equality import Pools
+from tests.zoo.report import page
+from tests.zoo.run import split
+
+# what each is here for
+CHOSEN = {
+    "transformers: t5": "two towers with one embedding, and positions that the first layer computes for all",
+    "transformers: bart": "two towers, tied embeddings, a bias in a buffer",
+    "transformers: mixtral": "experts that are chosen by data, and their loss",
+    "transformers: mamba": "a state-space layer with a loop in Python",
+    "transformers: rwkv": "a state that is handed from layer to layer",
+    "transformers: gemma2": "layers of two kinds with masks of their own",
+    "transformers: gpt_neo": "attention buffers in each layer",
+    "transformers: deberta-v2": "autograd functions of its own and relative positions",
+    "transformers: wav2vec2": "convolutions, a parametrized weight, a loss that asks for values",
+    "transformers: resnet": "batch norms, whose buffers change in each microbatch",
+    "torch: spectral norm": "buffers that a parametrization changes in the forward",
+    "torch: LSTM": "recurrent layers with weights in one piece of memory",
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_model_of_the_zoo_trains_like_plain_pytorch_in_three_parts(pool: Pools, name: str) -> None:
+    line = split(pool(3), pool(1), name, 3)
+    assert line["status"] == "equal", f"{CHOSEN[name]}: {line['why']}"
+    assert line["used"] > 1
+
+
+def test_the_page_of_results_counts_each_case_once_and_gives_reasons() -> None:
+    case = {"kind": "split", "stages": 3, "why": ""}
+    lines = [
+        {**case, "model": "torch: LSTM", "status": "failed", "why": "an earlier try"},
+        {**case, "model": "torch: LSTM", "status": "equal"},
+        {**case, "model": "torch: GRU", "status": "refused", "why": "SMPError: a | b"},
+        {"kind": "tracer", "model": "torch: GRU", "status": "split", "why": ""},
+        {"kind": "plain", "model": "torch: RNN", "status": "no case", "why": "draws random numbers"},
+    ]
+    text = page(lines)
+    assert "| torch | 2 | 1 | 1 | 0 | 0 | 0 | 0 | 1 of 1 |" in text
+    assert "| torch: GRU | 3 | refused | SMPError: a \\| b |" in text
+    assert "earlier" not in text and "RNN" not in text

@@ -1,0 +1,84 @@
+"""``python -m tests.zoo``: train every model of the zoo in parts, and compare it with plain PyTorch.
+
+One line of JSON is written for each result; what has a line is not done again, so a run can be cut off at any
+time. Models that do not train in plain PyTorch, or draw random numbers, are no cases: they have one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from tests.support.ranks import RankPool
+from tests.zoo.catalogue import LIBRARIES, names
+from tests.zoo.run import Line, split, traced
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Results:
+    """The lines of a file, by what they are results of."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._lines = {self._key(line): line for line in map(json.loads, lines)}
+
+    def _key(self, line: Line) -> tuple[str, str, int]:
+        return line["kind"], line["model"], line.get("stages", 0)
+
+    def wanted(self, kind: str, model: str, stages: int = 0) -> bool:
+        """Whether there is no such result yet, of something that is a case."""
+        return not {(kind, model, stages), ("plain", model, 0)} & self._lines.keys()
+
+    def add(self, line: Line) -> None:
+        """Keep a result, in the file too."""
+        self._lines[self._key(line)] = line
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(
+            f"{line['kind']} {line.get('stages', '')} {line['model']}: {line['status']} {line['why'][:160]}",
+            flush=True,
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Do what has not been done."""
+    options = _parser().parse_args(arguments)
+    results = Results(options.out)
+    until = time.monotonic() + options.seconds
+    chosen = [
+        each for library in options.libraries for each in names(library) if re.search(options.only, each)
+    ]
+    for stages in options.stages:
+        with closing(RankPool(stages)) as pool, closing(RankPool(1)) as alone:
+            for name in chosen:
+                if time.monotonic() < until and results.wanted("split", name, stages):
+                    results.add(split(pool, alone, name, stages))
+    if options.trace:
+        with closing(RankPool(1)) as alone:
+            for name in chosen:
+                if time.monotonic() < until and results.wanted("tracer", name):
+                    results.add({"kind": "tracer", "model": name, **traced(alone, name)})
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
+    parser.add_argument("libraries", nargs="*", default=LIBRARIES, help="all when none is named")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "zoo.jsonl")
+    parser.add_argument("--stages", type=int, nargs="+", default=[3, 2, 4])
+    parser.add_argument("--only", default="", metavar="PATTERN", help="models whose names match")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this time")
+    parser.add_argument("--no-trace", dest="trace", action="store_false", help="leave out torch's own tracer")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

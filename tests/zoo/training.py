@@ -1,0 +1,215 @@
+"""Training a model of the zoo in plain PyTorch and in parts, and what differs between the two.
+
+All functions here run on ranks of a pool; models are found by name there, because they cannot be sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.zoo.catalogue import find
+from tests.zoo.model import MICROBATCHES, ROWS, Model, loss_of, seeded
+
+__all__ = ["Trained", "pieces", "plain_problem", "quiet", "split_problem"]
+
+STEPS = 3
+LEARNING_RATE = 0.01
+# relative to the largest entry of each tensor; stages add up their microbatches in another order
+TOLERANCE = 1e-5
+FLOOR = 1e-7
+
+
+@dataclass
+class Trained:
+    """What training leaves behind, by names in the module."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[dict[str, Tensor | None]] = field(default_factory=list)
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+def plain_problem(name: str) -> str | None:
+    """Why a model cannot be compared: plain PyTorch does not train it twice alike; None if it does."""
+    model = find(name)
+    with quiet():
+        one, other = (_train_plain(model, load=False, seed=seed) for seed in (1, 2))
+    return "draws random numbers" if list(_differences(one, other)) else None
+
+
+def _tried_plain(name: str, *, load: bool) -> tuple[Trained, str | None]:
+    """The model trained in plain PyTorch, or why it does not train."""
+    try:
+        trained = _train_plain(find(name), load=load, seed=1)
+    except Exception as error:
+        return Trained(), f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return trained, _does_not_train(trained)
+
+
+def _does_not_train(trained: Trained) -> str | None:
+    if not all(torch.tensor(trained.losses).isfinite()):
+        return "the loss is not finite"
+    if not any(each is not None and each.any() for each in trained.gradients[-1].values()):
+        return "no gradient"
+    return None
+
+
+def split_problem(name: str, stages: int, load: bool, checkpoint: bool) -> dict[str, Any]:
+    """Train in parts on this rank; what differs from plain PyTorch, and which parameters live here.
+
+    What does not train in plain PyTorch is no case; the result has the reason as "plain" then.
+    """
+    import smdistributed.modelparallel.torch as smp
+
+    began = time.monotonic()
+    with quiet():
+        wanted, why = _tried_plain(name, load=load)
+        told: list[str | None] = [None] * stages
+        dist.all_gather_object(told, why)
+        if any(told):
+            return {"plain": next(each for each in told if each)}
+        model = find(name)
+        smp.init({"partitions": stages, "microbatches": MICROBATCHES})
+        try:
+            found, here = _train_split(model, load=load, checkpoint=checkpoint)
+        finally:
+            smp.shutdown()
+    return {
+        "lines": list(_differences(found, wanted))[:5],
+        "here": here,
+        "names": sorted(wanted.gradients[0]),
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _train_plain(model: Model, *, load: bool, seed: int) -> Trained:
+    module = seeded(model, load=load, checkpoint=False)
+    optimizer = torch.optim.SGD(_trainable(module), lr=LEARNING_RATE)
+    result = Trained()
+    torch.manual_seed(seed)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses = []
+        for batch in pieces(model.batch(step)):
+            loss = loss_of(module(**batch))
+            (loss / MICROBATCHES).backward()
+            losses.append(loss.item())
+        result.losses.append(sum(losses) / len(losses))
+        result.gradients.append(_gradients(module.named_parameters()))
+        optimizer.step()
+    result.state = {name: each.detach().clone() for name, each in module.state_dict().items()}
+    return result
+
+
+def _train_split(model: Model, *, load: bool, checkpoint: bool) -> tuple[Trained, list[str]]:
+    import smdistributed.modelparallel.torch as smp
+
+    module = seeded(model, load=load, checkpoint=checkpoint)
+    distributed = smp.DistributedModel(module)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(_trainable(module), lr=LEARNING_RATE))
+
+    @smp.step(non_split_inputs=["whole"])
+    def train_step(batch: dict[str, Any], whole: dict[str, Any]) -> Tensor:
+        loss = loss_of(distributed(**batch, **whole))
+        distributed.backward(loss)
+        return loss
+
+    result = Trained()
+    torch.manual_seed(1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        result.losses.append(train_step(*_divided(model.batch(step))).reduce_mean().item())
+        result.gradients.append(_gradients(distributed.local_named_parameters()))
+        optimizer.step()
+    result.state = {name: each.detach().clone() for name, each in distributed.state_dict().items()}
+    return result, [name for name, _ in distributed.local_named_parameters()]
+
+
+def _differences(found: Trained, wanted: Trained) -> Iterator[str]:
+    """What is not equal; gradients of parameters that are elsewhere are compared there."""
+    for step, (got, want) in enumerate(zip(found.losses, wanted.losses, strict=True)):
+        if not abs(got - want) <= TOLERANCE * abs(want) + FLOOR:
+            yield f"loss of step {step}: {got!r}, plain PyTorch {want!r}"
+    for step, gradients in enumerate(found.gradients):
+        largest = max(
+            (_largest(each) for each in wanted.gradients[step].values() if each is not None), default=0
+        )
+        for name, got in gradients.items():
+            line = _different(got, wanted.gradients[step][name], floor=1e-6 * largest)
+            if line:
+                yield f"step {step}, gradient of {name}: {line}"
+    for name in found.state.keys() ^ wanted.state.keys():
+        yield f"state dict: {name} is in one of the two alone"
+    for name in found.state.keys() & wanted.state.keys():
+        line = _different(found.state[name], wanted.state[name], floor=FLOOR)
+        if line:
+            yield f"state dict: {name}: {line}"
+
+
+def _different(got: Tensor | None, want: Tensor | None, *, floor: float) -> str | None:
+    if got is None or want is None:
+        return None if got is want else f"{'None' if got is None else 'a tensor'}, plain PyTorch otherwise"
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return f"{got.dtype} {tuple(got.shape)}, plain PyTorch {want.dtype} {tuple(want.shape)}"
+    if not got.numel():
+        return None
+    got, want = _numbers(got), _numbers(want)
+    apart = (got - want).abs().nan_to_num(0.0)
+    same_holes = bool((got.isnan() == want.isnan()).all())
+    allowed = TOLERANCE * _largest(want) + floor
+    if same_holes and float(apart.max()) <= allowed:
+        return None
+    return f"apart {float(apart.max()):.3g}, allowed {allowed:.3g}"
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    return torch.view_as_real(dense).double() if dense.is_complex() else dense.double()
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(_numbers(tensor).abs().nan_to_num(0.0).max()) if tensor.numel() else 0.0
+
+
+def pieces(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What each microbatch gets of a batch."""
+    rows, whole = _divided(batch)
+    for index in range(MICROBATCHES):
+        yield {**{name: each.chunk(MICROBATCHES)[index] for name, each in rows.items()}, **whole}
+
+
+def _divided(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What has a row for each sample, and what all samples share."""
+    rows = {name: each for name, each in batch.items() if isinstance(each, Tensor) and len(each) == ROWS}
+    return rows, {name: each for name, each in batch.items() if name not in rows}
+
+
+def _gradients(parameters: Any) -> dict[str, Tensor | None]:
+    return {name: None if each.grad is None else each.grad.clone() for name, each in parameters}
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [each for each in module.parameters() if each.requires_grad]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Libraries warn of their own affairs; of ours, errors tell."""
+    import logging
+    import warnings
+
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
