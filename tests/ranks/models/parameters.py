@@ -37,6 +37,33 @@ class Borrowed(Layers):
         return out
 
 
+class Reader(nn.Module):
+    """Is given another module, whose weight it reads, as DoRA's layers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor, other: nn.Linear) -> Tensor:
+        out: Tensor = x * self.scale / other.weight.norm(dim=1)
+        return out
+
+
+class Read(Layers):
+    """A small weight that a module without children reads, far from the module that owns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bulk = nn.Sequential(*[nn.Linear(40 * WIDTH, 40 * WIDTH) for _ in range(2)])
+        self.reader = Reader()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        h = self.second(self.bulk(h.repeat(1, 40))[:, :WIDTH] + h)
+        out: Tensor = self.head(self.reader(self.third(h), self.first))
+        return out
+
+
 def decayed_loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
     """Weight decay written into the loss."""
     module = plain_module(model)
@@ -197,6 +224,7 @@ CASES = (
     Case("weight decay in the loss", Chain, loss=decayed_loss),
     Case("weight decay in the loss, placed automatically", Chain, (), loss=decayed_loss),
     Case("a far weight in the loss", Chain, loss=far_loss),
+    Case("a far weight read by a module", Read, ()),
     Case("frozen layers", Frozen),
     Case("frozen trunk", trunk_frozen),
     Case("frozen head", head_frozen),

@@ -358,7 +358,10 @@ def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -
         shared=tree.shared,
         reuses=tuple(
             Reuse(
-                bytes=_size(parameter), units=tuple(sorted(observer.users[key])), name=tree.first_names[key]
+                bytes=_size(parameter),
+                units=tuple(sorted(observer.users[key])),
+                name=tree.first_names[key],
+                bound=key in observer.bound,
             )
             for key, parameter in tree.parameters.items()
             if len(observer.users.get(key, ())) > 1

@@ -155,7 +155,10 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.activation_bytes: dict[int, int] = defaultdict(int)
         self.uses: dict[str, int] = {}
         self.hooked: set[str] = set()  # modules with forward hooks
-        self.weights = WeightTerms(owners, position.stack, self.uses)
+        self.weights = WeightTerms(owners, position.stack, self.uses, self._in_leaf)
+        self.bound: set[int] = set()  # ids of parameters that modules without children of their own have read
+        self._leaves: frozenset[str] = frozenset()
+        self._given: frozenset[int] = frozenset()  # ids of what the last module that was entered was given
         self.late = LateGradients(self._is_parameter)
         self.escapes = Escapes(position.stack, self._made_by)
         self.operations: dict[str, int] = defaultdict(int)
@@ -205,6 +208,8 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             for name in inside or owners[:1]:
                 self.uses.setdefault(name, unit)
             self.users[id(tensor)].add(unit)
+            if not inside and self._in_leaf() and id(tensor) not in self._given:
+                self.bound.add(id(tensor))
             return
         for source, whole in self.weights.sources(tensor):
             self.uses.setdefault(self.owners[source][0], unit)
@@ -227,6 +232,14 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             )
             self._count += 1
 
+    def _entered(self, module: nn.Module, args: Any) -> None:
+        self._given = frozenset(id(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter))
+        self.escapes.entered(module, args)
+
+    def _in_leaf(self) -> bool:
+        """Whether a module runs that has no children: it runs as a whole on one rank, wherever that is."""
+        return bool(self.position.stack) and self.position.stack[-1] in self._leaves
+
     def _is_parameter(self, tensor: Tensor) -> bool:
         """Whether the tensor is a parameter, a buffer, or a view of one."""
         return id(tensor) in self.owners or tensor.layout is not torch.strided or tensor in self._parameters
@@ -240,8 +253,9 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     @contextlib.contextmanager
     def watching(self, names: dict[nn.Module, str]) -> Iterator[None]:
         """Watch the calls of modules."""
+        self._leaves = frozenset(name for module, name in names.items() if not any(module.children()))
         with (
-            self.position.follow(names, self.escapes.entered, self.escapes.returned),
+            self.position.follow(names, self._entered, self.escapes.returned),
             self.unseen.watching_functions(),
         ):
             yield

@@ -10,7 +10,7 @@ where its weights live, and what leaves the rank is a number. The planner theref
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -31,14 +31,20 @@ class WeightTerms:
         owners: names of the modules that own a parameter or buffer, by its id.
         stack: the modules that run now, the outermost first.
         uses: the unit in which a module's own parameters were first used.
+        in_leaf: whether a module runs that is never run piece by piece: what it reads must be where it is.
     """
 
     def __init__(
-        self, owners: Mapping[int, Sequence[str]], stack: Sequence[str], uses: Mapping[str, int]
+        self,
+        owners: Mapping[int, Sequence[str]],
+        stack: Sequence[str],
+        uses: Mapping[str, int],
+        in_leaf: Callable[[], bool],
     ) -> None:
         self._owners = owners
         self._stack = stack
         self._uses = uses
+        self._in_leaf = in_leaf
         self._bytes: dict[int, int] = {}
         self._made: dict[int, tuple[StorageReference, frozenset[int]]] = {}
 
@@ -77,7 +83,7 @@ class WeightTerms:
         owners = self._owners.get(id(tensor))
         if owners is None:
             return self._sources_of(tensor)
-        if any(name in self._stack for name in owners):
+        if any(name in self._stack for name in owners) or self._in_leaf():
             return None
         self._bytes[id(tensor)] = tensor.numel() * tensor.element_size()
         return frozenset([id(tensor)])

@@ -71,11 +71,16 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True)
 class Reuse:
-    """A parameter that several units use, also if only one module owns it."""
+    """A parameter that several units use, also if only one module owns it.
+
+    It is ``bound`` if a module that runs as a whole has read it without owning or being given it: both must
+    be on one rank.
+    """
 
     bytes: int
     units: tuple[int, ...]
     name: str = ""
+    bound: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,8 @@ def _bonds(trace: ModelTrace) -> Iterator[tuple[str, Sequence[int]]]:
         yield names[0], [trace.anchors[trace.owner(name)] for name in names]
     parameters = sum(info.parameter_bytes for info in trace.modules.values())
     for reuse in trace.reuses:
-        if reuse.bytes > parameters * LARGE_SHARE and len(reuse.units) <= FEW_USERS:
+        dear = reuse.bound or reuse.bytes > parameters * LARGE_SHARE
+        if dear and len(reuse.units) <= FEW_USERS:
             yield reuse.name, reuse.units
 
 
