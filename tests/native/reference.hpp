@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "core/types.hpp"
+#include "core/kernels/types.hpp"
 
 namespace reference {
 

@@ -2,8 +2,8 @@
 #include <limits>
 #include <random>
 
-#include "core/kernels.hpp"
-#include "core/narrow_floats.hpp"
+#include "core/kernels/kernels.hpp"
+#include "core/kernels/narrow_floats.hpp"
 #include "harness.hpp"
 #include "reference.hpp"
 

@@ -1,7 +1,7 @@
 // Point-to-point messages: order, matching, any size, any source, and no deadlock when all send first.
 #include <random>
 
-#include "core/copy.hpp"
+#include "core/memory/copy.hpp"
 #include "harness.hpp"
 
 using namespace opensmd;

@@ -110,3 +110,13 @@ def _imported(file: Path) -> Iterator[str]:
         else:
             continue
         yield from (name for name in names if name.startswith("opensmd."))
+
+
+def test_nothing_in_the_native_core_includes_its_public_header() -> None:
+    core = SOURCES / "native" / "csrc" / "core"
+    including = {
+        str(file.relative_to(core))
+        for file in core.rglob("*.[ch]pp")
+        if '#include "core/group.hpp"' in file.read_text()
+    }
+    assert including == {"group.cpp"}

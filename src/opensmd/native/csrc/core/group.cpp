@@ -1,15 +1,15 @@
-#include "group.hpp"
+#include "core/group.hpp"
 
-#include "all_gather.hpp"
-#include "all_reduce.hpp"
-#include "all_to_all.hpp"
-#include "barrier.hpp"
-#include "broadcast.hpp"
-#include "gather.hpp"
-#include "group_parts.hpp"
-#include "reduce.hpp"
-#include "reduce_scatter.hpp"
-#include "scatter.hpp"
+#include "core/algorithms/all_gather.hpp"
+#include "core/algorithms/all_reduce.hpp"
+#include "core/algorithms/all_to_all.hpp"
+#include "core/algorithms/barrier.hpp"
+#include "core/algorithms/broadcast.hpp"
+#include "core/algorithms/gather.hpp"
+#include "core/algorithms/reduce.hpp"
+#include "core/algorithms/reduce_scatter.hpp"
+#include "core/algorithms/scatter.hpp"
+#include "core/group_parts.hpp"
 
 namespace opensmd {
 

@@ -13,124 +13,21 @@
 // nobody has asked for yet wait in private memory.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "errors.hpp"
-#include "types.hpp"
+#include "core/errors.hpp"
+#include "core/kernels/types.hpp"
+#include "core/memory/arena_file.hpp"
+#include "core/messages/request.hpp"
+#include "core/protocol/configuration.hpp"
+#include "core/protocol/member_status.hpp"
 
 namespace opensmd {
-
-using std::chrono::milliseconds;
-
-// ---------------------------------------------------------------- the arena's file
-
-// Numbers all members must agree on; the creator chooses, the file's header tells the others.
-struct ArenaShape {
-  int size = 1;                       // members, 1 to 64
-  size_t heap_bytes = 0;              // zero-copy heap of EACH member, virtual; pages appear on allocation
-  size_t staging_bytes = 256u << 10;  // one-shot up to this many bytes; at most chunk_bytes
-  size_t chunk_bytes = 512u << 10;    // one step of the pipelines
-  size_t zero_copy_bytes = 16u << 10; // below, staging is faster than agreeing on addresses
-  size_t ring_bytes = 1u << 20;       // mailbox ring of each ordered pair, and
-  size_t long_ring_bytes = 2u << 20;  // the one for messages of 24 MiB and more
-};
-
-enum class ArenaPlace {
-  Memfd,   // no name anywhere; peers open /proc/<pid>/fd/<n>; needs one pid namespace
-  DevShm,  // an O_EXCL file in /dev/shm for members that share no pid namespace; unlink once all have opened it
-};
-
-struct ArenaFile {
-  int fd = -1;         // the caller closes it once its Group is constructed (a memfd's creator: once all have opened it)
-  std::string path;    // what peers open
-  uint64_t token = 0;  // proves to peers that they opened the right file
-};
-
-ArenaFile create_arena_file(const ArenaShape& shape, ArenaPlace place = ArenaPlace::Memfd);
-int open_arena_file(const std::string& path, uint64_t token);  // throws CollectiveError saying what it found instead
-void unlink_arena_file(const ArenaFile& file);
-size_t default_heap_bytes(int size);  // min(RAM / 2, 64 GiB) shared by `size` members
-
-// ---------------------------------------------------------------- configuration
-
-struct Waiting {
-  int spin_microseconds = -1;  // -1: 2 with a core for each member, else 0
-  int yields = 200;            // sched_yield calls before sleeping in the kernel, if a millisecond has room for them
-};
-
-struct GroupConfig {
-  int rank = 0;
-  int size = 1;
-  int fd = -1;                             // of the arena's file; not closed by the group
-  std::vector<std::string> names;          // how messages call member i, e.g. "rank 3"; default "rank i"
-  milliseconds timeout{30 * 60 * 1000};    // of a call that gives none
-  Waiting waiting;
-  // Whether the calling thread is the only one of its process that could make calls; asked only of one that has
-  // waited for long. And what to do with a warning for the user.
-  std::function<bool()> alone = [] { return false; };
-  std::function<void(const std::string&)> warn = [](const std::string&) {};
-  void* shared_mapping = nullptr;          // tests with ranks as threads: an existing mapping of the whole file
-};
-
-// What may accompany each call.
-struct Call {
-  std::string_view text = {};  // up to 63 characters for messages, e.g. "shape [2, 3]"
-  milliseconds timeout{0};     // 0: the group's. Counts from the call's start
-};
-
-// ---------------------------------------------------------------- what is known about members
-
-enum class MemberState : uint8_t { NotJoined, Running, Stopped, Dead, Left, Unknown };
-const char* name_of(MemberState state);
-
-// One line of the flight record. Times are CLOCK_MONOTONIC nanoseconds; end 0 means still inside.
-struct RecordEntry {
-  uint64_t sequence = 0;
-  Operation operation = Operation::None;
-  DType dtype = DType::Byte;
-  Reduction reduction = Reduction::Sum;
-  int root = -1;  // the root, or the other member of a Send/Receive (-1: any)
-  int64_t tag = 0;
-  uint64_t count = 0;
-  uint64_t bytes = 0;
-  uint64_t start_ns = 0;
-  uint64_t end_ns = 0;
-  std::string text;
-  // "broadcast(float32, count=4096, root=1) shape [64, 64]"; with the members' names, the root's in place of its number.
-  std::string describe(const std::vector<std::string>* names = nullptr) const;
-};
-
-struct MemberStatus {
-  MemberState state = MemberState::NotJoined;
-  uint64_t entered = 0;    // sequence number of the last collective it entered; 0: none
-  uint64_t completed = 0;  // and of the last it completed
-  RecordEntry last;        // the last it entered
-};
-
-// ---------------------------------------------------------------- point to point
-
-constexpr int kAnySource = -1;
-
-// A send or receive under way. Its buffer must live until done. Dropping the last handle does not cancel it.
-class Request {
- public:
-  virtual ~Request() = default;
-  virtual bool done() = 0;  // also makes progress; true after failure too
-  // 0: the group's timeout. Throws what went wrong. A send is done when its buffer may be reused.
-  virtual void wait(milliseconds timeout = milliseconds{0}) = 0;
-  virtual int source() const = 0;           // of a completed receive
-  virtual size_t received_bytes() const = 0;
-};
-
-// ---------------------------------------------------------------- the group
 
 struct GroupParts;
 

@@ -1,8 +1,8 @@
 // What a Group is made of.
 #pragma once
 
-#include "context.hpp"
-#include "mailbox.hpp"
+#include "core/messages/mailbox.hpp"
+#include "core/protocol/context.hpp"
 
 namespace opensmd {
 

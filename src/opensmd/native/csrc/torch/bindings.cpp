@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "pipeline/mailbox_bindings.hpp"
 #include "torch/backend.hpp"
-#include "torch/islands.hpp"
-#include "torch/mailbox_bindings.hpp"
+#include "torch/hosts/islands.hpp"
 #include "torch/python_object.hpp"
 #include "torch/python_threads.hpp"
 

@@ -1,0 +1,17 @@
+// Every member's array, to all; the arrays may have different lengths.
+#pragma once
+
+#include "core/protocol/context.hpp"
+
+namespace opensmd {
+
+struct AllGatherOptions {
+  const void* in;
+  void* const* outs;
+  const size_t* counts;
+  DType dtype;
+};
+
+void all_gather(Context& context, const AllGatherOptions& options, const Call& call);
+
+}  // namespace opensmd

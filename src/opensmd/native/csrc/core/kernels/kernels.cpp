@@ -1,0 +1,413 @@
+#include "core/kernels/kernels.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "core/kernels/narrow_floats.hpp"
+#include "core/kernels/simd.hpp"
+#include "core/memory/copy.hpp"
+
+namespace opensmd {
+
+SimdLevel best_simd_level() {
+#if defined(__x86_64__)
+  static const SimdLevel level = [] {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) return SimdLevel::Generic;
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    return wide ? SimdLevel::Avx512 : SimdLevel::Avx2;
+  }();
+  return level;
+#else
+  return SimdLevel::Generic;
+#endif
+}
+
+namespace {
+
+// Work goes in blocks that stay in the first-level cache between the inputs and outputs of one element.
+constexpr size_t kBlockBytes = 8192;
+constexpr size_t kLineBytes = 64;
+
+OPENSMD_INLINE bool begins_line(const void* at) { return reinterpret_cast<uintptr_t>(at) % kLineBytes == 0; }
+
+#if defined(__x86_64__)
+OPENSMD_INLINE void prefetch(const void* line) { _mm_prefetch(static_cast<const char*>(line), _MM_HINT_T1); }
+OPENSMD_INLINE void stream_fence() { _mm_sfence(); }
+OPENSMD_INLINE void stream_line(void* to, const void* from) {
+  for (size_t i = 0; i < kLineBytes / sizeof(__m128i); ++i) {
+    _mm_stream_si128(static_cast<__m128i*>(to) + i, _mm_load_si128(static_cast<const __m128i*>(from) + i));
+  }
+}
+#else
+OPENSMD_INLINE void prefetch(const void*) {}
+OPENSMD_INLINE void stream_fence() {}
+OPENSMD_INLINE void stream_line(void* to, const void* from) { std::memcpy(to, from, kLineBytes); }
+#endif
+
+struct Add {
+  template <class T>
+  static OPENSMD_INLINE T apply(T a, T b) { return static_cast<T>(a + b); }
+};
+struct Multiply {
+  template <class T>
+  static OPENSMD_INLINE T apply(T a, T b) {
+    // Small unsigned numbers are promoted to int, whose overflow is undefined.
+    if constexpr (std::is_integral_v<T> && sizeof(T) < 4) return static_cast<T>(uint32_t{a} * uint32_t{b});
+    return static_cast<T>(a * b);
+  }
+};
+// A NaN on either side stays, as in torch. No "||", whose jump would keep the compiler from vectors.
+struct Minimum {
+  template <class T>
+  static OPENSMD_INLINE T apply(T a, T b) { return (b < a) | (b != b) ? b : a; }
+};
+struct Maximum {
+  template <class T>
+  static OPENSMD_INLINE T apply(T a, T b) { return (b > a) | (b != b) ? b : a; }
+};
+struct And {
+  static OPENSMD_INLINE uint8_t apply(uint8_t a, uint8_t b) { return a & b; }
+};
+struct Or {
+  static OPENSMD_INLINE uint8_t apply(uint8_t a, uint8_t b) { return a | b; }
+};
+struct Xor {
+  static OPENSMD_INLINE uint8_t apply(uint8_t a, uint8_t b) { return a ^ b; }
+};
+
+template <class Real>
+struct Complex {
+  Real real, imaginary;
+};
+template <class Real>
+OPENSMD_INLINE Complex<Real> operator*(Complex<Real> a, Complex<Real> b) {
+  return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
+}
+
+template <class T>
+OPENSMD_INLINE const T* input(const ReduceJob& job, int i, size_t at) {
+  return static_cast<const T*>(job.inputs[i]) + at;
+}
+
+template <class T>
+OPENSMD_INLINE T* output(const ReduceJob& job, int i, size_t at) {
+  return static_cast<T*>(job.outputs[i]) + at;
+}
+
+template <class T>
+OPENSMD_INLINE void copy_to_others(const ReduceJob& job, size_t at, size_t count) {
+  const T* first = output<T>(job, 0, at);
+  for (int i = 1; i < job.output_count; ++i) copy_bytes(output<T>(job, i, at), first, count * sizeof(T));
+}
+
+// `out` may be `a` or `b`, but never overlaps them shifted: that is what ivdep promises the compiler.
+template <class Op, class T>
+OPENSMD_INLINE void combine(T* out, const T* a, const T* b, size_t count) {
+#pragma GCC ivdep
+  for (size_t i = 0; i < count; ++i) out[i] = Op::apply(a[i], b[i]);
+}
+
+// Every line goes from all inputs to all outputs at once; each output may be one of the inputs. Two inputs have two
+// outputs.
+template <class Op, class T, int kInputs>
+OPENSMD_INLINE void combine_all(const ReduceJob& job) {
+  constexpr size_t kLine = kLineBytes / sizeof(T);
+  const T* in[kInputs];
+  T* out[kInputs];
+  for (int k = 0; k < kInputs; ++k) in[k] = input<T>(job, k, 0);
+  const int outputs = kInputs == 2 ? 2 : job.output_count;
+  for (int k = 0; k < outputs; ++k) out[k] = output<T>(job, k, 0);
+  const auto combined = [&in](size_t at) {
+    T result = Op::apply(in[0][at], in[1][at]);
+    if constexpr (kInputs > 2) result = Op::apply(result, in[2][at]);
+    if constexpr (kInputs > 3) result = Op::apply(result, in[3][at]);
+    return result;
+  };
+  const size_t lines = job.count / kLine;
+  const bool backwards = job.walk == Walk::Backwards;
+  const size_t step = backwards ? -kLine : kLine;
+  size_t at = backwards ? (lines - 1) * kLine : 0;
+#pragma GCC unroll 4
+  for (size_t n = 0; n < lines; ++n, at += step) {
+    T results[kLine];
+    for (size_t j = 0; j < kLine; ++j) results[j] = combined(at + j);
+    for (int k = 0; k < outputs; ++k) {
+      for (size_t j = 0; j < kLine; ++j) out[k][at + j] = results[j];
+    }
+  }
+  for (size_t i = lines * kLine; i < job.count; ++i) {
+    const T result = combined(i);
+    for (int k = 0; k < outputs; ++k) out[k][i] = result;
+  }
+}
+
+// Around the caches, from four pages side by side as copies from afar (see copy.hpp); the output begins a line.
+template <class Op, class T>
+OPENSMD_INLINE void combine_past_cache(const ReduceJob& job) {
+  T* out = output<T>(job, 0, 0);
+  const T* a = input<T>(job, 0, 0);
+  const T* b = input<T>(job, 1, 0);
+  constexpr size_t kLine = kLineBytes / sizeof(T), kPage = 4096 / sizeof(T), kBlock = 4 * kPage;
+  size_t block = 0;
+  for (; block + kBlock <= job.count; block += kBlock) {
+    for (size_t line = block; line < block + kPage; line += kLine) {
+      for (size_t i = line; i < block + kBlock; i += kPage) {
+        prefetch(a + i + kBlock);
+        prefetch(b + i + kBlock);
+        alignas(kLineBytes) T results[kLine];
+        for (size_t j = 0; j < kLine; ++j) results[j] = Op::apply(a[i + j], b[i + j]);
+        stream_line(out + i, results);
+      }
+    }
+  }
+  stream_fence();
+  combine<Op>(out + block, a + block, b + block, job.count - block);
+}
+
+// Types that are added, multiplied or compared as they are.
+template <class T, class Op>
+struct Direct {
+  // Frequent jobs, all at once; false: none of them. Every kernel takes its time to compile, so only sums have those
+  // for more than two inputs and for large tensors.
+  static OPENSMD_INLINE bool run_frequent(const ReduceJob& job) {
+    const int inputs = job.input_count, outputs = job.output_count;
+    if (job.divisor != 1.0 || outputs > inputs) return false;
+    if constexpr (std::is_same_v<Op, Add>) {
+      if (job.walk == Walk::PastCache && inputs == 2 && outputs == 1 && begins_line(job.outputs[0])) {
+        combine_past_cache<Op, T>(job);
+        return true;
+      }
+      if (inputs == 3) combine_all<Op, T, 3>(job);
+      if (inputs == 4) combine_all<Op, T, 4>(job);
+      if (inputs == 3 || inputs == 4) return true;
+    }
+    if (inputs != 2 || outputs != 2) return false;
+    combine_all<Op, T, 2>(job);
+    return true;
+  }
+
+  static OPENSMD_INLINE void run(const ReduceJob& job) {
+    if (run_frequent(job)) return;
+    constexpr size_t kBlock = kBlockBytes / sizeof(T);
+    alignas(64) T partial[kBlock];
+    const int last = job.input_count - 1;
+    for (size_t at = 0; at < job.count; at += kBlock) {
+      const size_t count = std::min(kBlock, job.count - at);
+      T* out = output<T>(job, 0, at);
+      if (last == 0) {
+        std::memmove(out, input<T>(job, 0, at), count * sizeof(T));
+      } else if (last == 1) {
+        combine<Op>(out, input<T>(job, 0, at), input<T>(job, 1, at), count);
+      } else {
+        combine<Op>(partial, input<T>(job, 0, at), input<T>(job, 1, at), count);
+        for (int k = 2; k < last; ++k) combine<Op>(partial, partial, input<T>(job, k, at), count);
+        combine<Op>(out, partial, input<T>(job, last, at), count);
+      }
+      if constexpr (std::is_floating_point_v<T>) {
+        if (job.divisor != 1.0) {
+          const T divisor = static_cast<T>(job.divisor);
+          for (size_t i = 0; i < count; ++i) out[i] /= divisor;
+        }
+      }
+      copy_to_others<T>(job, at, count);
+    }
+  }
+};
+
+// f32 and f64 with a factor for each input.
+template <class T>
+struct Premultiplied {
+  static OPENSMD_INLINE void run(const ReduceJob& job) {
+    constexpr size_t kBlock = kBlockBytes / sizeof(T);
+    alignas(64) T partial[kBlock];
+    for (size_t at = 0; at < job.count; at += kBlock) {
+      const size_t count = std::min(kBlock, job.count - at);
+      for (int k = 0; k < job.input_count; ++k) {
+        const T* in = input<T>(job, k, at);
+        const T factor = static_cast<T>(job.factors[k]);
+        if (k == 0) {
+          for (size_t i = 0; i < count; ++i) partial[i] = in[i] * factor;
+        } else {
+          for (size_t i = 0; i < count; ++i) partial[i] += in[i] * factor;
+        }
+      }
+      std::memcpy(output<T>(job, 0, at), partial, count * sizeof(T));
+      copy_to_others<T>(job, at, count);
+    }
+  }
+};
+
+// Integers: the sum in 64 bits, so that narrow types do not overflow, divided toward zero.
+template <class T>
+struct Averaged {
+  static OPENSMD_INLINE void run(const ReduceJob& job) {
+    using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+    constexpr size_t kBlock = kBlockBytes / sizeof(Wide);
+    alignas(64) uint64_t partial[kBlock];
+    const Wide divisor = static_cast<Wide>(job.divisor);
+    for (size_t at = 0; at < job.count; at += kBlock) {
+      const size_t count = std::min(kBlock, job.count - at);
+      for (size_t i = 0; i < count; ++i) partial[i] = 0;
+      for (int k = 0; k < job.input_count; ++k) {
+        const T* in = input<T>(job, k, at);
+        for (size_t i = 0; i < count; ++i) partial[i] += static_cast<uint64_t>(static_cast<Wide>(in[i]));
+      }
+      T* out = output<T>(job, 0, at);
+      for (size_t i = 0; i < count; ++i) out[i] = static_cast<T>(static_cast<Wide>(partial[i]) / divisor);
+      copy_to_others<T>(job, at, count);
+    }
+  }
+};
+
+// f16, bf16, f8: everything in f32, rounded once at the end.
+template <class Op, bool premultiplied>
+struct Narrow {
+  static OPENSMD_INLINE void run(const ReduceJob& job) {
+    constexpr size_t kBlock = kBlockBytes / sizeof(float) / 2;
+    alignas(64) float partial[kBlock];
+    alignas(64) float next[kBlock];
+    for (size_t at = 0; at < job.count; at += kBlock) {
+      const size_t count = std::min(kBlock, job.count - at);
+      for (int k = 0; k < job.input_count; ++k) {
+        float* wide = k == 0 ? partial : next;
+        job.format->widen(wide, input<char>(job, k, at * job.width), count);
+        if (premultiplied) {
+          const float factor = static_cast<float>(job.factors[k]);
+          for (size_t i = 0; i < count; ++i) wide[i] *= factor;
+        }
+        if (k > 0) combine<Op>(partial, partial, next, count);
+      }
+      if (job.divisor != 1.0) {
+        const float divisor = static_cast<float>(job.divisor);
+        for (size_t i = 0; i < count; ++i) partial[i] /= divisor;
+      }
+      job.format->narrow(output<char>(job, 0, at * job.width), partial, count);
+      copy_to_others<char>(job, at * job.width, count * job.width);
+    }
+  }
+};
+
+using Kernel = void (*)(const ReduceJob&);
+
+template <class Body, Vectors vectors = Vectors::Whole>
+Kernel kernel(SimdLevel level) {
+  return simd<Body, vectors, const ReduceJob&>(level);
+}
+
+// Found by trying: with halves sums of 32 and 64 bits are 5 to 12 % faster, those of 8 bits are not.
+template <class T, class Op>
+Kernel direct(SimdLevel level) {
+  return kernel<Direct<T, Op>, sizeof(T) < 4 ? Vectors::Whole : Vectors::Halves>(level);
+}
+
+Kernel narrow_kernel(Reduction reduction, SimdLevel level) {
+  switch (reduction) {
+    case Reduction::Sum: case Reduction::Average: return kernel<Narrow<Add, false>>(level);
+    case Reduction::PremulSum: return kernel<Narrow<Add, true>>(level);
+    case Reduction::Product: return kernel<Narrow<Multiply, false>>(level);
+    case Reduction::Min: return kernel<Narrow<Minimum, false>>(level);
+    case Reduction::Max: return kernel<Narrow<Maximum, false>>(level);
+    default: return nullptr;
+  }
+}
+
+template <class Real>
+Kernel float_kernel(Reduction reduction, SimdLevel level) {
+  switch (reduction) {
+    case Reduction::Sum: case Reduction::Average: return direct<Real, Add>(level);
+    case Reduction::PremulSum: return kernel<Premultiplied<Real>>(level);
+    case Reduction::Product: return direct<Real, Multiply>(level);
+    case Reduction::Min: return direct<Real, Minimum>(level);
+    case Reduction::Max: return direct<Real, Maximum>(level);
+    default: return nullptr;
+  }
+}
+
+Kernel bitwise_kernel(Reduction reduction, SimdLevel level) {
+  switch (reduction) {
+    case Reduction::BitAnd: return direct<uint8_t, And>(level);
+    case Reduction::BitOr: return direct<uint8_t, Or>(level);
+    case Reduction::BitXor: return direct<uint8_t, Xor>(level);
+    default: return nullptr;
+  }
+}
+
+// Sums and products of signed and unsigned numbers have the same bits, and unsigned overflow is defined.
+template <class T>
+Kernel integer_kernel(Reduction reduction, SimdLevel level) {
+  using Unsigned = std::make_unsigned_t<T>;
+  switch (reduction) {
+    case Reduction::Sum: return direct<Unsigned, Add>(level);
+    case Reduction::Average: return kernel<Averaged<T>>(level);
+    case Reduction::Product: return direct<Unsigned, Multiply>(level);
+    case Reduction::Min: return direct<T, Minimum>(level);
+    case Reduction::Max: return direct<T, Maximum>(level);
+    default: return bitwise_kernel(reduction, level);
+  }
+}
+
+Kernel bool_kernel(Reduction reduction, SimdLevel level) {
+  switch (reduction) {
+    case Reduction::Sum: case Reduction::Max: return direct<uint8_t, Or>(level);
+    case Reduction::Product: case Reduction::Min: return direct<uint8_t, And>(level);
+    default: return bitwise_kernel(reduction, level);
+  }
+}
+
+Kernel find_kernel(DType dtype, Reduction reduction, SimdLevel level) {
+  const bool product = reduction == Reduction::Product;
+  switch (dtype) {
+    case DType::F32: return float_kernel<float>(reduction, level);
+    case DType::F64: return float_kernel<double>(reduction, level);
+    case DType::C64: return product ? direct<Complex<float>, Multiply>(level) : float_kernel<float>(reduction, level);
+    case DType::C128:
+      return product ? direct<Complex<double>, Multiply>(level) : float_kernel<double>(reduction, level);
+    case DType::I8: return integer_kernel<int8_t>(reduction, level);
+    case DType::I16: return integer_kernel<int16_t>(reduction, level);
+    case DType::I32: return integer_kernel<int32_t>(reduction, level);
+    case DType::I64: return integer_kernel<int64_t>(reduction, level);
+    case DType::U8: return integer_kernel<uint8_t>(reduction, level);
+    case DType::U16: return integer_kernel<uint16_t>(reduction, level);
+    case DType::U32: return integer_kernel<uint32_t>(reduction, level);
+    case DType::U64: return integer_kernel<uint64_t>(reduction, level);
+    case DType::Bool: return bool_kernel(reduction, level);
+    case DType::Byte: return bitwise_kernel(reduction, level);
+    default: return narrow_kernel(reduction, level);
+  }
+}
+
+// The kernels of complex sums see pairs of real numbers, the bitwise ones see bytes.
+size_t unit_of(DType dtype, Reduction reduction) {
+  if (reduction == Reduction::BitAnd || reduction == Reduction::BitOr || reduction == Reduction::BitXor) return 1;
+  const bool complex = dtype == DType::C64 || dtype == DType::C128;
+  return complex && reduction != Reduction::Product ? size_of(dtype) / 2 : size_of(dtype);
+}
+
+}  // namespace
+
+Reducer::Reducer(DType dtype, Reduction reduction, int members, SimdLevel level)
+    : kernel_(nullptr), format_(narrow_format(dtype, level)), unit_(unit_of(dtype, reduction)),
+      divisor_(reduction == Reduction::Average ? members : 1.0) {
+  if (!reducible(dtype, reduction)) {
+    throw std::invalid_argument(std::string("the reduction ") + name_of(reduction) + " makes no sense for " +
+                                name_of(dtype) + " tensors; convert them first or choose another reduction");
+  }
+  kernel_ = find_kernel(dtype, reduction, level);
+}
+
+void average_sums(void* sums, size_t count, DType dtype, int members) {
+  const void* in = sums;
+  Reducer(dtype, Reduction::Average, members)(&sums, 1, &in, 1, count * size_of(dtype));
+}
+
+}  // namespace opensmd

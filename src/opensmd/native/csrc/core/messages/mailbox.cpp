@@ -1,0 +1,556 @@
+#include "core/messages/mailbox.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+#include "core/protocol/clock.hpp"
+#include "core/protocol/futex.hpp"
+#include "core/protocol/yielding.hpp"
+
+namespace opensmd {
+
+namespace {
+// Small enough that reader and writer overlap, large enough that counters cost nothing.
+constexpr size_t kPieceBytes = size_t{32} << 10;
+constexpr size_t kLongPieceBytes = size_t{128} << 10;
+
+size_t piece_bytes(size_t message_bytes) { return takes_long_ring(message_bytes) ? kLongPieceBytes : kPieceBytes; }
+
+Copy copy_in(size_t message_bytes) { return takes_long_ring(message_bytes) ? copy_from_memory : copy_bytes; }
+
+Copy copy_out(size_t message_bytes) {
+  if (takes_long_ring(message_bytes)) return copy_from_afar_past_cache;
+  return message_bytes <= kInCacheBytes ? copy_behind_writer : copy_bytes;
+}
+}  // namespace
+
+bool Message::done() {
+  if (!complete()) mailbox.progress();
+  return complete();
+}
+
+void Message::wait(milliseconds timeout) {
+  mailbox.wait(*this, timeout);
+  throw_if_failed();
+}
+
+Mailbox::Mailbox(Context& context)
+    : context_(context), record_(context.arena, context.rank, Record::Messages),
+      incoming_(static_cast<size_t>(context.size)), outgoing_(static_cast<size_t>(context.size)),
+      courier_({[this] { return busy(); }, [this] { return progress_in_background(); }}) {
+  const Arena& arena = context_.arena;
+  const auto make = [&arena](auto& end, int from, int to, RingKind kind) {
+    end.emplace(arena.ring_line(from, to, kind), arena.ring(from, to, kind), arena.ring_bytes(kind));
+  };
+  for (int i = 0; i < context_.size; ++i) {
+    const size_t at = static_cast<size_t>(i);
+    make(incoming_[at].ring, i, context_.rank, RingKind::Short);
+    make(incoming_[at].long_ring, i, context_.rank, RingKind::Long);
+    make(outgoing_[at].ring, context_.rank, i, RingKind::Short);
+    make(outgoing_[at].long_ring, context_.rank, i, RingKind::Long);
+  }
+}
+
+void Mailbox::stop() { courier_.stop(); }
+
+// ---------------------------------------------------------------- posting
+
+MessagePointer Mailbox::make(Message::Kind kind, void* data, size_t bytes, int peer, int64_t tag, DType dtype) {
+  const bool send = kind == Message::Kind::Send;
+  context_.check_usable(send ? "send" : "recv");
+  if (peer >= context_.size || peer < (send ? 0 : kAnySource)) {
+    throw std::invalid_argument(std::string(send ? "send got destination " : "recv got source ") +
+                                std::to_string(peer) + ", which is not one of the group's ranks 0 to " +
+                                std::to_string(context_.size - 1));
+  }
+  return std::make_shared<Message>(*this, kind, static_cast<std::byte*>(data), bytes, peer, tag, dtype);
+}
+
+MessagePointer Mailbox::post_send(const void* data, size_t bytes, int destination, int64_t tag, DType dtype) {
+  MessagePointer message = make(Message::Kind::Send, const_cast<void*>(data), bytes, destination, tag, dtype);
+  std::lock_guard<std::mutex> lock(mutex_);
+  context_.arena.reserve_ring(destination, RingKind::Short);
+  if (takes_long_ring(bytes)) context_.arena.reserve_ring(destination, RingKind::Long);
+  register_message(*message);
+  outgoing_[static_cast<size_t>(destination)].queue.push_back(message);
+  push(destination);
+  if (!message->complete()) courier_.notice();
+  return message;
+}
+
+MessagePointer Mailbox::post_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype) {
+  MessagePointer message = make(Message::Kind::Receive, data, bytes, source, tag, dtype);
+  std::lock_guard<std::mutex> lock(mutex_);
+  register_message(*message);
+  if (!take_unexpected(message)) {
+    receives_.push_back(message);
+    advance(false);
+  }
+  if (!message->complete()) courier_.notice();
+  return message;
+}
+
+void Mailbox::register_message(Message& message) {
+  Signature signature;
+  signature.operation = message.kind == Message::Kind::Send ? Operation::Send : Operation::Receive;
+  signature.root = message.peer;
+  signature.tag = message.tag;
+  signature.count = message.bytes;
+  message.number = ++posted_;
+  record_.begin(message.number, signature, {});
+  context_.arena.member(context_.rank).progress.messages.store(message.number, std::memory_order_release);
+  ++under_way_;
+}
+
+void Mailbox::finish(Message& message) {
+  record_.end(message.number);
+  --under_way_;
+  message.finish();
+}
+
+// ---------------------------------------------------------------- progress
+
+bool Mailbox::busy() {
+  if (waiting_.load() > 0) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return under_way_ > 0;
+}
+
+bool Mailbox::progress() {
+  context_.fork_guard.check();
+  std::lock_guard<std::mutex> lock(mutex_);
+  return advance(false);
+}
+
+// Nobody is there to catch what the helper thread throws (no memory for an unexpected message, say).
+bool Mailbox::progress_in_background() {
+  try {
+    return progress();
+  } catch (const std::exception& error) {
+    context_.abort(ErrorKind::Other, "messages of " + context_.name(context_.rank) + " failed: " + error.what());
+    return false;
+  }
+}
+
+bool Mailbox::advance(bool drain) {
+  bool moved = false;
+  for (int i = 0; i < context_.size; ++i) {
+    moved |= push(i);
+    moved |= pull(i, drain);
+  }
+  return moved;
+}
+
+// The store of a counter and the look at the sleepers are sequentially consistent, as on the sleeper's side.
+void Mailbox::ring_doorbell(int member) {
+  Doorbell& doorbell = context_.arena.member(member).doorbell;
+  if (doorbell.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  doorbell.rings.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(doorbell.rings);
+}
+
+// Nothing moves in a group that failed: whoever was told may have freed the memory of its messages.
+bool Mailbox::push(int destination) {
+  if (context_.aborted()) return false;
+  Outgoing& to = outgoing_[static_cast<size_t>(destination)];
+  bool moved = false;
+  while (!to.queue.empty()) {
+    Message& message = *to.queue.front();
+    moved |= push_message(to, message, destination);
+    if (!message.started || message.moved < message.bytes) break;
+    finish(message);
+    to.queue.pop_front();
+  }
+  return moved;
+}
+
+void Mailbox::push_header(Outgoing& to, Message& message) {
+  const MessageHeader header{message.bytes, message.tag, ++to.count, static_cast<uint64_t>(message.dtype)};
+  to.ring->put(&header, sizeof(header));
+  message.started = true;
+  if (!takes_long_ring(message.bytes)) return;  // it is published together with what follows it
+  to.ring->pad();
+  to.ring->publish();
+}
+
+bool Mailbox::push_message(Outgoing& to, Message& message, int destination) {
+  const bool begins = !message.started;
+  if (begins) {
+    if (to.ring->room() < kLine) return false;
+    push_header(to, message);
+  }
+  RingWriter& ring = to.payload(message);
+  size_t room = ring.room();
+  bool moved = begins;
+  do {
+    const size_t piece = std::min({message.bytes - message.moved, room, piece_bytes(message.bytes)});
+    ring.put(message.data + message.moved, piece, copy_in(message.bytes));
+    message.moved += piece;
+    if (message.moved == message.bytes) ring.pad();
+    if (piece == 0 && !moved) return false;
+    ring.publish();
+    ring_doorbell(destination);
+    moved = true;
+    room = ring.room();
+    if (piece == 0) break;
+  } while (message.moved < message.bytes);
+  return moved;
+}
+
+// Looking behind a message that nobody has asked for is only worth it for a receive that may be waiting behind it.
+bool Mailbox::wants(int source) const {
+  return std::any_of(receives_.begin(), receives_.end(), [source](const MessagePointer& receive) {
+    return receive->peer == source || receive->peer == kAnySource;
+  });
+}
+
+bool Mailbox::pull(int source, bool drain) {
+  if (context_.aborted()) return false;
+  Incoming& from = incoming_[static_cast<size_t>(source)];
+  bool moved = false;
+  for (;;) {
+    if (!from.active && !begin(source, from, drain)) return moved;
+    moved |= copy_available(from, source);
+    if (from.moved < from.header.bytes) return moved;
+    complete(from, source);
+    moved = true;
+  }
+}
+
+bool Mailbox::begin(int source, Incoming& from, bool drain) {
+  if (from.ring->available() < sizeof(MessageHeader)) return false;
+  from.ring->peek(&from.header, sizeof(from.header));
+  MessagePointer receive = find_receive(source, from.header.tag);
+  if (receive == nullptr && !drain && !wants(source)) return false;
+  from.ring->skip(sizeof(from.header));
+  ++from.count;
+  assert(from.header.number == from.count);
+  from.active = true;
+  from.moved = 0;
+  if (takes_long_ring(from.header.bytes)) {
+    from.ring->pad();
+    from.ring->release();
+  }
+  if (receive != nullptr) {
+    deliver(from, std::move(receive), source);
+  } else {
+    keep_unexpected(from, source);
+  }
+  return true;
+}
+
+MessagePointer Mailbox::find_receive(int source, int64_t tag) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(), [source, tag](const MessagePointer& receive) {
+    return receive->tag == tag && (receive->peer == source || receive->peer == kAnySource);
+  });
+  if (found == receives_.end()) return nullptr;
+  MessagePointer receive = *found;
+  receives_.erase(found);
+  return receive;
+}
+
+// Whether what was sent fits what is to receive it; if not, the receive fails.
+bool Mailbox::accept(Message& message, const MessageHeader& header, int source) const {
+  const auto sent = static_cast<DType>(header.dtype);
+  if (message.bytes == header.bytes && may_become(sent, message.dtype)) return true;
+  const auto told = [](size_t bytes, DType dtype) {
+    const std::string size = std::to_string(bytes) + " bytes";
+    return dtype == DType::Byte ? size : size + " of " + name_of(dtype);
+  };
+  message.failure_kind = ErrorKind::Mismatch;
+  message.failure = title(message) + ": " + context_.name(source) + " sent " + told(header.bytes, sent) +
+                    " with tag " + std::to_string(header.tag) + ", but the receiving buffer takes " +
+                    told(message.bytes, message.dtype);
+  return false;
+}
+
+void Mailbox::deliver(Incoming& from, MessagePointer message, int source) {
+  message->from = source;
+  from.to = accept(*message, from.header, source) ? message->data : nullptr;
+  from.is_unexpected = false;
+  from.message = std::move(message);
+}
+
+void Mailbox::keep_unexpected(Incoming& from, int source) {
+  Unexpected kept{source, from.header.tag, from.header.bytes, static_cast<DType>(from.header.dtype), 0, nullptr};
+  kept.data.reset(new std::byte[std::max<size_t>(kept.bytes, 1)]);
+  from.unexpected = unexpected_.insert(unexpected_.end(), std::move(kept));
+  from.is_unexpected = true;
+  from.to = from.unexpected->data.get();
+}
+
+bool Mailbox::copy_available(Incoming& from, int source) {
+  bool moved = false;
+  RingReader& ring = from.payload();
+  while (from.moved < from.header.bytes) {
+    const size_t piece = std::min({from.header.bytes - from.moved, ring.available(), piece_bytes(from.header.bytes)});
+    if (piece == 0) break;
+    if (from.to != nullptr) ring.peek(from.to + from.moved, piece, copy_out(from.header.bytes));
+    ring.skip(piece);
+    from.moved += piece;
+    if (from.moved == from.header.bytes) ring.pad();
+    ring.release();
+    ring_doorbell(source);
+    moved = true;
+  }
+  if (from.is_unexpected) from.unexpected->arrived = from.moved;
+  return moved;
+}
+
+void Mailbox::complete(Incoming& from, int source) {
+  from.active = false;
+  if (from.header.bytes == 0) {
+    from.ring->pad();
+    from.ring->release();
+    ring_doorbell(source);
+  }
+  if (from.message != nullptr) {
+    from.message->moved = from.moved;
+    finish(*from.message);
+    from.message = nullptr;
+  }
+}
+
+bool Mailbox::take_unexpected(const MessagePointer& message) {
+  const auto kept = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& candidate) {
+    return candidate.tag == message->tag && (message->peer == candidate.source || message->peer == kAnySource);
+  });
+  if (kept == unexpected_.end()) return false;
+  Incoming& from = incoming_[static_cast<size_t>(kept->source)];
+  if (kept->arrived < kept->bytes) {
+    // The rest is still coming: it goes straight to its place.
+    deliver(from, message, kept->source);
+    if (from.to != nullptr) copy_bytes(from.to, kept->data.get(), kept->arrived);
+    const int source = kept->source;
+    unexpected_.erase(kept);
+    pull(source, false);
+    return true;
+  }
+  message->from = kept->source;
+  const MessageHeader header{kept->bytes, kept->tag, 0, static_cast<uint64_t>(kept->dtype)};
+  if (accept(*message, header, kept->source)) {
+    if (kept->bytes > 0) copy_bytes(message->data, kept->data.get(), kept->bytes);
+    message->moved = kept->bytes;
+  }
+  unexpected_.erase(kept);
+  finish(*message);
+  return true;
+}
+
+// ---------------------------------------------------------------- probing
+
+bool Mailbox::ready(int source, int64_t tag, size_t* bytes, int* from) {
+  context_.check_usable("ready");
+  std::lock_guard<std::mutex> lock(mutex_);
+  advance(false);
+  return find_ready(source, tag, bytes, from);
+}
+
+// What stands in front of a ring, if it has not begun to come out.
+std::optional<MessageHeader> Mailbox::in_front(int source) {
+  Incoming& from = incoming_[static_cast<size_t>(source)];
+  MessageHeader header;
+  if (from.active || from.ring->available() < sizeof(header)) return std::nullopt;
+  from.ring->peek(&header, sizeof(header));
+  return header;
+}
+
+bool Mailbox::find_ready(int source, int64_t tag, size_t* bytes, int* from) {
+  const auto asked = [source](int member) { return source == kAnySource || source == member; };
+  for (int s = 0; s < context_.size; ++s) {
+    // What stands in front may hide what is asked for.
+    const auto header = asked(s) ? in_front(s) : std::nullopt;
+    if (header && header->tag != tag) pull(s, true);
+  }
+  const auto kept = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& candidate) {
+    return candidate.tag == tag && asked(candidate.source);
+  });
+  if (kept != unexpected_.end()) {
+    if (bytes != nullptr) *bytes = kept->bytes;
+    if (from != nullptr) *from = kept->source;
+    return true;
+  }
+  for (int s = 0; s < context_.size; ++s) {
+    const auto header = asked(s) ? in_front(s) : std::nullopt;
+    if (!header || header->tag != tag) continue;
+    if (bytes != nullptr) *bytes = header->bytes;
+    if (from != nullptr) *from = s;
+    return true;
+  }
+  return false;
+}
+
+// ---------------------------------------------------------------- waiting
+
+void Mailbox::wait(Message& message, milliseconds timeout) {
+  if (message.complete()) return;
+  const Message* const one[1] = {&message};
+  wait_for_any(one, 1, timeout);
+}
+
+size_t Mailbox::wait_for_any(const Message* const* messages, size_t count, milliseconds timeout) {
+  const auto find = [&] {
+    const auto found = std::find_if(messages, messages + count, [](const Message* m) { return m->complete(); });
+    return found == messages + count ? kNotYet : static_cast<size_t>(found - messages);
+  };
+  const auto expected = [&] {
+    std::vector<Expectation> all;
+    for (size_t i = 0; i < count; ++i) all.push_back({messages[i]->kind, messages[i]->peer, title(*messages[i])});
+    return all;
+  };
+  return wait_until(find, expected, timeout);
+}
+
+size_t Mailbox::wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout) {
+  context_.check_usable("wait_ready");
+  const auto find = [&] {
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (find_ready(wanted[i].first, wanted[i].second, nullptr, nullptr)) return i;
+    }
+    return kNotYet;
+  };
+  const auto expected = [&] {
+    std::vector<Expectation> all;
+    for (const auto& [source, tag] : wanted) {
+      const std::string from = source == kAnySource ? "any rank" : context_.name(source);
+      all.push_back({Message::Kind::Receive, source,
+                     "wait_ready(from " + from + ", tag=" + std::to_string(tag) + ") on " + context_.name(context_.rank)});
+    }
+    return all;
+  };
+  return wait_until(find, expected, timeout);
+}
+
+size_t Mailbox::look(const Find& find, bool drain, bool* moved) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t found = find();
+  if (found != kNotYet) return found;
+  *moved = advance(drain);
+  return find();
+}
+
+// `find` is called with the lock held; `expected` only in trouble.
+size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseconds timeout) {
+  context_.fork_guard.check();
+  struct Waiting {
+    explicit Waiting(std::atomic<int>& count) : count(count) { ++count; }
+    ~Waiting() { --count; }
+    std::atomic<int>& count;
+  } waiting(waiting_);
+  bool moved = false;
+  size_t found = look(find, false, &moved);
+  if (found != kNotYet) return found;
+  const uint64_t start = now_ns();
+  while (now_ns() < start + context_.spin_ns) {
+    if ((found = look(find, false, &moved)) != kNotYet) return found;
+    cpu_relax();
+  }
+  const uint64_t deadline = start + context_.timeout_ns(timeout);
+  const auto check = [&](uint64_t now) {
+    for (const Expectation& expectation : expected()) {
+      look_after_peers(expectation, find);
+      if (now >= start + 2 * kLongWait) warn_of_circle(expectation, now - start, deadline - start);
+    }
+    if (now >= deadline) time_out(expected(), now - start);
+  };
+  uint64_t next_look = start + kCheckInterval;
+  Yielding yielding(context_.config.waiting.yields);
+  while (yielding.once()) {
+    if ((found = look(find, false, &moved)) != kNotYet) return found;
+    if (moved) yielding.restart();
+    if (yielding.now() < next_look) continue;
+    check(yielding.now());
+    next_look = yielding.now() + kCheckInterval;
+  }
+  for (;;) {
+    if ((found = sleep_until(find, std::min(deadline, now_ns() + kCheckInterval))) != kNotYet) return found;
+    check(now_ns());
+  }
+}
+
+// Sleeps until something moves in this member's rings, or until it is time to look after the peers.
+size_t Mailbox::sleep_until(const Find& find, uint64_t until) {
+  Doorbell& doorbell = context_.arena.member(context_.rank).doorbell;
+  const Sleeper sleeper(doorbell.sleepers);
+  for (;;) {
+    const uint32_t heard = doorbell.rings.load(std::memory_order_seq_cst);
+    // Others may be waiting for room in a ring whose messages nobody has asked for: drain it.
+    bool moved = false;
+    const size_t found = look(find, true, &moved);
+    const uint64_t now = now_ns();
+    if (found != kNotYet || now >= until) return found;
+    futex_wait(doorbell.rings, heard, until - now);
+  }
+}
+
+void Mailbox::look_after_peers(const Expectation& expectation, const Find& find) {
+  if (context_.aborted()) {
+    const std::string cause = context_.abort_text();
+    give_up(context_.abort_kind(), expectation.title + " was given up: " + cause);
+  }
+  int missing = 0;
+  for (int i = 0; i < context_.size; ++i) {
+    if (i == context_.rank || (expectation.peer != kAnySource && expectation.peer != i)) continue;
+    const bool left = context_.arena.member(i).identity.presence.load() == Presence::Left;
+    const bool dead = !left && context_.liveness.gone(i);
+    if (!left && !dead) continue;
+    bool moved = false;  // what it sent before it went still counts
+    if (look(find, true, &moved) != kNotYet) return;
+    // From anybody: another may still send, unless all have left.
+    if (left && expectation.peer == kAnySource && ++missing < context_.size - 1) continue;
+    give_up(ErrorKind::PeerLost, expectation.title + ": " + context_.name(i) +
+                                     (left ? " has left the group while others still need it (" : " has died (") +
+                                     context_.whereabouts(i) + ")");
+  }
+}
+
+// A message on one side and a collective on the other: each waits for what the other would call next. Both have only
+// the threads that wait; still this is no error, because callbacks of other groups' calls could make more calls from
+// threads that are not Python's.
+void Mailbox::warn_of_circle(const Expectation& expectation, uint64_t waited_ns, uint64_t timeout_ns) {
+  if (expectation.peer == kAnySource || warned_of_circle_) return;
+  const uint64_t theirs = context_.arena.member(expectation.peer).blocked.in.load();
+  const Progress& own = context_.arena.member(context_.rank).progress;
+  const uint64_t entered = own.entered.load();
+  if (theirs <= entered || own.completed.load() != entered || !context_.config.alone()) return;
+  if (warned_of_circle_.exchange(true)) return;
+  const std::string& peer = context_.name(expectation.peer);
+  context_.config.warn(expectation.title + " has waited for " + std::to_string(waited_ns / 1000000u) + " ms, while " +
+                       peer + " waits in " +
+                       Record(context_.arena, expectation.peer, Record::Collectives).at(theirs).describe() + " #" +
+                       std::to_string(theirs) + " until " + context_.name(context_.rank) +
+                       " calls that, too. Both wait until the timeout of " + std::to_string(timeout_ns / 1000000u) +
+                       " ms: call collectives on all ranks, and send and receive in pairs before or after them");
+}
+
+void Mailbox::time_out(const std::vector<Expectation>& expected, uint64_t waited_ns) {
+  std::string text;
+  for (const Expectation& expectation : expected) {
+    std::vector<std::string> peers;
+    for (int i = 0; i < context_.size; ++i) {
+      if (i == context_.rank || (expectation.peer != kAnySource && expectation.peer != i)) continue;
+      peers.push_back(context_.name(i) + " (" + context_.whereabouts(i) + ")");
+    }
+    const bool send = expectation.kind == Message::Kind::Send;
+    const std::string waited = ": Timed out after " + std::to_string(waited_ns / 1000000u) + " ms; ";
+    text += (text.empty() ? "" : "; also ") + expectation.title + (text.empty() ? waited : ": ") +
+            (send ? "does not receive: " : "has sent nothing that matches: ") + join_names(peers);
+  }
+  give_up(ErrorKind::TimedOut, text);
+}
+
+// Once this is thrown the caller may free its messages' memory: nobody must be in the middle of moving them.
+void Mailbox::give_up(ErrorKind kind, const std::string& text) {
+  context_.abort(kind, text);
+  { std::lock_guard<std::mutex> until_nothing_moves(mutex_); }
+  throw_error(kind, text);
+}
+
+std::string Mailbox::title(const Message& message) const {
+  const std::string peer = message.peer == kAnySource ? "any rank" : context_.name(message.peer);
+  return std::string(message.kind == Message::Kind::Send ? "send(to " : "recv(from ") + peer +
+         ", tag=" + std::to_string(message.tag) + ", bytes=" + std::to_string(message.bytes) + ") on " +
+         context_.name(context_.rank);
+}
+
+}  // namespace opensmd

@@ -1,0 +1,34 @@
+// Where autograd crosses from one rank to another. A sent tensor gets a token on the sender and one on the receiver;
+// backward begins at all tokens of a rank's part of the graph.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/node.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "pipeline/tensor_mailbox.hpp"
+
+namespace opensmd {
+
+// A gradient's way back: from or to `member`, with `tag`, or with `missing` if there is none.
+struct Return {
+  std::shared_ptr<TensorMailbox> mailbox;
+  int member;
+  int64_t tag;
+  int64_t missing;
+};
+
+// The token of a sent tensor. In backward its gradient comes; `expect` is called if it is not there yet, and returns
+// when it, or that there is none, has come.
+at::Tensor send_edge(const at::Tensor& sent, Return way, std::function<void()> expect);
+
+// A received tensor as part of the graph, and its token. In backward its gradient goes back.
+std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Return way);
+
+// Whether a node of the graph sends a gradient to another rank.
+bool sends_gradient(const torch::autograd::Node& node);
+
+}  // namespace opensmd
