@@ -154,6 +154,8 @@ class Engine:
             yield
         except BaseException as error:
             self._poison(error)
+            # In a fixed order the others may wait for any message of this rank, so they would not come here;
+            # a KeyboardInterrupt shall end this process at once.
             if confirm and isinstance(error, Exception) and not self._schedule.in_order:
                 with contextlib.suppress(RuntimeError):
                     self._confirm(ended=False)
@@ -248,7 +250,7 @@ class Engine:
             return
         self._failure = f"{type(error).__name__}: {error}"
         poison(self._group)
-        if isinstance(error, PeerFailed):
+        if isinstance(error, PeerFailed):  # whoever failed first has told all
             return
         stage = self._context.rank
         rank = dist.get_global_rank(self._group, stage)

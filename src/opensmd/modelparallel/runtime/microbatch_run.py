@@ -65,6 +65,7 @@ class MicrobatchRun:
         value = self._call_function()
         self._results.share(self._microbatch.index, value)
         if self._microbatch.deferred is not None:
+            # The function's stack is gone: whichever thread has the turn goes on after this.
             yield Waiting(self._microbatch.deferred.awaited)
             self._backward_pass.run_deferred(self._microbatch)
         self._release()
@@ -74,7 +75,7 @@ class MicrobatchRun:
         self._calls.release()
 
     def _call_function(self) -> Any:
-        set_run(self._calls)
+        set_run(self._calls)  # by thread, as modules are called without a word of the microbatch
         try:
             with Glue(self._calls) as self._microbatch.mode:
                 return self._function()

@@ -91,7 +91,7 @@ class PlacedModel:
             tag = Tag(plan.parameter_home(name), parameter.requires_grad)
             put_tag(parameter, tag)
             tagged.append((parameter, tag))
-            if tag.home != self._rank:
+            if tag.home != self._rank:  # the object stays: optimizers and hooks of the script have it
                 make_remote(parameter, clipping)
         return tagged
 

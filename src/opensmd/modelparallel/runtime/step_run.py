@@ -121,6 +121,7 @@ class StepRun:
         try:
             with self._placed.intercepted(alone=self._alone):
                 self._turns.run(self._runs)
+            # Outside: results and weight gradients are torch's own business, nothing of them is intercepted.
             self._weight_gradients.run_all()
             return self._results.received()
         finally:

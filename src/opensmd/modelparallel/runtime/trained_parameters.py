@@ -34,6 +34,7 @@ class TrainedParameters:
         self._may_change = may_change
         trained = []
         with without_interception():  # parameters of other ranks are of a guarded class
+            # The tag follows the parameter: between steps the script may freeze what it likes, on all ranks.
             for parameter, tag in self._parameters:
                 wanted = parameter.requires_grad
                 tag.requires_grad = wanted

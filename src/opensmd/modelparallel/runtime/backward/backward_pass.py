@@ -162,6 +162,7 @@ class BackwardPass:
                 real = real_tensor(root)
                 starts.append(real)
                 gradients.append(root_gradient(real, gradient, share))
+        # With a root of its own this rank has work at once; else its first node is that of the latest edge.
         awaited = [] if starts else microbatch.edges.first_gradient(edges)
         starts += tokens
         gradients += tokens  # of no elements
@@ -175,6 +176,7 @@ class BackwardPass:
         if not self._may_defer(microbatch.index, backward.retain_graph):
             self._turns.before_backward(microbatch, awaited)
         elif not self._turns.is_first(microbatch, awaited):
+            # Handing the turn on here would keep this stack, and its thread, until the gradient comes.
             microbatch.deferred = backward
             return
         self._run_in_function(microbatch, backward)
@@ -205,6 +207,7 @@ class BackwardPass:
             # microbatches' gradients must be in it.
             self.complete_gradients()
             reducer.before_last_backward(roots)
+        # A graph that is kept cannot be taken apart: its second part would run again with the next backward.
         splits = microbatch.index >= self._splits_from and not retain_graph
         if splits and self._weight_gradients.split(microbatch.index, roots, gradients):
             return  # the reducer waits for what is left

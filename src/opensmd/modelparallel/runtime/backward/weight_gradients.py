@@ -47,7 +47,7 @@ class WeightGradients:
             Whether it has; False, and nothing has run, where no weights can wait.
         """
         part = _native().split_backward(roots, gradients)
-        if part is None:
+        if part is None:  # hooks, Python or shared weights in the graph would notice
             return False
         self._parts.append((microbatch, part))
         return True
@@ -69,4 +69,4 @@ class WeightGradients:
 
     def drop(self) -> None:
         """Forget what is left, as the step has failed."""
-        self._parts.clear()
+        self._parts.clear()  # each keeps a graph and its saved tensors

@@ -19,6 +19,8 @@ _VALUES = frozenset({type(None), int, float, str, bool, torch.dtype, torch.devic
 
 def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int) -> tuple[Any, ...]:
     """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
+    # Modes are part of it because results have other dtypes, or no graph, in them; so is the epoch, as what a
+    # result requires depends on which parameters are trained.
     return (
         what,
         *[argument_key(each) for each in args],

@@ -43,7 +43,7 @@ class Sequences:
         return found
 
     def _forward(self, name: str, module: nn.Module, alone: bool) -> Forward | None:
-        if "forward" in module.__dict__:
+        if "forward" in module.__dict__:  # somebody has replaced it, and expects it to be called
             return None
         parts: list[Forward] = []
         group: list[nn.Module] = []

@@ -86,11 +86,13 @@ class Transfers:
         self._copies.clear()
 
     def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
+        # A copy without a graph cannot stand for one with, so whether gradients flow is part of its place.
         grad = tag.requires_grad and torch.is_grad_enabled()
         place, changes = (tag, target, grad), tag.changes
         known = self._copies.get(place)
         if known is not None and known[0] == changes:
             return known[1]
+        # Ranks that neither send nor receive count, too: the numbers are in the messages' tags.
         number = self._microbatch.next_point()
         if grad:
             self._microbatch.edges.count(tag, number)
@@ -103,6 +105,7 @@ class Transfers:
         return copy
 
     def _send(self, real: Tensor, tag: Tag, target: int, number: int, grad: bool) -> None:
+        # The receiver goes by the tag alone: it would wait for a gradient, or send one, that nobody expects.
         if real.requires_grad != tag.requires_grad:
             raise SMPError(
                 f"a tensor of shape {tuple(real.shape)} has requires_grad={real.requires_grad}, but the "
@@ -122,6 +125,8 @@ class Transfers:
         self._transport.send(target, make_tag(Kind.TENSOR, self._microbatch.index, number, check), data)
         self._context.sent_since_flush = True
         if grad:
+            # The node of autograd is made now, at the same program point as the receiver's: both then have
+            # the same place in the order of their rank's backward (see graph_edges).
             back = make_tag(Kind.GRADIENT, self._microbatch.index, number, check)
             messages = gradient_messages(target, back)
             token = self._transport.send_edge(
@@ -152,4 +157,5 @@ class Transfers:
 
 
 def _shape_check(shape: Sequence[int]) -> int:
+    """A few bits of a shape: ranks that have left the common program find no message, not a wrong one."""
     return hash(shape) & 1023

@@ -3,7 +3,14 @@
 A sent tensor gets a token on the sender and one on the receiver; backward begins at all tokens of this rank's
 part of the graph. torch runs the nodes of a thread in descending order of creation, and both ends create
 theirs at the same program point: so each waits for what the other is about to send, whatever the topology.
-A gradient that does not exist is told as such and never replaced by zeros.
+A gradient that does not exist is announced as such and never replaced by zeros::
+
+    rank 0    h ──────── _Send ──── token ◄── backward begins here, and waits for the message
+                                      :
+    forward   h's data, message n     :  backward   gradient, or that there is none, message n
+                                      ▼
+    rank 1    received ─ _Receive ─┬─ h ── ... ── loss ◄── backward begins here
+                                   └─ token ◄── and here: also where no gradient comes to h
 
 These are the edges of transports without a mailbox. The mailbox has its own, without Python in backward.
 """

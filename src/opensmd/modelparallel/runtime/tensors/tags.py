@@ -2,6 +2,14 @@
 
 A tensor without a tag is replicated: real on all ranks of the pipeline. Tags say the same on all ranks. What
 they say of ``requires_grad`` therefore comes from descriptions only, never from the tensor at hand.
+
+Tensors share more than their home where they share memory::
+
+    h = layer(x)       Tag ─┐
+                            ├─ Family: gradients ─┐
+    v = h.view(-1)     Tag ─┘                     ├─ Memory: in-place changes
+                                                  │
+    d = h.detach()     Tag ─── Family ────────────┘
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ class ThreadState(NamedTuple):
         return cls(
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
+            # Asked for one by one only if any is on: most steps have none.
             autocast=tuple(
                 (kind, torch.get_autocast_dtype(kind))
                 for kind in ("cpu", "cuda")
