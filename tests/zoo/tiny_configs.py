@@ -21,6 +21,7 @@ LONGEST = 64  # positions
 
 # The first pattern that a setting's name matches says its value; only whole numbers are replaced.
 _NUMBERS: tuple[tuple[str, int], ...] = (
+    (r"num_feat_extract_layers", 99),  # as many as there are entries in lists
     (r"vocab_size|.*_vocab_size|text_vocab.*", VOCABULARY),
     (r".*token_id|.*_token_index|.*_index", 3),
     (r"qk_head_dim", 2 * WIDTH // HEADS),
@@ -49,7 +50,7 @@ _NUMBERS: tuple[tuple[str, int], ...] = (
     (r"state_size|ssm_state_size|mamba_d_state|d_state", 8),
 )
 _COMPILED = tuple((re.compile(pattern), value) for pattern, value in _NUMBERS)
-_LAYER_LISTS = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types", "attention_types")
+_LAYER_LISTS = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types", "attention_layers")
 
 
 def tiny(config: Any) -> Any:
@@ -92,6 +93,9 @@ def _small(name: str, value: Any) -> Any:
 
 def _small_list(name: str, values: list[Any] | tuple[Any, ...]) -> Any:
     """Lists have an entry a layer or stage; layers are fewer then, stages as many as before."""
+    if name == "attention_types":  # [[kinds, how many times], ...]
+        kinds = values[0][0]
+        return [[kinds, LAYERS // len(kinds)]]
     if name in _LAYER_LISTS:
         return [*dict.fromkeys(values), *values][:LAYERS] if len(values) >= LAYERS else values
     if not all(isinstance(each, int) and not isinstance(each, bool) for each in values):
@@ -100,6 +104,6 @@ def _small_list(name: str, values: list[Any] | tuple[Any, ...]) -> Any:
         return type(values)([1] * len(values))
     if "heads" in name:
         return type(values)([2] * len(values))
-    if "hidden_sizes" in name or "dims" in name or "channels" in name:
+    if "hidden_sizes" in name or "dims" in name or "channels" in name or name == "conv_dim":
         return type(values)([8 * (1 + place) for place in range(len(values))])
     return values
