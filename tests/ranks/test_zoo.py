@@ -44,7 +44,8 @@ def test_the_page_of_results_counts_each_case_once_and_gives_reasons() -> None:
         {"kind": "tracer", "model": "torch: GRU", "status": "split", "why": ""},
         {"kind": "plain", "model": "torch: RNN", "status": "no case", "why": "draws random numbers"},
     ]
-    text = page(lines)
+    text = page(lines, listed=5)
     assert "| torch | 2 | 1 | 1 | 0 | 0 | 0 | 0 | 1 of 1 |" in text
     assert "| torch: GRU | 3 | refused | SMPError: a \\| b |" in text
+    assert "Of 5 models 2 have been run; 1 have turned out to be no cases." in text
     assert "earlier" not in text and "RNN" not in text

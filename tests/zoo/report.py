@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tests.zoo.__main__ import ROOT
+from tests.zoo.catalogue import LIBRARIES, names
 
 __all__ = ["main", "page"]
 
@@ -39,15 +40,17 @@ trained there.
 """
 
 
-def page(lines: Iterable[Line]) -> str:
-    """The whole page."""
+def page(lines: Iterable[Line], *, listed: int) -> str:
+    """The whole page, of the results of some of the ``listed`` models."""
     latest = {(line["kind"], line["model"], line.get("stages", 0)): line for line in lines}
     splits = [line for (kind, *_), line in latest.items() if kind == "split"]
     traced = {line["model"]: line["status"] for (kind, *_), line in latest.items() if kind == "tracer"}
-    parts = [HEAD]
+    none = sum(kind == "plain" for kind, *_ in latest)
+    parts = [HEAD.rstrip()]
     for stages in sorted({line["stages"] for line in splits}):
         these = [line for line in splits if line["stages"] == stages]
-        parts += [f"## {stages} stages", "\n".join(_table(these, traced))]
+        run = f"Of {listed} models {len(these)} have been run; {none} have turned out to be no cases."
+        parts += [f"## {stages} stages", run, "\n".join(_table(these, traced))]
     parts += ["## What was not equal", "\n".join(_reasons(splits))]
     return "\n\n".join(parts) + "\n"
 
@@ -91,7 +94,8 @@ def main() -> int:
     if not results.exists():
         print(f"{results} is not there: run python -m tests.zoo first", file=sys.stderr)
         return 1
-    text = page(json.loads(line) for line in results.read_text().splitlines())
+    listed = sum(len(names(library)) for library in LIBRARIES)
+    text = page(map(json.loads, results.read_text().splitlines()), listed=listed)
     (ROOT / "docs" / "zoo.md").write_text(text)
     return 0
 
