@@ -206,8 +206,9 @@ def test_what_kept_smdrun_from_building_is_said_once(tmp_path: Path) -> None:
 
 def test_a_signal_to_smdrun_ends_the_compilers(tmp_path: Path) -> None:
     env = compiler(tmp_path, seconds=60)
+    (tmp_path / "hello.py").write_text(HELLO)
     job = subprocess.Popen(
-        [*SMDRUN, "-n", "2", "hello.py"],
+        [*SMDRUN, "-n", "2", str(tmp_path / "hello.py")],
         env=env,
         cwd=ROOT,
         text=True,
@@ -223,14 +224,6 @@ def test_a_signal_to_smdrun_ends_the_compilers(tmp_path: Path) -> None:
     assert "ended by SIGTERM" in err
     assert running_in_session(job.pid) == []
     assert leftovers(tmp_path / "cache") == []
-
-
-def test_more_ranks_than_open_files_allow_are_refused_in_a_line(tmp_path: Path) -> None:
-    limited = ["sh", "-c", 'ulimit -n 40 && exec "$@"', "sh", *SMDRUN, "-n", "8", "hello.py"]
-    done = subprocess.run(limited, cwd=ROOT, text=True, capture_output=True, timeout=90, check=False)
-    assert done.returncode == 1
-    assert "8 ranks need more open files than the 40 that this process may have" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_limit_on_address_space_makes_the_arena_smaller(tmp_path: Path) -> None:

@@ -379,7 +379,8 @@ def test_a_wrong_command_line_is_explained(arguments: list[str], said: str, tmp_
         ("smdrun --no-python plain", "'plain' cannot be executed: run chmod +x plain"),
         ("smdrun --no-python nope", "there is no program 'nope'"),
         ("smdrun --log-dir plain/logs x.py", "--log-dir: cannot make the folder plain/logs: Not a directory"),
-        ("ulimit -n 12; smdrun -n 2 x.py", "2 ranks need more open files than the 12"),
+        ("ulimit -n 12; smdrun -n 1 x.py", "1 rank needs more open files than the 12"),
+        ("ulimit -n 40; smdrun -n 8 x.py", "8 ranks need more open files than the 40"),
     ],
 )
 def test_what_cannot_start_is_said_in_one_line_before_anything_does(

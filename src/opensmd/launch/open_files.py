@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-__all__ = ["allow_for", "too_few"]
+__all__ = ["allow_for"]
 
 OWN = 24  # the agent's, its store's and the console's
 A_RANK = 8  # two pipes, two files, and connections to the store
@@ -22,13 +22,11 @@ def allow_for(ranks: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ValueError(too_few(ranks))
+        raise ValueError(_too_few(ranks, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def too_few(ranks: int) -> str:
-    """The error for a limit that is too low for this many ranks."""
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+def _too_few(ranks: int, allowed: int) -> str:
     who = "1 rank needs" if ranks == 1 else f"{ranks} ranks need"
     return (
         f"{who} more open files than the {allowed} that this process may have: raise the limit (ulimit -n "

@@ -9,7 +9,6 @@ A guardian does that, and removes what the job needs in the file system, where s
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import secrets
@@ -24,7 +23,7 @@ from typing import Any
 
 from opensmd.environment.job_secret import OF_LAUNCHER, SecretError
 from opensmd.environment.sagemaker import JSON, Job, job_variables, parse_mp_parameters
-from opensmd.launch import affinity, allocator, open_files, orphans, reports, signals
+from opensmd.launch import affinity, allocator, orphans, reports, signals
 from opensmd.launch.console import Console
 from opensmd.launch.explanation import explain
 from opensmd.launch.guardian import Guardian, job_folder
@@ -146,11 +145,6 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
         except SecretError as error:
             status = 1
             console.say(str(error))
-        except OSError as error:
-            if error.errno != errno.EMFILE:
-                raise
-            status = 1
-            console.say(open_files.too_few(options.ranks))
         except (SignalException, KeyboardInterrupt) as stopped:
             by = signal.SIGPIPE if console.reader_left else getattr(stopped, "sigval", signal.SIGINT)
             status = 128 + int(by)

@@ -99,9 +99,8 @@ def _compile_missing(
             unfinished.rename(target)
 
     with progress, ThreadPoolExecutor(max_workers=workers) as pool:
-        compiling = [pool.submit(compile_one, unit, target) for unit, target in missing.items()]
         try:
-            for job in compiling:
+            for job in [pool.submit(compile_one, unit, target) for unit, target in missing.items()]:
                 job.result()
         except BaseException:  # also Ctrl-C and SIGTERM: what is under way is of no use either
             pool.shutdown(wait=False, cancel_futures=True)
