@@ -42,6 +42,25 @@ def test_every_package_has_its_place_in_the_direction_of_imports() -> None:
     assert {path.parent.name for path in SOURCES.glob("*/__init__.py")} == set(MAY_IMPORT)
 
 
+# The folders of the runtime from the lowest; files beside them belong to steps and may import all.
+RUNTIME = ("tensors", "messages", "turns", "backward")
+
+
+@pytest.mark.parametrize("folder", RUNTIME[1:])
+def test_a_folder_of_the_runtime_knows_none_that_is_above_it(folder: str) -> None:
+    runtime = SOURCES / "modelparallel" / "runtime"
+    above = {path.parent.name for path in runtime.glob("*/__init__.py")} - {
+        *RUNTIME[: RUNTIME.index(folder) + 1]
+    }
+    wrong = [
+        f"{file.relative_to(runtime)} imports {module}"
+        for file in (runtime / folder).glob("*.py")
+        for module in _imported(file)
+        if module.startswith("opensmd.modelparallel.runtime.") and module.split(".")[3] in above
+    ]
+    assert not wrong
+
+
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Also not for types alone, nor inside functions: whoever reads one file of a circle must read all."""
     assert not _circles({_module(file): _files_imported(file) for file in SOURCES.rglob("*.py")})
