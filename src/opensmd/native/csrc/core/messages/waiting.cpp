@@ -1,0 +1,183 @@
+// How callers wait for messages: they make progress themselves, look after their peers, and give up at the time limit.
+#include <algorithm>
+#include <cassert>
+
+#include "core/messages/mailbox.hpp"
+#include "core/protocol/clock.hpp"
+#include "core/protocol/futex.hpp"
+#include "core/protocol/yielding.hpp"
+
+namespace opensmd {
+
+void Mailbox::wait(Message& message, milliseconds timeout) {
+  if (message.complete()) return;
+  const Message* const one[1] = {&message};
+  wait_for_any(one, 1, timeout);
+}
+
+size_t Mailbox::wait_for_any(const Message* const* messages, size_t count, milliseconds timeout) {
+  const auto find = [&] {
+    const auto found = std::find_if(messages, messages + count, [](const Message* m) { return m->complete(); });
+    return found == messages + count ? kNotYet : static_cast<size_t>(found - messages);
+  };
+  const auto expected = [&] {
+    std::vector<Expectation> all;
+    for (size_t i = 0; i < count; ++i) all.push_back({messages[i]->kind, messages[i]->peer, title(*messages[i])});
+    return all;
+  };
+  return wait_until(find, expected, timeout);
+}
+
+size_t Mailbox::wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout) {
+  context_.check_usable("wait_ready");
+  const auto find = [&] {
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (find_ready(wanted[i].first, wanted[i].second, nullptr, nullptr)) return i;
+    }
+    return kNotYet;
+  };
+  const auto expected = [&] {
+    std::vector<Expectation> all;
+    for (const auto& [source, tag] : wanted) {
+      const std::string from = source == kAnySource ? "any rank" : context_.name(source);
+      all.push_back({Message::Kind::Receive, source,
+                     "wait_ready(from " + from + ", tag=" + std::to_string(tag) + ") on " + context_.name(context_.rank)});
+    }
+    return all;
+  };
+  return wait_until(find, expected, timeout);
+}
+
+size_t Mailbox::look(const Find& find, bool drain, bool* moved) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t found = find();
+  if (found != kNotYet) return found;
+  *moved = advance(drain);
+  return find();
+}
+
+// `find` is called with the lock held; `expected` only in trouble.
+size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseconds timeout) {
+  context_.fork_guard.check();
+  struct Waiting {
+    explicit Waiting(std::atomic<int>& count) : count(count) { ++count; }
+    ~Waiting() { --count; }
+    std::atomic<int>& count;
+  } waiting(waiting_);
+  bool moved = false;
+  size_t found = look(find, false, &moved);
+  if (found != kNotYet) return found;
+  const uint64_t start = now_ns();
+  while (now_ns() < start + context_.spin_ns) {
+    if ((found = look(find, false, &moved)) != kNotYet) return found;
+    cpu_relax();
+  }
+  const uint64_t deadline = start + context_.timeout_ns(timeout);
+  const auto check = [&](uint64_t now) {
+    for (const Expectation& expectation : expected()) {
+      look_after_peers(expectation, find);
+      if (now >= start + 2 * kLongWait) warn_of_circle(expectation, now - start, deadline - start);
+    }
+    if (now >= deadline) time_out(expected(), now - start);
+  };
+  uint64_t next_look = start + kCheckInterval;
+  Yielding yielding(context_.config.waiting.yields);
+  while (yielding.once()) {
+    if ((found = look(find, false, &moved)) != kNotYet) return found;
+    if (moved) yielding.restart();
+    if (yielding.now() < next_look) continue;
+    check(yielding.now());
+    next_look = yielding.now() + kCheckInterval;
+  }
+  for (;;) {
+    if ((found = sleep_until(find, std::min(deadline, now_ns() + kCheckInterval))) != kNotYet) return found;
+    check(now_ns());
+  }
+}
+
+// Sleeps until something moves in this member's rings, or until it is time to look after the peers.
+size_t Mailbox::sleep_until(const Find& find, uint64_t until) {
+  Doorbell& doorbell = context_.arena.member(context_.rank).doorbell;
+  const Sleeper sleeper(doorbell.sleepers);
+  for (;;) {
+    const uint32_t heard = doorbell.rings.load(std::memory_order_seq_cst);
+    // Others may be waiting for room in a ring whose messages nobody has asked for: drain it.
+    bool moved = false;
+    const size_t found = look(find, true, &moved);
+    const uint64_t now = now_ns();
+    if (found != kNotYet || now >= until) return found;
+    futex_wait(doorbell.rings, heard, until - now);
+  }
+}
+
+void Mailbox::look_after_peers(const Expectation& expectation, const Find& find) {
+  if (context_.aborted()) {
+    const std::string cause = context_.abort_text();
+    give_up(context_.abort_kind(), expectation.title + " was given up: " + cause);
+  }
+  int missing = 0;
+  for (int i = 0; i < context_.size; ++i) {
+    if (i == context_.rank || (expectation.peer != kAnySource && expectation.peer != i)) continue;
+    const bool left = context_.arena.member(i).identity.presence.load() == Presence::Left;
+    const bool dead = !left && context_.liveness.gone(i);
+    if (!left && !dead) continue;
+    bool moved = false;  // what it sent before it went still counts
+    if (look(find, true, &moved) != kNotYet) return;
+    // From anybody: another may still send, unless all have left.
+    if (left && expectation.peer == kAnySource && ++missing < context_.size - 1) continue;
+    give_up(ErrorKind::PeerLost, expectation.title + ": " + context_.name(i) +
+                                     (left ? " has left the group while others still need it (" : " has died (") +
+                                     context_.whereabouts(i) + ")");
+  }
+}
+
+// A message on one side and a collective on the other: each waits for what the other would call next. Both have only
+// the threads that wait; still this is no error, because callbacks of other groups' calls could make more calls from
+// threads that are not Python's.
+void Mailbox::warn_of_circle(const Expectation& expectation, uint64_t waited_ns, uint64_t timeout_ns) {
+  if (expectation.peer == kAnySource || warned_of_circle_) return;
+  const uint64_t theirs = context_.arena.member(expectation.peer).blocked.in.load();
+  const Progress& own = context_.arena.member(context_.rank).progress;
+  const uint64_t entered = own.entered.load();
+  if (theirs <= entered || own.completed.load() != entered || !context_.config.alone()) return;
+  if (warned_of_circle_.exchange(true)) return;
+  const std::string& peer = context_.name(expectation.peer);
+  context_.config.warn(expectation.title + " has waited for " + std::to_string(waited_ns / 1000000u) + " ms, while " +
+                       peer + " waits in " +
+                       Record(context_.arena, expectation.peer, Record::Collectives).at(theirs).describe() + " #" +
+                       std::to_string(theirs) + " until " + context_.name(context_.rank) +
+                       " calls that, too. Both wait until the timeout of " + std::to_string(timeout_ns / 1000000u) +
+                       " ms: call collectives on all ranks, and send and receive in pairs before or after them");
+}
+
+void Mailbox::time_out(const std::vector<Expectation>& expected, uint64_t waited_ns) {
+  std::string text;
+  for (const Expectation& expectation : expected) {
+    std::vector<std::string> peers;
+    for (int i = 0; i < context_.size; ++i) {
+      if (i == context_.rank || (expectation.peer != kAnySource && expectation.peer != i)) continue;
+      peers.push_back(context_.name(i) + " (" + context_.whereabouts(i) + ")");
+    }
+    const bool send = expectation.kind == Message::Kind::Send;
+    const std::string waited = ": Timed out after " + std::to_string(waited_ns / 1000000u) + " ms; ";
+    text += (text.empty() ? "" : "; also ") + expectation.title + (text.empty() ? waited : ": ") +
+            (send ? "does not receive: " : "has sent nothing that matches: ") + join_names(peers);
+  }
+  give_up(ErrorKind::TimedOut, text);
+}
+
+// Once this is thrown the caller may free its messages' memory: nobody must be in the middle of moving them.
+void Mailbox::give_up(ErrorKind kind, const std::string& text) {
+  context_.abort(kind, text);
+  { std::lock_guard<std::mutex> until_nothing_moves(mutex_); }
+  throw_error(kind, text);
+}
+
+std::string Mailbox::title(const Message& message) const {
+  const std::string peer = message.peer == kAnySource ? "any rank" : context_.name(message.peer);
+  return std::string(message.kind == Message::Kind::Send ? "send(to " : "recv(from ") + peer +
+         ", tag=" + std::to_string(message.tag) + ", bytes=" + std::to_string(message.bytes) + ") on " +
+         context_.name(context_.rank);
+}
+
+}  // namespace opensmd
