@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["FAULTS", "STEPS", "SplitCase", "draw"]
+__all__ = ["FAULTS", "IN_A_STEP", "STEPS", "SplitCase", "draw"]
 
 STEPS = 9
 FAULTS = ("kill", "stop", "exit", "exception", "absent", "full disk", "pause", "late", "none")

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.faults.campaign.records import Board, Failure, Record
-from tests.faults.campaign.split.cases import STEPS, SplitCase
+from tests.faults.campaign.split.cases import IN_A_STEP, STEPS, SplitCase
 from tests.faults.campaign.split.model import make_model, make_optimizer, rows
 from tests.faults.campaign.victim import UserError
 
@@ -51,7 +52,8 @@ class Training:
     def __init__(self, case: SplitCase, rank: int, board: Board, folder: Path) -> None:
         self.case, self.rank, self.board, self.folder = case, rank, board, folder
         self.record = SplitRecord()
-        self.current, self.calls = 0, 0
+        self.current = 0
+        self.passed: Counter[str] = Counter()  # how often this step has come to each of its moments
         self.struck = False
         self.doing, self.began = "start", time.monotonic()
 
@@ -83,7 +85,6 @@ class Training:
             self._misbehave("before backward")
             model.backward(loss)
             self._misbehave("after backward")
-            self.calls += 1
             return loss  # type: ignore[no-any-return]
 
         self.train = train
@@ -117,7 +118,7 @@ class Training:
 
     def _step(self, train: Any, optimizer: Any) -> None:
         self._do("step")
-        self.calls = 0
+        self.passed.clear()
         self._misbehave("between steps")
         optimizer.zero_grad()
         loss = train(rows(self.case, self.current, self.record.replica))
@@ -150,11 +151,12 @@ class Training:
         case = self.case
         if self.rank != case.victim or case.moment != moment or self.current != case.step or self.struck:
             return False
-        if moment in ("forward", "before backward", "after backward") and self.calls != case.microbatch:
+        if moment in IN_A_STEP and self.passed[moment] != case.microbatch + 1:
             return False
         return case.fault != "none"
 
     def _misbehave(self, moment: str) -> None:
+        self.passed[moment] += 1
         if self._comes(moment):
             self._strike()
 

@@ -13,6 +13,7 @@ from tests.faults.campaign.split.member import SplitRecord
 
 __all__ = ["judge"]
 
+AT_ONCE = 0.5  # seconds between errors of ranks whose patience ends together: each names whom it waited for
 WORDS = {  # one of which says what was going on
     "step": ("microbatch", "the step", "earlier step"),
     "save": ("checkpoint", "saved", "barrier", "all_gather", "gather", "recv", "pipeline"),
@@ -112,12 +113,14 @@ def _writes(case: SplitCase, rank: int, record: SplitRecord) -> bool:
 
 
 def _judge_text(case: SplitCase, rank: int, failure: Failure, fates: list[Fate], seen: Seen) -> None:
-    """A message names the victim, or a rank that had failed before because of it, and what was going on."""
+    """A message names the victim, or a rank that has failed because of it, and what was going on."""
     names = {int(number) for number in re.findall(r"\b[Rr]ank (\d+)", failure.text)}
     failed = {
         other
         for other, fate in enumerate(fates)
-        if fate.record is not None and fate.record.failure and fate.record.failure.ended < failure.ended
+        if fate.record is not None
+        and fate.record.failure
+        and fate.record.failure.ended < failure.ended + AT_ONCE
     }
     if not names & ({case.victim} | failed - {rank}):
         seen.add("wrong rank", f"rank {rank}: {sorted(names)} for {case.victim}: {failure.text}")
