@@ -205,6 +205,7 @@ def _warn_once(text: str) -> None:
 
 
 def _gloo(place: Membership, exchange: Exchange, plan: Plan) -> Any:
+    exchange.all_gather("before Gloo", "")  # names who is missing, where Gloo would name one of its keys
     store = PrefixStore(f"opensmd/gloo/{exchange.generation}", place.store)
     connect = partial(
         _torch_internals.gloo_group,
