@@ -163,6 +163,7 @@ class CallRunner:
         known = context.descriptions.get(key)
         if known is None:
             context.new_calls += 1
+        # Counted whether or not the result is known: what one rank remembers, another may be about to learn.
         number = microbatch.next_point()
         microbatch.point = _point(call.name, home)
         call.parents = _parents(call.tags)
@@ -220,6 +221,7 @@ class CallRunner:
     def _wait_until_known(self, home: int, tag: int, key: Any) -> None:
         descriptions = self.context.descriptions
         while key not in descriptions:
+            # The tag names no microbatch: whichever comes here first takes the description, for all of them.
             if self._transport.ready((home, tag)):
                 told_key, told = self._transport.receive_object(home, tag)
                 if told_key != stable_hash(key, 64):
@@ -253,11 +255,14 @@ class CallRunner:
         number: int,
     ) -> tuple[Any, Description]:
         """Run a call of which is not known, or not for good, what it returns and changes; tell the others."""
+        # What was sent may not have left its tensors yet, and nobody may change it before.
         if self.context.sent_since_flush and (known is None or known.changed or call.written):
             self._transport.flush()
             self.context.sent_since_flush = False
         real = [each for each in tensors if each is not None]
         assert len(real) == len(tensors)
+        # A call that changes what outlives the microbatch must find what earlier ones have written there. Of
+        # an unknown one that has buffers nobody can say yet that it does not.
         buffers = _has_buffers(call.owner) or any(map(self._lasts, real))
         if key in self.context.stateful or (known is None and buffers):
             self.wait_for_earlier()
@@ -323,6 +328,8 @@ class CallRunner:
         handles = []
         for tensor, told in zip(parts.tensors, description.tensors, strict=True):
             handle = tensor
+            # An argument itself comes back as the object that the script has given, which may be another one
+            # than the copy that the call has got.
             if told.argument is not None:
                 handle = call.leaves[told.argument]
                 same = same and handle is tensor
@@ -359,8 +366,10 @@ class CallRunner:
             return
         if tag is not None and tag.home == home:
             tag.form = None  # the change may be one of shape
-            tag.family.memory.changes += 1
+            tag.family.memory.changes += 1  # copies on other ranks are older now, and are sent again
             tag.family.parents += call.parents
+            # As in autograd: what has a graph, written into one view, makes all of them require gradients;
+            # detach_() and the like concern one tensor.
             if requires_grad != tag.requires_grad:
                 if torch.is_grad_enabled() and requires_grad and call.parents:
                     tag.family.requires_grad = True
@@ -371,16 +380,18 @@ class CallRunner:
         moved.family.requires_grad = requires_grad
         moved.family.parents = call.parents
         if tag is None:
+            # Other tensors in this memory have no tag either: they get one when they are next used.
             storage = leaf.untyped_storage()
             self._memories[storage._cdata] = (home, moved.family, storage)
         else:
+            # Views that the script still has point to the old home, where nothing has changed.
             tag.family.memory.invalidated = (
                 f"microbatch {self.microbatch.index}: {call.name}, on pipeline rank {home}, changed in place "
                 f"a tensor of pipeline rank {tag.home}, and another view of that tensor was used afterwards. "
                 "Change a copy instead (inplace=False), or place both on one partition with "
                 "smp.set_partition"
             )
-        if real is not None and real is not leaf:
+        if real is not None and real is not leaf:  # what the call has got, and changed, is a copy
             moved.real = real
         put_tag(leaf, moved)
 
@@ -412,6 +423,7 @@ def _parents(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
 def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
     family: Family | None = None
     if told.shares is not None:
+        # A view has its base's gradients and changes; what merely lies in the same memory, the changes.
         base = tag_of(call.leaves[told.shares])
         if base is not None and base.home == home:
             family = base.family if told.is_view else Family(base.family.memory)
@@ -425,7 +437,7 @@ def _has_buffers(owner: Any) -> bool:
 
 
 def _can_be_repeated(call: Call, known: Description | None) -> bool:
-    """Not what changes its arguments in place."""
+    """Not what changes its arguments in place: a checkpoint would do so twice."""
     return not (_begins_in_place(call.owner) if known is None else known.changed)
 
 

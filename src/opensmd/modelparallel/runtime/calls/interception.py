@@ -51,6 +51,7 @@ def intercepted(
     forwards: dict[nn.Module, Function] = dict(others)
     calls: dict[nn.Module, Function] = {}
     for name, (module, home) in modules.items():
+        # The forward rather than the call, so that hooks of the module run on every rank, around it.
         forwards[module] = redirected(name, module, home, module.forward, alone)
         # A weight that a hook makes must still be the same when the forward has got its input.
         makes_weight = not alone and internals.makes_weight(module)
@@ -147,6 +148,7 @@ def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     if run is None:
         yield from original(*args, **kwargs)
         return
+    # As one piece it would run again in backward, and pass its program points twice, on this rank alone.
     with _checkpointing(run):
         yield
 

@@ -25,6 +25,7 @@ class Placeholder(Tensor):
     silently wrong number.
     """
 
+    # Glue sees operations as a mode; a second interception here would only cost.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
@@ -93,6 +94,7 @@ class RemoteTensor(Tensor):
                 clipping.gradient_was_read()
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **(kwargs or {}))
+            # The next operation would read a plain tensor over the emptied storage, and end the process.
             if type(result) is Tensor and not result.untyped_storage().nbytes():
                 result.__class__ = RemoteTensor
             return result
