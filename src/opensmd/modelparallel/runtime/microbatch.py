@@ -5,9 +5,6 @@ Its calls, its transfers, its backward and its turns each look at another side o
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from torch.overrides import TorchFunctionMode
 
 from opensmd.modelparallel._torch_internals import WithoutMode
@@ -55,15 +52,9 @@ class Microbatch:
         self._points += 1
         return self._points
 
-    @contextlib.contextmanager
-    def not_intercepted(self) -> Iterator[None]:
+    def not_intercepted(self) -> _NotIntercepted:
         """What this thread calls inside is torch's own."""
-        inside, self.inside = self.inside, True
-        try:
-            with WithoutMode(self.mode):
-                yield
-        finally:
-            self.inside = inside
+        return _NotIntercepted(self)
 
     def require_not_later(self, tag: Tag) -> None:
         """Raise for a tensor of a microbatch that plain PyTorch would run after this one.
@@ -85,3 +76,22 @@ class Microbatch:
         self.edges.release()
         self.mode = _NO_MODE
         self.deferred = None
+
+
+class _NotIntercepted:
+    """A class of its own, as every backward needs one: contextlib would make a generator each time."""
+
+    __slots__ = ("_inside", "_microbatch", "_without_mode")
+
+    def __init__(self, microbatch: Microbatch) -> None:
+        self._microbatch = microbatch
+        self._inside = microbatch.inside
+        self._without_mode = WithoutMode(microbatch.mode)
+
+    def __enter__(self) -> None:
+        self._microbatch.inside = True
+        self._without_mode.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._without_mode.__exit__(*error)
+        self._microbatch.inside = self._inside
