@@ -60,8 +60,9 @@ def test_without_the_variable_nothing_is_recorded(monkeypatch: pytest.MonkeyPatc
 def test_what_is_recorded_is_read_again_on_one_clock(tmp_path: Path) -> None:
     recorders = [Recorder(tmp_path, rank=rank) for rank in (0, 1)]
     begun = time.perf_counter_ns()
+    new = [collective(begun, begun + 500)]
     recorders[0].add([Span(PIPELINE, "forward", begun + 1000, begun + 3000, 7)])
-    recorders[1].add_source(lambda everything: [collective(begun, begun + 500)] if everything else [])
+    recorders[1].add_source(lambda: [new.pop()] if new else [])
     for writer in recorders:
         writer.close()
         writer.close()

@@ -7,7 +7,6 @@ group, so a group that makes more between two looks leaves a gap, which is shown
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,6 @@ from opensmd.timeline.recorder import recorder
 from opensmd.timeline.span import COLLECTIVES, Span
 
 __all__ = ["record_collectives"]
-
-FEW = 16  # collectives that may wait for
-LATEST = 0.25  # so many seconds, because reading the ring takes longer than seeing how far it is
 
 
 @functools.cache
@@ -37,7 +33,6 @@ class _Seen:
 
     generation: int = 0  # of groups of this name
     sequence: int = 0
-    when: float = 0.0
 
 
 class _Source:
@@ -46,26 +41,25 @@ class _Source:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
-    def __call__(self, everything: bool) -> Iterator[Span]:
+    def __call__(self) -> Iterator[Span]:
         """New spans of all groups that exist now."""
         for name, rank, core in _torch_internals.groups_in_shared_memory():
-            yield from self._of_group(name, rank, core, everything)
+            yield from self._of_group(name, rank, core)
 
-    def _of_group(self, name: str, rank: int, core: Any, everything: bool) -> Iterator[Span]:
+    def _of_group(self, name: str, rank: int, core: Any) -> Iterator[Span]:
         completed = core.status(rank)["completed"]
         seen = self._seen.setdefault(name, _Seen())
         if completed < seen.sequence:
             seen.generation, seen.sequence = seen.generation + 1, 0
-        now = time.monotonic()
         new = completed - seen.sequence
-        if not new or not (everything or new >= FEW or now - seen.when > LATEST):
+        if not new:
             return
         entries = [e for e in core.record(rank) if seen.sequence < e["sequence"] <= completed and e["end_ns"]]
         lost = new - len(entries)
         if lost > 0 and entries:
             start = entries[0]["start_ns"]
             yield Span(COLLECTIVES, f"{lost} more, not recorded", start, start)
-        seen.sequence, seen.when = completed, now
+        seen.sequence = completed
         for entry in entries:
             call = f"{name}/{seen.generation}/{entry['sequence']}"
             times = entry["start_ns"], entry["end_ns"]

@@ -47,8 +47,8 @@ LINK_FLAGS = ("-shared", "-pthread", f"-L{Path(torch.__file__).parent / 'lib'}")
 class Unit:
     """Sources that the compiler reads at once and turns into one object.
 
-    The files of a folder together: each of them alone would read the same headers again, those of torch or of
-    the standard library, which takes far longer than its own lines.
+    The files of a folder of ``csrc`` together, those of its folders too: each of them alone would read the
+    same headers again, torch's or the standard library's, which takes far longer than its own lines.
     """
 
     sources: tuple[Path, ...]
@@ -70,10 +70,10 @@ class Unit:
 
 def units(*, core_only: bool = False) -> list[Unit]:
     """All of ``csrc``, what takes longest first."""
-    groups: dict[tuple[Path, str], list[Path]] = {}
+    groups: dict[tuple[str, bool], list[Path]] = {}
     for source in sorted(SOURCES.rglob("*.cpp")):
-        groups.setdefault((source.parent, source.name if source.name in ALONE else ""), []).append(source)
-    every = [Unit(tuple(sources), core=_in_core(folder)) for (folder, _), sources in groups.items()]
+        groups.setdefault((_folder(source), source.name in ALONE), []).append(source)
+    every = [Unit(tuple(sources), core=folder == CORE) for (folder, _), sources in groups.items()]
     chosen = [unit for unit in every if unit.core or not core_only]
     return sorted(chosen, key=lambda unit: unit.seconds, reverse=True)
 
@@ -102,7 +102,7 @@ def base_key() -> str:
 
 def object_key(unit: Unit, compiler: str, flags: Sequence[str] = ()) -> str:
     """Of a unit's sources with the headers that they may include, the compiler and ``flags`` added for it."""
-    headers = sorted(path for path in SOURCES.rglob("*.hpp") if not unit.core or _in_core(path))
+    headers = sorted(path for path in SOURCES.rglob("*.hpp") if not unit.core or _folder(path) == CORE)
     files = [f"{path.relative_to(SOURCES)}\n{_text(path)}" for path in [*unit.sources, *headers]]
     return digest([*_common_key(), compiler, *flags, *files])[:32]
 
@@ -119,8 +119,8 @@ def _common_key() -> list[str]:
     return [*flags, *torch_build, platform.machine(), str(sysconfig.get_config_var("SOABI"))]
 
 
-def _in_core(path: Path) -> bool:
-    return path.relative_to(SOURCES).parts[0] == CORE
+def _folder(path: Path) -> str:
+    return path.relative_to(SOURCES).parts[0]
 
 
 def _text(path: Path) -> str:

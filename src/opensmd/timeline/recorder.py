@@ -21,10 +21,11 @@ from opensmd.timeline.span import Span
 __all__ = ["VARIABLE", "Recorder", "recorder"]
 
 VARIABLE = "OPENSMD_TIMELINE"
-EVERY = 0.02  # seconds between two looks at the sources
+SHORTEST, LONGEST = 0.02, 0.25  # seconds between two looks at the sources
+A_LOOK = 64  # spans that one look should find: many share its cost, and no source holds fewer
 MOST = 1_000_000  # spans of a rank; what follows is left out, and the page says so
 
-Source = Callable[[bool], Iterable[Span]]
+Source = Callable[[], Iterable[Span]]
 
 
 @cache
@@ -71,14 +72,14 @@ class Recorder:
         self._spans.extend(spans)
 
     def add_source(self, source: Source) -> None:
-        """Ask ``source`` now and then for what is new; True asks for all of it, else it may wait."""
+        """Ask ``source`` now and then for what is new."""
         self._sources.append(source)
 
     def drain(self) -> None:
         """Collect all there is now, before something that a source looks at goes away."""
         with self._lock:
             if not self._file.closed:
-                self._collect(everything=True)
+                self._collect()
 
     def close(self) -> None:
         """Collect the last spans and close the file."""
@@ -91,17 +92,24 @@ class Recorder:
             self._file.close()
 
     def _run(self) -> None:
-        while not self._ending.wait(EVERY):
+        pause = SHORTEST
+        while not self._ending.wait(pause):
             with self._lock:
                 if not self._file.closed:
-                    self._collect(everything=False)
+                    pause = _next_pause(pause, self._collect())
 
-    def _collect(self, *, everything: bool) -> None:
-        for source in self._sources:
-            self._spans.extend(source(everything))
+    def _collect(self) -> int:
+        """Write what is new; return how much of it the sources had."""
+        found = [span for source in self._sources for span in source()]
+        self._spans.extend(found)
         spans, self._spans = self._spans, []
         spans = spans[: MOST - self._written]
         self._written += len(spans)
         self._file.writelines("\t".join(map(str, span)) + "\n" for span in spans)
-        if everything or spans:
-            self._file.flush()
+        self._file.flush()
+        return len(found)
+
+
+def _next_pause(pause: float, found: int) -> float:
+    """So long that the next look finds A_LOOK spans, if they come as often as before."""
+    return min(LONGEST, max(SHORTEST, pause * A_LOOK / max(found, 1)))
