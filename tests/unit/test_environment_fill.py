@@ -93,6 +93,16 @@ def test_a_job_started_from_a_lone_process_is_not_taken_for_part_of_it() -> None
     assert (child["RANK"], child["WORLD_SIZE"], child["LOCAL_RANK"]) == ("1", "2", "1")
 
 
+def test_ranks_that_a_lone_process_starts_itself_meet_where_it_does() -> None:
+    environ: dict[str, str] = {}
+    fill(environ)
+    environ[NOTE] = environ[NOTE].replace(f'"pid": {os.getpid()}', '"pid": 1')
+    child = {**environ, "WORLD_SIZE": "2", "LOCAL_RANK": "1"}  # as Lightning starts them
+    fill(child)
+    assert (child["WORLD_SIZE"], child["LOCAL_RANK"]) == ("2", "1")
+    assert (child["MASTER_ADDR"], child["MASTER_PORT"]) == (environ["MASTER_ADDR"], environ["MASTER_PORT"])
+
+
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_set_by_hand_after_the_import_counts(rank: str) -> None:
     environ: dict[str, str] = {}

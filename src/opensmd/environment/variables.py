@@ -65,8 +65,7 @@ def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
     environ = os.environ if environ is None else environ
     filling = plan(environ, ancestors(), os.getpid())
     note = _note(environ)
-    outdated = note["pid"] != os.getpid() or _overruled(note, environ)
-    replaceable = note["set"] if outdated and filling.launch is not None else {}
+    replaceable = _replaceable(note, environ) if filling.launch is not None else {}
     added = {
         name: value
         for name, value in filling.variables.items()
@@ -134,6 +133,14 @@ def _note(environ: Mapping[str, str]) -> dict[str, Any]:
     """Who added which values: ``{"pid": ..., "set": {name: value}}``."""
     note: dict[str, Any] = json.loads(environ[NOTE]) if environ.get(NOTE) else {"pid": None, "set": {}}
     return note
+
+
+def _replaceable(note: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Which of the values that :func:`fill` added do not hold for a process that has been launched."""
+    inherited, overruled = note["pid"] != os.getpid(), _overruled(note, environ)
+    if inherited and overruled:  # by a parent that makes ranks of its own, and has let them its meeting place
+        return {name: value for name, value in note["set"].items() if not name.startswith("MASTER_")}
+    return dict(note["set"]) if inherited or overruled else {}
 
 
 def _overruled(note: dict[str, Any], environ: Mapping[str, str]) -> bool:
