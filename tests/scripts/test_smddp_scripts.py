@@ -277,6 +277,36 @@ def wait_until_gone(marker: str) -> None:
     assert left == []
 
 
+def test_ranks_of_mpirun_start_through_the_commands_of_a_container(tmp_path: Path) -> None:
+    wrapper = [
+        *LAUNCHERS["mpiexec"],
+        "-m",
+        "opensmd.launch.container",
+        "-i",
+        "ml.p4d.24xlarge",
+        "--allow-bypass",
+    ]
+    script = [sys.executable, "-m", "mpi4py", str(SCRIPTS / "place.py")]
+    done = run([*wrapper, *script], cwd=tmp_path, SMP_DISABLE_D2D="1", SMDDP_AG_SCRATCH_BUFFER_SIZE="8")
+    assert [(rank["rank"], rank["sum"], rank["LOCAL_RANK"]) for rank in places(done)] == [
+        (0, 2.0, "0"),
+        (1, 2.0, "1"),
+    ]
+    assert done.stderr.count("no effect here: SMDDP_AG_SCRATCH_BUFFER_SIZE, SMP_DISABLE_D2D") == 1, (
+        done.stderr
+    )
+
+
+def test_a_container_s_command_runs_a_program_alone_and_names_one_that_is_not_there(tmp_path: Path) -> None:
+    wrapper = [sys.executable, "-m", "opensmd.launch.container"]
+    program = ["sh", "-c", 'echo "$RANK $LOCAL_RANK $WORLD_SIZE"; exit 3']
+    done = run([*wrapper, *program], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "0 0 1\n")
+    done = run([*wrapper, "train.py", "--lr", "0.1"], cwd=tmp_path)
+    assert done.returncode == 127
+    assert "train.py: No such file or directory; expected a program, such as python train.py" in done.stderr
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only a machine without CUDA gives this advice")
 def test_a_script_that_hard_codes_cuda_is_told_how_to_run_without_it(tmp_path: Path) -> None:
     done = run([*LAUNCHERS["smdrun"], str(SCRIPTS / "detection_v1.py")], cwd=tmp_path)

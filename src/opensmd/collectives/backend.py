@@ -28,6 +28,7 @@ from opensmd.collectives.name import DEVICES, NAME
 from opensmd.collectives.sealed import seal_objects_of_torch
 from opensmd.collectives.timeline_source import record_collectives
 from opensmd.collectives.topology import Plan, exchange_identities, make_plan, own_identity, share_arena
+from opensmd.environment.ignored import warn_of_ignored
 from opensmd.environment.settings import Settings
 from opensmd.native import build
 
@@ -42,6 +43,8 @@ def register() -> None:
     """Make "smddp" a backend of torch.distributed. Calling it again changes nothing."""
     # DDP asks a backend for the memory of its buckets only where this is "0"; a user's own value stands.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    warn_of_ignored(os.environ)
+    setattr(dist.Backend, NAME.upper(), NAME)  # torch looks it up, and that would come here once more
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICES))
     seal_objects_of_torch()
     _torch_internals.open_to_smddp(NAME)

@@ -1,0 +1,34 @@
+"""Variables that tuned the original libraries and mean nothing here: one warning names all that are set."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from opensmd.environment.variables import current_launch
+
+__all__ = ["ignored", "warn_of_ignored"]
+
+_NAMES = ("SMP_DISABLE_D2D", "SMP_NCCL_THROTTLE_LIMIT")
+_PREFIX = "SMDDP_AG_"
+
+
+def ignored(environ: Mapping[str, str]) -> list[str]:
+    """The names in ``environ`` by which the original libraries were tuned, sorted."""
+    return sorted(name for name in environ if name in _NAMES or name.startswith(_PREFIX))
+
+
+def warn_of_ignored(environ: Mapping[str, str]) -> None:
+    """Name them on rank 0.
+
+    Warns:
+        UserWarning: some variables are set and have no effect.
+    """
+    launch = current_launch(environ)
+    names = ignored(environ)
+    if names and (launch is None or launch.rank == 0):
+        warnings.warn(
+            f"no effect here: {', '.join(names)}. The original libraries were tuned by them; unset them",
+            UserWarning,
+            stacklevel=3,
+        )
