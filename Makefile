@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 NEWEST := .venv-newest
 ZOO := .venv-zoo
+CLIENTS := .venv-clients
 
-.PHONY: demo test test-newest zoo quick check docs bench wheel clean
+.PHONY: demo test test-newest zoo clients quick check docs bench wheel clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -43,6 +44,22 @@ zoo: $(ZOO)/.ready
 	$(ZOO)/bin/python -m opensmd.native.build
 	$(ZOO)/bin/python -m tests.zoo
 	$(ZOO)/bin/python -m tests.zoo.report
+
+# Libraries that train over smddp, the newest and some older ones. Nothing is compiled before it is imported: most
+# of what they install never is.
+$(CLIENTS)/.ready: pyproject.toml requirements-clients.txt $(wildcard tests/clients/older/*.txt)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install -q --no-compile --no-deps -r requirements-clients.txt
+	DS_BUILD_OPS=0 $(CLIENTS)/bin/pip install -q --no-compile --no-deps --no-build-isolation deepspeed==0.19.8
+	for list in tests/clients/older/*.txt; do $(CLIENTS)/bin/pip install -q --no-compile --no-deps --upgrade \
+		--target $(CLIENTS)/older/$$(basename $$list .txt) -r $$list || exit 1; done
+	$(CLIENTS)/bin/pip install -q --no-deps -e .
+	touch $@
+
+# Each trains on two ranks, and is compared with itself over gloo.
+clients: $(CLIENTS)/.ready
+	$(CLIENTS)/bin/python -m opensmd.native.build
+	env -u PYTHONDONTWRITEBYTECODE $(CLIENTS)/bin/python -m pytest --timeout 300 tests/clients
 
 # Data parallelism over smddp, smddp against gloo, a GPT split over 2 and 2 x 2 processes: about 3 minutes.
 demo: $(VENV)/.ready
@@ -86,4 +103,4 @@ wheel: $(VENV)/.ready
 	$(BIN)/python release/wheel.py --out dist
 
 clean:
-	rm -rf $(VENV) $(NEWEST) $(ZOO) build out dist
+	rm -rf $(VENV) $(NEWEST) $(ZOO) $(CLIENTS) build out dist

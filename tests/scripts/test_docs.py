@@ -7,6 +7,7 @@ An example is a fence that begins with ```python. Words after that say how it ru
     ```python ranks=2 fresh  in processes of its own, for what cannot be undone in a process
     ```python continues      after the code of the page's example before it
     ```python raises=ValueError
+    ```python needs=ray      only where that library is, which is where `make clients` has installed it
 
 What is not to be run is not marked as Python.
 """
@@ -39,6 +40,7 @@ class Example:
     ranks: int = 1
     fresh: bool = False
     raises: str | None = None
+    needs: str | None = None
 
 
 def pages() -> list[Path]:
@@ -63,21 +65,23 @@ def examples() -> list[Example]:
 
 def read_fence(place: str, words: list[str], source: str, before: str = "") -> Example:
     """An example from the words after ```python; ``before`` is the source of the one before it."""
-    ranks, fresh, raises = 1, False, None
+    ranks, fresh, raises, needs = 1, False, None, None
     for word in words:
         name, _, value = word.partition("=")
         if name == "ranks":
             ranks = int(value)
         elif name == "raises":
             raises = value
+        elif name == "needs":
+            needs = value
         elif word == "fresh":
             fresh = True
         elif word == "continues":
             source = before + source
         else:
-            known = "ranks=N, fresh, continues and raises=ERROR"
+            known = "ranks=N, fresh, continues, raises=ERROR and needs=LIBRARY"
             raise ValueError(f"{place}: {word!r} after ```python; known are {known}")
-    return Example(place, source, ranks, fresh, raises)
+    return Example(place, source, ranks, fresh, raises, needs)
 
 
 def run_source(example: Example, folder: str) -> None:
@@ -100,7 +104,11 @@ def run_source(example: Example, folder: str) -> None:
                 dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("example", examples(), ids=lambda example: example.place)
+@pytest.mark.parametrize(
+    "example",
+    [example for example in examples() if example.needs is None],
+    ids=lambda example: example.place,
+)
 def test_example_runs(example: Example, pool: Callable[[int], RankPool], tmp_path: Path) -> None:
     if example.fresh:
         outcomes = run_once(example.ranks, run_source, example, str(tmp_path), backend=None)

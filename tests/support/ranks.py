@@ -186,10 +186,14 @@ class Ranks:
 
 
 class RankPool:
-    """Ranks that are kept from test to test and replaced after a failure."""
+    """Ranks that are kept from test to test and replaced after a failure.
 
-    def __init__(self, world_size: int) -> None:
+    With an ``env`` they are interpreters of their own, which read it from their beginning.
+    """
+
+    def __init__(self, world_size: int, *, env: Mapping[str, str] | None = None) -> None:
         self.world_size = world_size
+        self._env = env
         self._ranks: Ranks | None = None
 
     def run(
@@ -211,7 +215,8 @@ class RankPool:
             RankFailed: a rank raised, died or did not answer within ``timeout`` seconds.
         """
         if self._ranks is None:
-            self._ranks = Ranks(self.world_size, forked=self.world_size > INTERPRETERS)
+            forked = self.world_size > INTERPRETERS and self._env is None
+            self._ranks = Ranks(self.world_size, env=self._env, forked=forked)
         per_rank = [args] * self.world_size
         self._ranks.call(function, per_rank, backend=backend, timeout=timeout, group_timeout=group_timeout)
         outcomes = self._ranks.answers()
