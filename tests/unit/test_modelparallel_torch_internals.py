@@ -10,9 +10,11 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from opensmd.modelparallel import _torch_internals as internals
+from opensmd.modelparallel.dry_run import _torch_internals as dry_run
 
 pytestmark = pytest.mark.newest
 
@@ -213,3 +215,49 @@ def test_an_unversioned_change_is_none_to_a_backward_that_keeps_the_tensor() -> 
         kept.fill_(3.0)
     loss.backward()
     assert kept.tolist() == [3.0, 3.0]
+
+
+def test_hooks_on_saved_tensors_step_aside_for_transforms_and_come_back() -> None:
+    seen: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor
+
+    x = torch.ones(3, requires_grad=True)
+    with dry_run.seeing_what_is_saved(pack):
+        found = torch.func.grad(lambda each: each.square().sum())(torch.ones(3))
+        assert not seen
+        x.square()
+        assert len(seen) == 1
+    assert found.tolist() == [2.0] * 3
+    x.square()
+    assert len(seen) == 1
+
+
+def test_transforms_are_seen_from_inside() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def inside(x: Tensor) -> Tensor:
+        seen.append((dry_run.in_transform(), dry_run.is_of_transform(x)))
+        return x.sum()
+
+    inside(torch.ones(2))
+    torch.func.grad(inside)(torch.ones(2))
+    torch.vmap(inside)(torch.ones(2, 2))
+    assert seen == [(False, False), (True, True), (True, True)]
+
+
+def test_the_cache_of_parametrizations_is_set_aside_and_put_back() -> None:
+    layer = parametrize.register_parametrization(nn.Linear(2, 2), "weight", nn.Tanh())
+    with parametrize.cached():
+        outer = layer.weight
+        kept = internals.parametrization_cache()
+        with dry_run.own_parametrization_cache():
+            assert layer.weight is not outer
+        assert layer.weight is outer
+        internals.put_parametrization_cache((1, {}))
+        assert layer.weight is not outer
+        internals.put_parametrization_cache(kept)
+        assert layer.weight is outer
+    assert internals.parametrization_cache() == (0, {})

@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -27,11 +28,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "ParametrizationCache",
     "WithoutMode",
     "backward_left_out",
     "gathered",
     "is_reentrant_checkpoint",
     "optimizers_asking",
+    "parametrization_cache",
+    "put_parametrization_cache",
     "reaches",
     "replaced_backward",
     "replaced_calls",
@@ -298,3 +302,16 @@ def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
     """A change of ``tensor`` in it is none to backwards that keep the tensor."""
     kept: contextlib.AbstractContextManager[None] = _unsafe_preserve_version_counter(tensor)
     return kept
+
+
+ParametrizationCache = tuple[int, dict[Any, Any]]
+
+
+def parametrization_cache() -> ParametrizationCache:
+    """How many regions of ``parametrize.cached()`` are open, and what they keep."""
+    return parametrize._cache_enabled, parametrize._cache.copy()
+
+
+def put_parametrization_cache(kept: ParametrizationCache) -> None:
+    """Go on with what :func:`parametrization_cache` has given."""
+    parametrize._cache_enabled, parametrize._cache = kept[0], kept[1].copy()

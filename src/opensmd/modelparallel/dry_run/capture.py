@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opensmd.modelparallel._torch_internals import backward_left_out
+from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
 from opensmd.modelparallel.dry_run.function_caches import forget_fake_results
 from opensmd.modelparallel.dry_run.observer import Clock, Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenParameters, untouched
@@ -72,11 +73,10 @@ def capture(
     """
     tree = _Tree(module)
     names = tree.followed()
-    observer: Observer | None = None
-    if not memory:
-        observer = _observe_fake_unless_impossible(module, call, tree, names)
-    if observer is None:
-        observer = _observe_real(module, call, tree, names)
+    observer = _observe(module, call, tree, names, memory=memory)
+    if observer.position.transforming:  # torch.func's transforms see what runs inside them alone
+        names = tree.followed(observer.position.transforming)
+        observer = _observe(module, call, tree, names, memory=memory)
     if not observer.position.entered:
         logger.warning("the step function did not call the model; it is partitioned by parameter sizes alone")
         return describe(module)
@@ -135,9 +135,12 @@ class _Tree:
         first = next(module.parameters(), None)
         self.device = first.device if first is not None else torch.device("cpu")
 
-    def followed(self) -> dict[nn.Module, str]:
-        """The modules whose calls are watched: all but those inside modules that cannot be split."""
-        opaque = {name for module, name in self.names.items() if _is_opaque(module)}
+    def followed(self, whole: Collection[str] = ()) -> dict[nn.Module, str]:
+        """The modules whose calls are watched: all but those inside modules that cannot be split.
+
+        ``whole`` are those that a run has shown to be so.
+        """
+        opaque = {name for module, name in self.names.items() if _is_opaque(module)} | set(whole)
         return {module: name for module, name in self.names.items() if opaque.isdisjoint(ancestors(name))}
 
     def infos(self, operations: dict[str, int], calls: dict[str, int]) -> dict[str, ModuleInfo]:
@@ -185,6 +188,16 @@ def _is_opened(module: nn.Module, name: str, calls: dict[str, int]) -> bool:
     ):
         return False
     return any(calls.get(f"{name}.{child}") for child, _ in module.named_modules() if child)
+
+
+def _observe(
+    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str], *, memory: bool
+) -> Observer:
+    if not memory:
+        observer = _observe_fake_unless_impossible(module, call, tree, names)
+        if observer is not None:
+            return observer
+    return _observe_real(module, call, tree, names)
 
 
 def _observe_fake_unless_impossible(
@@ -306,6 +319,7 @@ def _dry(module: nn.Module, written: WrittenParameters | None) -> Iterator[None]
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with (
             untouched(module, written),
+            own_parametrization_cache(),
             torch.random.fork_rng(devices),
             torch.compiler.set_stance("force_eager"),
             backward_left_out(is_tracing),  # without gradients, an optimizer's step changes nothing

@@ -17,6 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel._torch_internals import replaced_calls, takes_hooks, watchers
+from opensmd.modelparallel.dry_run._torch_internals import (
+    in_transform,
+    is_of_transform,
+    seeing_what_is_saved,
+)
 from opensmd.modelparallel.dry_run.escaped_tensors import Escapes, Made
 from opensmd.modelparallel.dry_run.stopwatch import Stopwatch
 from opensmd.modelparallel.dry_run.unseen_work import UnseenWork
@@ -38,12 +43,15 @@ class Position:
         self.current = -1
         self.calls: dict[str, int] = defaultdict(int)
         self.guests: set[tuple[str, str]] = set()  # a module, and one from elsewhere that was called in it
+        self.transforming: set[str] = set()  # modules that call others under torch.func's transforms
         self._unit_of: dict[str, int] = {}
         self._fresh = False
 
     def enter(self, module: str) -> None:
         """``module`` is being called."""
         self.guests.update((each, module) for each in self.stack if not is_inside(module, each))
+        if self.stack and in_transform():
+            self.transforming.add(self.stack[-1])
         self.stack.append(module)
         self.calls[module] += 1
         if module in self._unit_of:
@@ -245,7 +253,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return id(tensor) in self.owners or tensor.layout is not torch.strided or tensor in self._parameters
 
     def _made_by(self, tensor: Tensor) -> Made | None:
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or is_of_transform(tensor):
             return None
         made = self._made.get(tensor.untyped_storage()._cdata)
         return None if made is None or made.storage.expired() else made
@@ -272,7 +280,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     def saving(self) -> contextlib.AbstractContextManager[Any]:
         """A context that counts tensors kept for backward: each storage once, parameters not at all."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        return seeing_what_is_saved(self._pack)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         unit = self.position.current

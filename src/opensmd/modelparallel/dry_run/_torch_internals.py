@@ -1,0 +1,72 @@
+"""What the dry run does to torch that torch has no public way for; undone when it ends.
+
+tests/unit/test_modelparallel_torch_internals.py fails when torch changes one of these places.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+__all__ = ["in_transform", "is_of_transform", "own_parametrization_cache", "seeing_what_is_saved"]
+
+Pack = Callable[[Tensor], Tensor]
+
+
+def in_transform() -> bool:
+    """Whether this thread is inside ``torch.func.grad``, ``vmap`` or another of them."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_of_transform(tensor: Tensor) -> bool:
+    """Whether the tensor belongs to such a transform, and has no storage."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+@contextlib.contextmanager
+def seeing_what_is_saved(pack: Pack) -> Iterator[None]:
+    """Show ``pack`` every tensor that is kept for backward, but inside transforms.
+
+    Those allow no hooks on saved tensors, and ask for their absence when they begin. So this one steps aside.
+    """
+    graph: Any = torch.autograd.graph
+    plain = graph.disable_saved_tensors_hooks
+    autograd = torch._C._autograd
+
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    @contextlib.contextmanager
+    def stepping_aside(*args: Any, **kwargs: Any) -> Iterator[None]:
+        top = autograd._top_saved_tensors_default_hooks(True)
+        mine = top is not None and top[0] == pack
+        if mine:
+            autograd._pop_saved_tensors_default_hooks()
+        try:
+            with plain(*args, **kwargs):
+                yield
+        finally:
+            if mine:
+                autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+    graph.disable_saved_tensors_hooks = stepping_aside
+    try:
+        with graph.saved_tensors_hooks(pack, unpack):
+            yield
+    finally:
+        graph.disable_saved_tensors_hooks = plain
+
+
+@contextlib.contextmanager
+def own_parametrization_cache() -> Iterator[None]:
+    """What ``parametrize.cached()`` keeps inside is forgotten afterwards: it may be without data."""
+    kept, parametrize._cache = parametrize._cache, {}
+    try:
+        yield
+    finally:
+        parametrize._cache = kept

@@ -1,0 +1,138 @@
+"""torch.func inside modules, and cached parametrizations around them: models train as in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jvp, vjp, vmap
+from torch.nn.utils import parametrize
+
+import smdistributed.modelparallel.torch as smp
+from tests.support.equality import Pools, equal_gradients
+from tests.support.partitioned import restart
+
+WIDTH, MICROBATCHES = 6, 4
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+class Transforming(nn.Module):
+    """Calls a network under a transform."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def energy(self, x: Tensor) -> Tensor:
+        return self.network(x).square().sum()
+
+
+class Gradient(Transforming):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x - 0.1 * grad(self.energy)(x)
+        return out
+
+
+class Forward(Transforming):
+    def forward(self, x: Tensor) -> Tensor:
+        out, tangent = jvp(self.network, (x,), (torch.ones_like(x),))
+        return out + tangent
+
+
+class Backward(Transforming):
+    def forward(self, x: Tensor) -> Tensor:
+        out, pull = vjp(self.network, x)
+        (pulled,) = pull(torch.ones_like(out))
+        return out + pulled
+
+
+class Mapped(Transforming):
+    def forward(self, x: Tensor) -> Tensor:
+        weights = {name: torch.stack([each, 2 * each]) for name, each in self.network.named_parameters()}
+
+        def one(chosen: dict[str, Tensor]) -> Tensor:
+            return functional_call(self.network, chosen, x)
+
+        out: Tensor = vmap(one)(weights).sum(0)
+        return out
+
+
+class Curved(Transforming):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + 0.1 * hessian(self.energy)(x[0]).sum(0)
+        return out
+
+
+class Cached(nn.Module):
+    """Uses its weights twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        for layer in self.layers:
+            parametrize.register_parametrization(layer, "weight", Halved())
+
+    def forward(self, x: Tensor) -> Tensor:
+        with parametrize.cached():
+            for layer in (*self.layers, *self.layers):
+                x = torch.tanh(layer(x))
+        return x
+
+
+class Halved(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / 2
+
+
+class Around(nn.Module):
+    """Between layers of other stages."""
+
+    def __init__(self, kind: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner, self.last = nn.Linear(WIDTH, WIDTH), kind(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.inner(torch.tanh(self.first(x))))
+        return out
+
+
+def trained(kind: Callable[[], nn.Module], places: dict[str, int]) -> None:
+    by_hand = {"auto_partition": False, "default_partition": 0} if places else {}
+    restart(partitions=max(places.values(), default=1) + 1, microbatches=MICROBATCHES, **by_hand)
+    module, plain = Around(kind), Around(kind)
+    for name, place in places.items():
+        smp.set_partition(module.get_submodule(name), place)
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    for number in range(2):
+        x = torch.randn(2 * MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(number))
+        found = step(x).reduce_mean()
+        wanted = torch.zeros(())
+        for part in x.chunk(MICROBATCHES):
+            loss = plain(part).square().mean() / MICROBATCHES
+            wanted += loss.detach()
+            torch.autograd.backward(loss)
+        torch.testing.assert_close(found, wanted)
+    assert equal_gradients(module, plain)
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("kind", [Gradient, Forward, Backward, Mapped, Curved])
+def test_transforms_inside_a_module_of_one_partition_train(pool: Pools, kind: type[nn.Module]) -> None:
+    pool(2).run(trained, kind, {})
+
+
+def test_every_microbatch_has_its_own_cache_of_parametrizations(pool: Pools) -> None:
+    pool(3).run(trained, Cached, {f"inner.layers.{number}": number for number in range(3)})
