@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from tests.support.equality import Pools
+from opensmd.modelparallel.exceptions import SMPError
+from tests.support.equality import Pools, equal_gradients
 from tests.support.partitioned import restart
 
 WIDTH = 6
@@ -116,3 +117,112 @@ def replicas() -> None:
 
 def test_replicas_share_all_copies(pool: Pools) -> None:
     pool(4).run(replicas)
+
+
+class Statistics(nn.Module):
+    """Children on three stages; statistics that each forward sets anew, writes into or only reads."""
+
+    mean: Tensor
+    count: Tensor
+    norm: Tensor
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("norm", torch.ones(WIDTH))
+        self.register_buffer("shift", torch.full((WIDTH,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x) - self.norm)
+        h = torch.tanh(self.second(h) + self.shift)
+        if self.training:
+            self.mean = self.mean * 0.9 + h.detach().mean(0) * 0.1
+            self.count = self.count + 1
+            with torch.no_grad():
+                self.norm.mul_(0.9).add_(h.norm(dim=0) * 0.1)
+        out: Tensor = self.third(h - self.mean) / (1 + self.count)
+        return out
+
+
+def changing(looped: bool, evaluate_first: bool) -> None:
+    places = {"first": 2, "second": 0, "third": 1} if looped else {"first": 0, "second": 1, "third": 2}
+    restart(partitions=3, microbatches=4, auto_partition=False, default_partition=0)
+    module, reference = Statistics(), Statistics()
+    for name, place in places.items():
+        smp.set_partition(module.get_submodule(name), place)
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        if torch.is_grad_enabled():
+            model.backward(loss)
+        return loss
+
+    def evaluate(seed: int) -> None:
+        model.eval()
+        reference.eval()
+        with torch.no_grad():
+            wanted = torch.stack([reference(part).square().mean() for part in rows(seed).chunk(4)])
+            torch.testing.assert_close(step(rows(seed)).reduce_mean(), wanted.mean())
+        model.train()
+        reference.train()
+
+    if evaluate_first:
+        evaluate(7)
+    for number in range(3):
+        losses = []
+        for part in rows(number).chunk(4):
+            losses.append(reference(part).square().mean())
+            torch.autograd.backward(losses[-1] / 4)
+        torch.testing.assert_close(step(rows(number)).stack(), torch.stack(losses).detach())
+    evaluate(8)
+    equal_gradients(module, reference)
+    for name, found in model.state_dict().items():
+        if "." not in name:
+            torch.testing.assert_close(found, reference.state_dict()[name])
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("looped", [False, True], ids=["chain", "looped"])
+@pytest.mark.parametrize("evaluate_first", [False, True], ids=["train", "evaluate first"])
+def test_statistics_follow_the_order_of_the_microbatches(
+    pool: Pools, looped: bool, evaluate_first: bool
+) -> None:
+    pool(3).run(changing, looped, evaluate_first)
+
+
+class LateStatistics(Statistics):
+    """Begins to follow the data when three steps have only read the buffer."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.second(torch.tanh(self.first(x - self.mean))))
+        self.calls += 1
+        if self.calls > 8:
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        out: Tensor = self.third(h)
+        return out
+
+
+def changed_late() -> None:
+    restart(partitions=3, microbatches=4, auto_partition=False, default_partition=0)
+    module = LateStatistics()
+    smp.set_partition(module.second, 1)
+    smp.set_partition(module.third, 2)
+    model = smp.DistributedModel(module)
+    step = smp.step(lambda x: model.backward(model(x).square().mean()))
+    for number in range(2):
+        step(rows(number))
+    with pytest.raises(SMPError, match=r"has changed buffer 'mean' after microbatch \d had read it"):
+        step(rows(2))
+    dist.destroy_process_group()  # there may be messages left in it
+
+
+def test_a_buffer_that_is_changed_after_a_later_microbatch_has_read_it_is_refused(pool: Pools) -> None:
+    pool(3).run(changed_late)

@@ -306,7 +306,7 @@ RESTRICTIONS = {
         ("was given, after module 'third'", "what kept it", "set active_microbatches to 1"), Keeping
     ),
     "an attribute that goes on from microbatch to microbatch": Restriction(
-        ("has set 'total' again", "active_microbatches to 1"), Accumulating
+        ("has changed 'total' after a later", "active_microbatches to 1"), Accumulating
     ),
     "a result that is not a matter of the arguments": Restriction(
         ("module 'third' returned", "smp.set_partition"), Unsteady

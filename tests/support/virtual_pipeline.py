@@ -197,7 +197,7 @@ class Rank:
     def begin(self, microbatch: int, *, backward: bool) -> None:
         """Nothing."""
 
-    def suspend(self, microbatch: int) -> None:
+    def suspend(self, microbatch: int, *, through: bool) -> None:
         """Nothing."""
 
     def resume(self, microbatch: int) -> None:

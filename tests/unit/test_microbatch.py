@@ -93,3 +93,20 @@ def test_what_cannot_be_cut_is_refused_with_the_argument_and_a_way_out() -> None
         split_arguments(step, ("m", torch.zeros(4)), {}, microbatches=2, input_split_axes={"data": 1})
     with pytest.raises(ValueError, match=r"'masks' in non_split_inputs .* arguments are data, mask"):
         split_arguments(fixed, (1, 2), {}, microbatches=1, non_split_inputs=["masks"])
+
+
+def test_what_one_microbatch_writes_is_no_change_to_the_others_and_in_the_batch_afterwards() -> None:
+    batch = torch.arange(8).reshape(4, 2)
+    pieces = [args[1] for args, _ in split_arguments(step, (None, batch), {}, microbatches=2)]
+    weight = torch.ones(8, 3, requires_grad=True)
+    first = torch.nn.functional.embedding(pieces[0].fill_(7), weight)
+    pieces[1].fill_(6)
+    torch.autograd.backward(first.sum())
+    assert batch.tolist() == [[7, 7], [7, 7], [6, 6], [6, 6]]
+
+
+def test_pieces_of_a_tensor_with_a_graph_stay_in_it() -> None:
+    batch = torch.ones(4, 2, requires_grad=True)
+    for args, _ in split_arguments(step, (None, batch), {}, microbatches=2):
+        torch.autograd.backward(args[1].sum())
+    assert torch.equal(batch.grad, torch.ones(4, 2))

@@ -27,8 +27,9 @@ def split_arguments(
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The arguments of ``function`` for each microbatch.
 
-    Tensors are cut along axis 0, or along the axis given for their argument, into views of equal size; lists,
-    tuples, sets, mappings and dataclasses are gone through, keeping their classes; an object with a method
+    Tensors are cut along axis 0, or along the axis given for their argument, into parts of equal size that
+    share its memory (what a microbatch writes there is in the batch afterwards); lists, tuples, sets,
+    mappings and dataclasses are gone through, keeping their classes; an object with a method
     ``smp_slice(num_mb, mb, axis)`` cuts itself; everything else, numbers and 0-dimensional tensors among it,
     goes to each microbatch as it is.
 
@@ -117,7 +118,16 @@ def _tensor_pieces(value: Tensor, axis: int, count: int, where: str) -> list[Ten
             f"{axis}, which {count} microbatches do not divide. Use a batch size that is a multiple of "
             f"{count} (drop_last=True in the loader), or name the argument in non_split_inputs"
         )
-    return [value.view_as(value)] if count == 1 else list(value.tensor_split(count, axis))
+    return [value.view_as(value)] if count == 1 else list(map(_by_itself, value.tensor_split(count, axis)))
+
+
+def _by_itself(piece: Tensor) -> Tensor:
+    """The same memory with a version counter of its own.
+
+    What one microbatch writes into its piece is no change of what another's backward has kept. Pieces of a
+    tensor with a graph stay in the graph: nothing may be written into them anyway.
+    """
+    return piece if piece.requires_grad or piece.is_inference() else piece.data
 
 
 def _dataclass_pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel._torch_internals import without_modes
+from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
 from opensmd.modelparallel.runtime.tensors.storages import has_storage, lies_in
 
 __all__ = ["WrittenParameters", "untouched"]
@@ -42,16 +42,12 @@ class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
-            for place, told in enumerate(func._schema.arguments):
-                if told.is_write:
-                    value = args[place] if place < len(args) else kwargs.get(told.name)
-                    for each in tree_leaves(value):
-                        self._keep(each)
+        for written in written_by_operation(func, args, kwargs):
+            self._keep(written)
         return func(*args, **kwargs)
 
-    def _keep(self, written: Any) -> None:
-        if isinstance(written, Tensor) and lies_in(written, self._memory):
+    def _keep(self, written: Tensor) -> None:
+        if lies_in(written, self._memory):
             memory = _memory(written)
             if memory not in self._kept:
                 with without_modes():  # a copy of numbers, under fake tensors, too

@@ -24,7 +24,8 @@ class Microbatch:
     Args:
         index: which one of the step it is.
         begun: how many microbatches earlier steps had.
-        borrowed: where tags of this step are noted that a later microbatch than their own has used.
+        borrowed: where tags are noted that a later microbatch than their own has used.
+        inputs: the memory of the step function's arguments (``untyped_storage()._cdata``).
 
     Attributes:
         serial: its number, counted over all steps.
@@ -35,8 +36,16 @@ class Microbatch:
         edges: where its graph leaves this rank, and comes to it.
     """
 
-    def __init__(self, index: int, *, begun: int = 0, borrowed: set[Tag] | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        *,
+        begun: int = 0,
+        borrowed: set[Tag] | None = None,
+        inputs: frozenset[int] = frozenset(),
+    ) -> None:
         self.index = index
+        self.inputs = inputs
         self.serial = begun + index
         self.point = "the beginning of the step function"
         self.inside = False
@@ -59,7 +68,7 @@ class Microbatch:
     def require_not_later(self, tag: Tag) -> None:
         """Raise for a tensor of a microbatch that plain PyTorch would run after this one.
 
-        One of an earlier microbatch of the step is remembered as borrowed.
+        One of an earlier microbatch, of this step or another, is remembered as borrowed.
         """
         if tag.serial > self.serial:
             raise SMPError(
@@ -68,7 +77,7 @@ class Microbatch:
                 "fills, an object) is one for all microbatches, and they take turns. Return the tensor from "
                 "the module, keep it in an attribute of a module, or set active_microbatches to 1"
             )
-        if self._begun <= tag.serial < self.serial:
+        if 0 <= tag.serial < self.serial:
             self._borrowed.add(tag)
 
     def release(self) -> None:

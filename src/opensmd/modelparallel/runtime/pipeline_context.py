@@ -7,6 +7,7 @@ from typing import Any
 
 from opensmd.modelparallel.runtime.calls.descriptions import Description
 from opensmd.modelparallel.runtime.messages.transport import Transport
+from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.escaped import Carried
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
 from opensmd.modelparallel.runtime.tensors.tags import Tag
@@ -25,6 +26,7 @@ class PipelineContext:
         transport: to the other ranks.
         random: for replicated tensors.
         carried: tells tensors that only this rank has from replicated ones.
+        buffers: of split modules, which change in the order of the microbatches.
         trained: which parameters are.
         descriptions: what is known of results, by key.
         placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
@@ -32,7 +34,7 @@ class PipelineContext:
         sent_since_flush: something may still have to leave before it may be changed.
         begun: microbatches of earlier steps.
         new_calls: how often a call was unlike all before.
-        borrowed: tags of this step's tensors that a later microbatch than their own has used.
+        borrowed: tags of tensors that a later microbatch than their own has used in this step.
         stateful: calls that change buffers or parameters; they keep the order of the microbatches.
     """
 
@@ -41,6 +43,7 @@ class PipelineContext:
     transport: Transport
     random: ReplicatedRandom
     carried: Carried
+    buffers: OrderedBuffers
     trained: TrainedParameters
     placed_memory: frozenset[int]
     replicated_memory: frozenset[int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,12 @@ from opensmd.modelparallel._torch_internals import has_backward_hooks
 from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.planning.plan import Plan
-from opensmd.modelparallel.runtime.calls.interception import intercepted
+from opensmd.modelparallel.runtime.calls.interception import current_run, intercepted
 from opensmd.modelparallel.runtime.calls.sequential import Sequences
 from opensmd.modelparallel.runtime.side_effects.attributes import Places
+from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.random import default_generators
+from opensmd.modelparallel.runtime.side_effects.slots import Slot
 from opensmd.modelparallel.runtime.tensors.placeholder import make_remote, out_of_mapping
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
 from opensmd.modelparallel.runtime.trained_parameters import TrainedParameters
@@ -33,6 +36,7 @@ class PlacedModel:
     Attributes:
         parameters: all of the model's, also those of other ranks.
         trained: which of them are.
+        buffers: of modules that are run piece by piece.
         places: where modules keep tensors that change during steps.
         device: where the model computes.
         generators: the random number generators of that device and of the CPU.
@@ -54,6 +58,7 @@ class PlacedModel:
         self._split = {name: modules[name] for name in plan.split()}
         self._sequences = Sequences(self._split, dict(self._whole.values()))
         self.places = Places(module)
+        self.buffers = OrderedBuffers(self._split)
         tagged = self._tag_parameters(module, plan)
         self.parameters = [parameter for parameter, _ in tagged]
         self.trained = TrainedParameters(tagged)
@@ -79,9 +84,19 @@ class PlacedModel:
                     "smp.set_partition"
                 )
 
-    def intercepted(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
-        """For the time of a step, its modules are called where they live; ``alone``: of one microbatch."""
-        return intercepted(self._whole, self._sequences.forwards(alone=alone), alone=alone)
+    @contextlib.contextmanager
+    def intercepted(self, is_set: Callable[[Slot], None], *, alone: bool) -> Iterator[None]:
+        """For the time of a step, its modules are called where they live, and their buffers keep the order.
+
+        Args:
+            is_set: told of every buffer that is set anew.
+            alone: there is one microbatch.
+        """
+        with (
+            intercepted(self._whole, self._sequences.forwards(alone=alone), alone=alone),
+            self.buffers.ordered(current_run, is_set, alone=alone),
+        ):
+            yield
 
     def _tag_parameters(self, module: nn.Module, plan: Plan) -> list[tuple[nn.Parameter, Tag]]:
         named = list(module.named_parameters())

@@ -18,6 +18,7 @@ from opensmd.modelparallel.runtime.results import Results
 from opensmd.modelparallel.runtime.side_effects.attributes import OwnAttributes
 from opensmd.modelparallel.runtime.side_effects.per_microbatch import Own
 from opensmd.modelparallel.runtime.side_effects.random import OwnRandom
+from opensmd.modelparallel.runtime.tensors.structure import memory_of
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.threads import Threads
@@ -66,13 +67,15 @@ class StepRun:
         self._context = context
         self._placed = placed
         microbatches = [
-            Microbatch(index, begun=context.begun, borrowed=context.borrowed) for index in range(count)
+            Microbatch(
+                index, begun=context.begun, borrowed=context.borrowed, inputs=memory_of((args, kwargs))
+            )
+            for index, (args, kwargs) in enumerate(calls)
         ]
         self.record = Record()
         self._weight_gradients = WeightGradients(self.record)
-        self._own_state = Own(
-            OwnRandom(placed.generators), OwnAttributes(placed.places, context, alone=self._alone)
-        )
+        self._attributes = OwnAttributes(placed.places, context, alone=self._alone)
+        self._own_state = Own(OwnRandom(placed.generators), self._attributes)
         self._turns = Turns(
             microbatches,
             policy=schedule.policy(count, reduces=reducer is not None),
@@ -119,7 +122,7 @@ class StepRun:
             What the function returned for each; tensors are real on every rank.
         """
         try:
-            with self._placed.intercepted(alone=self._alone):
+            with self._placed.intercepted(self._attributes.is_set, alone=self._alone):
                 self._turns.run(self._runs)
             # Outside: results and weight gradients are torch's own business, nothing of them is intercepted.
             self._weight_gradients.run_all()

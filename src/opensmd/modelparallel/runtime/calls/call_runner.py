@@ -16,6 +16,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.descriptions import (
+    Change,
     Description,
     Hidden,
     TensorDescription,
@@ -147,6 +148,8 @@ class CallRunner:
         """Run on every rank, with copies of what has a home: for writing into replicated memory."""
         self.settle()
         self.wait_for_earlier()
+        for tensor in call.written:
+            self.context.buffers.written(tensor)
         tensors: list[Tensor | None] = []
         for leaf in call.leaves:
             copies = [self.transfers.bring(leaf, tag_of(leaf), rank) for rank in range(self.context.size)]
@@ -177,8 +180,8 @@ class CallRunner:
         if known is not None and known.is_plain and not (context.stateful and key in context.stateful):
             return self._run_known(home, call, tensors, known)
         result, description = self._run_watched(home, call, tensors, key, known, number)
-        for index, requires_grad in description.changed:
-            self._changed(call, index, home, requires_grad, tensors[index])
+        for change in description.changed:
+            self._changed(call, change, home, tensors[change.argument])
         return result
 
     def _stand_in(self, home: int, call: Call, description: Description) -> Any:
@@ -188,8 +191,8 @@ class CallRunner:
             made = told.placeholder()
             self._put(made, _new_tag(told, call, home))
             return made
-        for index, requires_grad in description.changed:
-            self._changed(call, index, home, requires_grad, None)
+        for change in description.changed:
+            self._changed(call, change, home, None)
         tensors = [self._placeholder(each, call, home) for each in description.tensors]
         result = description.build(tensors)
         if description.left is not None:
@@ -274,7 +277,7 @@ class CallRunner:
             result = self._call(call, *given, known)
         parts = Hidden.of(result, call.name)
         description = watch.description(parts)
-        changed = (real[index] for index, _ in description.changed)
+        changed = (real[change.argument] for change in description.changed)
         if watch.changed_buffers() or any(map(self._lasts, changed)):
             self.context.stateful.add(key)
         self._tell(description, key, known, number)
@@ -350,19 +353,20 @@ class CallRunner:
         if self.unreturned is not None:
             self.unreturned.add(tensor)
 
-    def _changed(
-        self,
-        call: Call,
-        index: int,
-        home: int,
-        requires_grad: bool,
-        real: Tensor | None,
-    ) -> None:
-        """Argument ``index`` was changed in place at ``home``."""
-        leaf = call.leaves[index]
+    def _changed(self, call: Call, change: Change, home: int, real: Tensor | None) -> None:
+        """An argument was changed in place at ``home``."""
+        leaf, requires_grad = call.leaves[change.argument], change.requires_grad
         tag = tag_of(leaf)
+        is_input = tag is None and lies_in(leaf, self.microbatch.inputs)
+        if is_input and change.numbers_alone and not requires_grad:
+            with torch.no_grad():  # for the script's batch, which is the same on all ranks afterwards
+                self._spread(leaf, home)
+            return
         if tag is None and self.is_replicated_memory(leaf):
-            self._spread(leaf, home)
+            self.wait_for_earlier()
+            self.context.buffers.written(leaf)
+            with torch.no_grad(), unversioned(leaf):  # as torch's own norms do: backwards do not mind
+                self._spread(leaf, home)
             return
         if tag is not None and tag.home == home:
             tag.form = None  # the change may be one of shape
@@ -395,17 +399,14 @@ class CallRunner:
             moved.real = real
         put_tag(leaf, moved)
 
-    def _spread(self, buffer: Tensor, home: int) -> None:
+    def _spread(self, tensor: Tensor, home: int) -> None:
         """Bring what a call at ``home`` has written into replicated memory to the other ranks."""
-        self.wait_for_earlier()
-        written, tag = buffer.detach(), Tag(home, serial=self.microbatch.serial)
+        written, tag = tensor.detach(), Tag(home, serial=self.microbatch.serial)
         put_tag(written, tag)
         for rank in range(self.context.size):
             copy = self.transfers.bring(written, tag, rank)
             if copy is not None and rank != home:
-                # as torch's own norms do: backwards that keep the statistics do not mind
-                with torch.no_grad(), unversioned(buffer):
-                    buffer.copy_(copy)
+                tensor.copy_(copy)
 
 
 @functools.lru_cache(maxsize=4096)

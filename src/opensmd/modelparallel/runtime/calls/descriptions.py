@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.runtime.tensors.tags import Form
 
 __all__ = [
+    "Before",
+    "Change",
     "Description",
     "Found",
     "Hidden",
@@ -72,6 +74,20 @@ class TensorDescription:
         return Placeholder(self.shape, self.stride, self.dtype, local_device(self.device))
 
 
+class Change(NamedTuple):
+    """An argument that was changed in place.
+
+    Attributes:
+        argument: its number.
+        requires_grad: whether it requires gradients now.
+        numbers_alone: it has the memory and the form that it had before.
+    """
+
+    argument: int
+    requires_grad: bool
+    numbers_alone: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """What a call left outside its result, for the ranks on which it did not run (see ``effects.py``).
@@ -104,7 +120,7 @@ class Description:
     Attributes:
         form: "tensor", "tuple", "list", "none", or "pickle" for anything else, which is then in ``pickled``.
         tensors: the tensors in it; with "pickle" they come after the operation's arguments.
-        changed: arguments that were changed in place, and whether they require gradients now.
+        changed: arguments that were changed in place.
         depends_on_data: it must be told anew each time.
         left: what the call left outside its result, if anything.
         is_plain: a further call like it has nothing to be told and changes nothing.
@@ -113,7 +129,7 @@ class Description:
 
     form: str
     tensors: tuple[TensorDescription, ...]
-    changed: tuple[tuple[int, bool], ...] = ()
+    changed: tuple[Change, ...] = ()
     depends_on_data: bool = False
     pickled: bytes = b""
     left: Left | None = None
@@ -194,7 +210,7 @@ def describe(
     parts: Hidden,
     arguments: Sequence[Tensor],
     *,
-    versions: Sequence[int],
+    before: Sequence[Before],
     foreign: Sequence[bool],
     depends_on_data: bool,
     destinations: Collection[int] = (),
@@ -206,7 +222,7 @@ def describe(
     Args:
         parts: the result.
         arguments: the real tensors that went in.
-        versions: their versions before the call.
+        before: what they were before the call.
         foreign: arguments that had come from another home, or are copies.
         depends_on_data: the shapes or values may differ from call to call.
         destinations: the arguments that the operation writes into, whatever their versions say.
@@ -221,10 +237,10 @@ def describe(
         form=parts.form,
         tensors=tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in parts.tensors),
         changed=tuple(
-            (number, argument.requires_grad)
+            Change(number, argument.requires_grad, before[number].has_form_of(argument))
             for number, argument in enumerate(arguments)
             if number in destinations
-            or (version_of(argument) != versions[number] and not is_sparse(argument))
+            or (version_of(argument) != before[number].version and not is_sparse(argument))
             or (argument.is_inference() and argument.untyped_storage()._cdata in written)
         ),
         depends_on_data=depends_on_data or parts.has_values,
@@ -237,6 +253,29 @@ def describe(
             tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in left.tensors),
         ),
     )
+
+
+class Before(NamedTuple):
+    """What an argument was before a call."""
+
+    version: int
+    memory: int
+    form: Any
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Before:
+        """As it is now."""
+        return cls(version_of(tensor), *_place(tensor))
+
+    def has_form_of(self, tensor: Tensor) -> bool:
+        """Whether the tensor has the same memory and form now."""
+        return (self.memory, self.form) == _place(tensor)
+
+
+def _place(tensor: Tensor) -> tuple[int, Any]:
+    if not _has_memory(tensor):
+        return 0, tensor.shape
+    return tensor.untyped_storage()._cdata, (tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -18,18 +18,15 @@ from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.operations import (
-    CHANGES_FIRST,
     COMPARISONS,
     DEPENDS_ON_DATA,
-    KNOWN_EVERYWHERE,
     RANDOM,
     READS_VALUE,
-    getter,
     in_fixed_order,
     indexes_by_mask,
-    setter,
-    statistics,
 )
+from opensmd.modelparallel.runtime.side_effects.written import STATISTICS, written_by_function
+from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA, getter, setter
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.runtime.tensors.tags import highest_home, real_tensor, tag_of
 
@@ -61,12 +58,14 @@ class Glue(TorchFunctionMode):
         home = highest_home(tags)
         if home is None:
             run.settle()
-            if func in CHANGES_FIRST and any(map(run.is_replicated_memory, leaves)):
-                run.wait_for_earlier()
+            for written in written_by_function(func, args, kwargs):
+                if run.is_replicated_memory(written):
+                    run.wait_for_earlier()
+                    run.context.buffers.written(written)
             if func in RANDOM:
                 return run.replicated_random(Call("", func, func, args, kwargs, leaves, tags))
             return func(*args, **kwargs)
-        if func in KNOWN_EVERYWHERE:
+        if func in WITHOUT_DATA:
             return func(*args, **kwargs)
         special = _SPECIAL.get(func)
         if special is not None:
@@ -80,17 +79,13 @@ class Glue(TorchFunctionMode):
         run, func, args, kwargs = self._run, call.function, call.args, call.kwargs
         if func in READS_VALUE:
             return run.value(call)
-        if "out" in kwargs or func in CHANGES_FIRST:
-            destination = kwargs.get("out", args[0])
-            if isinstance(destination, Tensor):
-                call.written = (destination,)
-                tag = tag_of(destination)
-                if tag is not None:
-                    home = tag.home
-                elif run.is_replicated_memory(destination):
-                    return run.run_everywhere(call)
-        else:
-            call.written = statistics(func, args, kwargs)
+        call.written = written_by_function(func, args, kwargs)
+        if call.written and func not in STATISTICS:
+            destination = highest_home(map(tag_of, call.written))
+            if destination is not None:
+                home = destination
+            elif any(map(run.is_replicated_memory, call.written)):
+                return run.run_everywhere(call)
         call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, call.leaves)
         return run.run_at(home, call)
 

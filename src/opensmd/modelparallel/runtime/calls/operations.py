@@ -1,25 +1,21 @@
-"""What the engine knows of torch's functions by name: which read values, change arguments or draw numbers."""
+"""What the engine knows of torch's functions by name: which read values, draw numbers or depend on data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opensmd.modelparallel.runtime.calls.keys import argument_key
+from opensmd.modelparallel.runtime.tensors.answers import getter
 
 __all__ = [
-    "CHANGES_FIRST",
     "DEPENDS_ON_DATA",
-    "KNOWN_EVERYWHERE",
     "RANDOM",
     "READS_VALUE",
-    "getter",
     "indexes_by_mask",
-    "setter",
-    "statistics",
 ]
 
 Function = Callable[..., Any]
@@ -28,37 +24,6 @@ Function = Callable[..., Any]
 def _of(owner: Any, names: str) -> set[Function]:
     return {getattr(owner, name) for name in names.split() if hasattr(owner, name)}
 
-
-def getter(name: str) -> Function:
-    """The function behind reading the attribute ``name`` of a tensor."""
-    found: Function = getattr(Tensor, name).__get__
-    return found
-
-
-def setter(name: str) -> Function:
-    """The function behind setting the attribute ``name`` of a tensor."""
-    found: Function = getattr(Tensor, name).__set__
-    return found
-
-
-def _getters(names: str) -> set[Function]:
-    return {getter(name) for name in names.split() if hasattr(Tensor, name)}
-
-
-# Answers that a placeholder has itself.
-KNOWN_EVERYWHERE: frozenset[Function] = frozenset(
-    _getters(
-        "shape dtype device layout ndim is_cuda is_cpu is_mps is_xpu is_meta is_sparse is_sparse_csr "
-        "is_mkldnn is_quantized is_nested names itemsize nbytes"
-    )
-    | _of(
-        Tensor,
-        "size dim stride numel nelement element_size ndimension is_floating_point is_complex is_contiguous "
-        "get_device __len__ is_signed is_same_size storage_offset is_inference is_conj is_neg __hash__ "
-        "is_pinned is_shared",
-    )
-    | _of(torch, "is_floating_point is_complex numel is_tensor is_conj is_inference is_storage")
-)
 
 # Answers that need the data and become Python values, so every rank must be told.
 READS_VALUE: frozenset[Function] = frozenset(
@@ -71,40 +36,33 @@ READS_VALUE: frozenset[Function] = frozenset(
 )
 
 
-def _in_place_names(names: Iterable[str]) -> Iterable[str]:
-    not_operators = {"__init__", "__init_subclass__", "__int__", "__index__", "__iter__", "__invert__"}
-    for name in names:
-        if name.endswith("__"):
-            if name == "__setitem__" or (name.startswith("__i") and name not in not_operators):
-                yield name
-        elif name.endswith("_") and not name.startswith("__"):
-            yield name
+def _drawing(owner: Any) -> set[Function]:
+    """The functions of ``owner`` that are operations which torch has tagged so."""
+    found = set()
+    for name in dir(owner):
+        operation = getattr(torch.ops.aten, name, None) if not name.startswith("__") else None
+        if operation is not None and callable(getattr(owner, name)):
+            overloads = (getattr(operation, each) for each in operation.overloads())
+            if any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads):
+                found.add(getattr(owner, name))
+    return found
 
-
-# Operations that write into their first argument and so run at its home.
-CHANGES_FIRST: frozenset[Function] = frozenset(
-    _of(Tensor, " ".join(_in_place_names(dir(Tensor))))
-    | _of(torch, " ".join(name for name in _in_place_names(dir(torch)) if callable(getattr(torch, name))))
-    | _of(torch.nn.functional, "relu_ elu_ celu_ selu_ leaky_relu_ rrelu_ hardtanh_ threshold_")
-    | {setter(name) for name in ("data", "grad")}
-)
 
 # Operations that draw random numbers; on replicated tensors all ranks must draw the same.
 RANDOM: frozenset[Function] = frozenset(
-    _of(
-        torch,
-        "rand randn randint rand_like randn_like randint_like bernoulli multinomial normal poisson randperm "
-        "dropout dropout_ alpha_dropout feature_dropout feature_alpha_dropout rrelu binomial",
-    )
+    _drawing(torch)
+    | _drawing(Tensor)
+    | _drawing(torch.nn.functional)
     | _of(
         torch.nn.functional,
         "dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d gumbel_softmax rrelu "
-        "scaled_dot_product_attention fractional_max_pool2d fractional_max_pool3d",
+        "rrelu_ scaled_dot_product_attention multi_head_attention_forward fractional_max_pool2d "
+        "fractional_max_pool3d",
     )
     | _of(
-        Tensor,
-        "bernoulli bernoulli_ normal_ uniform_ random_ exponential_ cauchy_ log_normal_ geometric_ "
-        "multinomial",
+        torch.nn.init,
+        "uniform_ normal_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ "
+        "orthogonal_ sparse_",
     )
 )
 
@@ -136,24 +94,3 @@ def indexes_by_mask(function: Function, tensors: list[Tensor]) -> bool:
     return function is Tensor.__getitem__ and any(
         each.dtype in (torch.bool, torch.uint8) for each in tensors[1:]
     )
-
-
-# Operations that update running statistics among their arguments, without a trace in these tensors' versions:
-# the place of the first of the two, and the place, name and default of what asks for it.
-_STATISTICS: dict[Function, tuple[int, int, str, bool]] = {
-    torch.nn.functional.batch_norm: (1, 5, "training", False),
-    torch.nn.functional.instance_norm: (1, 5, "use_input_stats", True),
-    torch.batch_norm: (3, 5, "training", False),
-    torch.instance_norm: (3, 5, "use_input_stats", True),
-}
-
-
-def statistics(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The running statistics that a call updates."""
-    if function not in _STATISTICS:
-        return ()
-    first, place, name, default = _STATISTICS[function]
-    if not (args[place] if len(args) > place else kwargs.get(name, default)):
-        return ()
-    both = [*args[first : first + 2], kwargs.get("running_mean"), kwargs.get("running_var")]
-    return tuple(each for each in both if isinstance(each, Tensor))

@@ -1,4 +1,4 @@
-"""Tensors that a model keeps in attributes of its modules, from one part of a microbatch for another.
+"""Tensors that a model keeps in attributes and buffers of its modules, for another part of the microbatch.
 
 The losses of a mixture of experts on its routers, a weight that a hook makes before each call: plain PyTorch
 is done with one microbatch before the next one writes there. Here they take turns. So each finds what it has
@@ -14,20 +14,18 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.side_effects.contents import ContentsOfStep
+from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tags_of
 
 __all__ = ["OwnAttributes", "Places"]
 
-Place = tuple[nn.Module, str]
-
-_OTHERS = frozenset({*nn.Module().__dict__, "forward", "_compiled_call_impl"})
-_ABSENT = object()
 _BEFORE = -1  # all microbatches of the step
 
 
 class Places:
-    """Where the modules of a model keep tensors, beside parameters and buffers, that change during steps.
+    """Where the modules of a model keep tensors, beside parameters, that steps set anew.
 
     Args:
         module: the model.
@@ -37,7 +35,8 @@ class Places:
         self.modules: dict[nn.Module, str] = {}
         if module is not None:
             self.modules = {each: name for name, each in module.named_modules()}
-        self.found: list[Place] = []
+        self.found: list[Slot] = []
+        self.containers: set[Slot] = set()
         self.calls = -1  # so many had been new up to the end of the latest step
 
 
@@ -54,77 +53,87 @@ class OwnAttributes:
         self._places = places
         self._context = context
         self._modules: Collection[nn.Module] = () if alone else places.modules
-        self._initial = {module: dict(module.__dict__) for module in self._modules}
-        self._values: dict[Place, dict[int, Any]] = {}  # by the microbatch that has put them there
+        self._initial = {each: (each.__dict__.copy(), dict.copy(each._buffers)) for each in self._modules}
+        self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has put them there
         self._ended: set[int] = set()
         self._first = 0  # of those that have not ended
-        for place in () if alone else places.found:
-            self._add(place)
+        self._contents = ContentsOfStep(self._modules, places.containers, self._require_not_borrowed)
+        for slot in () if alone else places.found:
+            self._add(slot)
 
     def begin(self, microbatch: int) -> None:
         """A microbatch begins, or goes on after others have."""
-        for place, values in self._values.items():
-            _put(place, _nearest(values, microbatch))
+        for slot, values in self._values.items():
+            slot.put(_nearest(values, microbatch))
+        self._contents.begin(microbatch)
 
-    def suspend(self, microbatch: int) -> None:
-        """It lets others go on.
+    def suspend(self, microbatch: int, *, through: bool) -> None:
+        """It lets others go on; ``through`` its forward or not.
 
         Raises:
-            SMPError: it has put something new where a later one has already used what it had put before.
+            SMPError: it has put something new where a later one has already used what was there before.
         """
-        if self._modules and self._context.new_calls != self._places.calls:
+        look = bool(self._modules) and self._context.new_calls != self._places.calls
+        if look:
             self._look()
-        for place, values in self._values.items():
-            value = _get(place)
-            if value is not _nearest(values, microbatch):
-                self._require_not_borrowed(place, microbatch, values.get(microbatch))
+        for slot, values in self._values.items():
+            value, before = slot.value, _nearest(values, microbatch)
+            if value is not before:
+                self._require_not_borrowed(slot, microbatch, _tensors(before))
                 values[microbatch] = value
+        self._contents.suspend(microbatch, look=look, through=through)
 
     def end(self, microbatch: int) -> None:
         """It has ended; see :meth:`suspend`."""
-        self.suspend(microbatch)
+        self.suspend(microbatch, through=True)
         self._ended.add(microbatch)
         while self._first in self._ended:
             self._first += 1
         for values in self._values.values():
             self._forget(values)
+        self._contents.end(self._first)
+
+    def is_set(self, slot: Slot) -> None:
+        """Something new was put there."""
+        if self._modules and slot not in self._values:
+            self._places.found.append(slot)
+            self._add(slot)
 
     def end_step(self) -> None:
         """Leave what the last microbatch has put there."""
         self._places.calls = self._context.new_calls
-        for place, values in self._values.items():
-            _put(place, values[max(values)])
+        for slot, values in self._values.items():
+            slot.put(values[max(values)])
+        self._contents.end_step()
 
     def _look(self) -> None:
         """Find further places."""
         for module in self._modules:
-            initial = self._initial[module]
-            for name, value in module.__dict__.items():
-                place = (module, name)
-                if name in _OTHERS or place in self._values or value is initial.get(name, _ABSENT):
-                    continue
-                if _keeps_tensors(value):
-                    self._places.found.append(place)
-                    self._add(place)
+            for slot, value in slots_of(module):
+                if slot not in self._values and value is not self._before(slot) and _keeps_tensors(value):
+                    self.is_set(slot)
 
-    def _add(self, place: Place) -> None:
-        module, name = place
-        self._values[place] = {_BEFORE: self._initial[module].pop(name, _ABSENT)}
+    def _add(self, slot: Slot) -> None:
+        self._values[slot] = {_BEFORE: self._before(slot)}
+
+    def _before(self, slot: Slot) -> Any:
+        """What was there when the step began."""
+        return self._initial[slot.module][slot.is_buffer].get(slot.name, ABSENT)
 
     def _forget(self, values: dict[int, Any]) -> None:
         """Of what was put before the first microbatch that has not ended, all but the last."""
         for number in sorted([number for number in values if number < self._first])[:-1]:
             del values[number]
 
-    def _require_not_borrowed(self, place: Place, microbatch: int, value: Any) -> None:
-        if self._context.borrowed.isdisjoint(tags_of(_tensors(value))):
-            return
-        module, attribute = place
-        name = f"{self._places.modules[module]}.{attribute}".lstrip(".")
+    def _require_not_borrowed(self, slot: Slot, microbatch: int, before: list[Tensor]) -> None:
+        if slot.is_buffer or self._context.borrowed.isdisjoint(tags_of(before)):
+            return  # who reads a buffer has waited for those before (``buffers.py``)
+        name = f"{self._places.modules[slot.module]}.{slot.name}".lstrip(".")
         raise SMPError(
-            f"microbatch {microbatch} has set {name!r} again after a later microbatch had used what it had "
-            "set before. Microbatches take turns, but the later one should have found the new value: keep "
-            "nothing in attributes for the next microbatch, or set active_microbatches to 1"
+            f"microbatch {microbatch} has changed {name!r} after a later microbatch had used what was there "
+            "before. Microbatches take turns, but the later one should have found the new value: keep what "
+            "goes from one microbatch to the next in a buffer (register_buffer), or set active_microbatches "
+            "to 1"
         )
 
 
@@ -133,19 +142,6 @@ def _nearest(values: dict[int, Any], microbatch: int) -> Any:
     if microbatch in values:
         return values[microbatch]
     return values[max([number for number in values if number < microbatch])]
-
-
-def _get(place: Place) -> Any:
-    module, name = place
-    return module.__dict__.get(name, _ABSENT)
-
-
-def _put(place: Place, value: Any) -> None:
-    module, name = place
-    if value is _ABSENT:
-        module.__dict__.pop(name, None)
-    else:
-        module.__dict__[name] = value
 
 
 def _keeps_tensors(value: Any) -> bool:

@@ -8,6 +8,7 @@ put into them. So what it has changed is told, and put into the originals on eve
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from opensmd.modelparallel.runtime.tensors import structure
 
-__all__ = ["Containers"]
+__all__ = ["Containers", "Content", "added", "content_of", "joined", "same_content", "set_content"]
 
 Content = dict[Any, Any] | list[Any]
 
@@ -33,7 +34,7 @@ class Containers:
         args, kwargs = arguments
         for each in (*args, *kwargs.values()):
             self._collect(each)
-        self._before = list(map(_content, self._containers))
+        self._before = list(map(content_of, self._containers))
 
     def changed(self, tensors: list[Tensor]) -> bytes:
         """What has changed since, as :meth:`fill` takes it; empty if nothing has.
@@ -42,15 +43,15 @@ class Containers:
         """
         found = {}
         for number, (each, before) in enumerate(zip(self._containers, self._before, strict=True)):
-            now = _content(each)
-            if not _same(before, now) and structure.carried(now, [], self._known) is not None:
+            now = content_of(each)
+            if not same_content(before, now) and structure.carried(now, [], self._known) is not None:
                 found[number] = now
         return structure.dump(found, tensors, self._known) if found else b""
 
     def fill(self, contents: bytes, tensors: Sequence[Any]) -> None:
         """Change these containers as those of other arguments of the same call were changed."""
         for number, content in structure.load(contents, tensors, self._known).items():
-            _set_content(self._containers[number], content)
+            set_content(self._containers[number], content)
 
     @property
     def _known(self) -> list[Any]:
@@ -59,7 +60,7 @@ class Containers:
     def _collect(self, value: Any) -> None:
         if isinstance(value, (list, MutableMapping)) or structure.is_dataclass(value):
             self._containers.append(value)
-            content = _content(value)
+            content = content_of(value)
             for each in content.values() if isinstance(content, dict) else content:
                 self._collect(each)
         elif isinstance(value, tuple):
@@ -72,8 +73,9 @@ class Containers:
             self._others.append(value)
 
 
-def _content(container: Any) -> Content:
-    if isinstance(container, list):
+def content_of(container: Any) -> Content:
+    """What is in a list, mapping or dataclass now."""
+    if isinstance(container, (list, deque)):
         return list(container)
     if isinstance(container, Mapping):
         return dict(container.items())
@@ -81,9 +83,13 @@ def _content(container: Any) -> Content:
     return {name: getattr(container, name) for name in names if hasattr(container, name)}
 
 
-def _set_content(container: Any, content: Any) -> None:
+def set_content(container: Any, content: Any) -> None:
+    """Put ``content`` in the place of what is there."""
     if isinstance(container, list):
         container[:] = content
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(content)
     elif isinstance(container, MutableMapping):
         for key in [key for key in container if key not in content]:
             del container[key]
@@ -95,7 +101,25 @@ def _set_content(container: Any, content: Any) -> None:
             object.__setattr__(container, name, value)
 
 
-def _same(before: Content, now: Content) -> bool:
+def added(first: Content, now: Content) -> Content | None:
+    """What was added to ``first``; None if something of it is gone or another."""
+    if isinstance(first, dict) and isinstance(now, dict):
+        if all(key in now and now[key] is value for key, value in first.items()):
+            return {key: value for key, value in now.items() if key not in first}
+        return None
+    start, end = list(now)[: len(first)], list(now)[len(first) :]
+    return end if same_content(list(first), start) else None
+
+
+def joined(content: Content, more: Content) -> Content:
+    """``content`` and then ``more``, which was added to something like it."""
+    if isinstance(content, dict) and isinstance(more, dict):
+        return {**content, **more}
+    return [*content, *more]
+
+
+def same_content(before: Content, now: Content) -> bool:
+    """Whether two contents are the same objects, or equal numbers and texts, in the same order."""
     if isinstance(before, dict) and isinstance(now, dict):
         return list(before) == list(now) and all(map(_same_value, before.values(), now.values()))
     return len(before) == len(now) and all(map(_same_value, before, now))

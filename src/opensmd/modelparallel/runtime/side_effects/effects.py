@@ -7,20 +7,43 @@ its tensors taken out; the others put placeholders in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.calls.descriptions import Found, Left, TensorDescription
-from opensmd.modelparallel.runtime.side_effects.containers import Containers
+from opensmd.modelparallel.runtime.side_effects.containers import (
+    Containers,
+    Content,
+    added,
+    content_of,
+    joined,
+    same_content,
+    set_content,
+)
+from opensmd.modelparallel.runtime.side_effects.contents import containers_in
+from opensmd.modelparallel.runtime.side_effects.slots import Slot, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
 
 __all__ = ["Effects", "apply"]
 
 Attributes = dict[tuple[str, str], Any]  # (submodule, attribute) -> value
+Inner = tuple[str, str, int]  # and the number of a container there
 
-_OWN = frozenset({"_parameters", "_modules", "_buffers", "training", "forward", "_compiled_call_impl"})
+
+class _Kept(NamedTuple):
+    """Something that was in a container before, by its key or place there."""
+
+    key: Any
+
+
+class _Filled(NamedTuple):
+    """What has become of a container: ``content`` was added, or is there now in place of what there was."""
+
+    content: Content
+    is_added: bool
 
 
 class Effects:
@@ -47,6 +70,7 @@ class Effects:
         self._held: list[Tensor] = list(leaves)
         self._before = [structure.carried(each, self._held) for each in self._objects]
         self._attributes = _attributes(self._owner)
+        self._contents = _contents(self._attributes)
 
     def found(self, result: Sequence[Tensor]) -> Found | None:
         """What has changed; None if nothing has. ``result`` are the tensors that the call returns."""
@@ -55,15 +79,18 @@ class Effects:
         for number, (each, before) in enumerate(zip(self._objects, self._before, strict=True)):
             if before is not None and structure.carried(each, list(self._held)) != before:
                 states[number] = each.__dict__
+        now = _attributes(self._owner)
         attributes = {
             place: value
-            for place, value in _attributes(self._owner).items()
+            for place, value in now.items()
             if place not in self._attributes or self._attributes[place] is not value
         }
         attributes = {
             place: value for place, value in attributes.items() if structure.carried(value, []) is not None
         }
-        pickled = structure.dump((states, attributes), tensors) if states or attributes else b""
+        filled = {place: told for place, told in self._filled() if structure.carried(told, []) is not None}
+        anything = states or attributes or filled
+        pickled = structure.dump((states, attributes, filled), tensors) if anything else b""
         count = len(self._leaves)
         seen = [*self._real, *tensors[count:]]  # containers have the fetched tensors, objects may keep them
         contents = self._containers.changed(seen)
@@ -73,6 +100,14 @@ class Effects:
         if contents and self._copied:
             Containers(self._arguments).fill(contents, tensors)
         return Found(pickled, contents, tensors[len(self._held) + len(result) :])
+
+    def _filled(self) -> Iterator[tuple[Inner, _Filled]]:
+        """The containers in attributes whose content has changed, and how."""
+        for place, (container, before) in self._contents.items():
+            now = content_of(container)
+            if not same_content(before, now):
+                more = added(before, now)
+                yield place, _Filled(_told(before, now) if more is None else more, more is not None)
 
 
 def apply(
@@ -100,12 +135,17 @@ def apply(
         Containers(arguments).fill(left.contents, tensors)
     if not left.pickled:
         return
-    states, attributes = structure.load(left.pickled, tensors)
+    states, attributes, filled = structure.load(left.pickled, tensors)
     for number, values in states.items():
         objects[number].__dict__.clear()
         objects[number].__dict__.update(values)
     if isinstance(owner, nn.Module):
         modules = dict(owner.named_modules())
+        for (name, attribute, number), told in filled.items():
+            container = containers_in(Slot(modules[name], attribute).value)[number]
+            before = content_of(container)
+            new = joined(before, told.content) if told.is_added else _new(before, told.content)
+            set_content(container, new)
         for (name, attribute), value in attributes.items():
             setattr(modules[name], attribute, value)
 
@@ -126,8 +166,42 @@ def _attributes(owner: nn.Module | None) -> Attributes:
     if owner is None:
         return found
     for name, module in owner.named_modules():
-        places: Mapping[str, Any] = {**module.__dict__, **module._buffers}
-        for attribute, value in places.items():
-            if attribute not in _OWN:
-                found[name, attribute] = value
+        for slot, value in slots_of(module):
+            found[name, slot.name] = value
     return found
+
+
+def _contents(attributes: Attributes) -> dict[Inner, tuple[Any, Content]]:
+    """The lists and dicts in attributes, with what is in them; each once, whoever else has it."""
+    found: dict[Inner, tuple[Any, Content]] = {}
+    seen: set[int] = set()
+    for (name, attribute), value in attributes.items():
+        for number, container in enumerate(containers_in(value)):
+            if id(container) not in seen:
+                seen.add(id(container))
+                found[name, attribute, number] = (container, content_of(container))
+    return found
+
+
+def _told(before: Content, now: Content) -> Content:
+    """``now`` for ranks that have ``before``."""
+    keys = {id(value): key for key, value in _items(before)}
+    new = [(key, _Kept(keys[id(value)]) if id(value) in keys else value) for key, value in _items(now)]
+    return dict(new) if isinstance(now, dict) else [value for _, value in new]
+
+
+def _new(before: Content, told: Content) -> Content:
+    """What was told, with what this rank has had before."""
+    old = dict(_items(before))
+    if any(type(value) is _Kept and value.key not in old for _, value in _items(told)):
+        raise SMPError(
+            "a module of another pipeline rank has rearranged a list or dict in one of its attributes, which "
+            "has another content on this rank: fill and clear such containers only, or set the attribute "
+            "anew (self.losses = [...])"
+        )
+    new = [(key, old[value.key] if type(value) is _Kept else value) for key, value in _items(told)]
+    return dict(new) if isinstance(told, dict) else [value for _, value in new]
+
+
+def _items(content: Content) -> Iterable[tuple[Any, Any]]:
+    return content.items() if isinstance(content, dict) else enumerate(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opensmd.modelparallel.runtime.side_effects.attributes import OwnAttributes
+from opensmd.modelparallel.runtime.side_effects.parametrizations import CachesOfStep
 from opensmd.modelparallel.runtime.side_effects.random import OwnRandom
 
 __all__ = ["Own"]
@@ -19,30 +20,37 @@ class Own:
     def __init__(self, random: OwnRandom, attributes: OwnAttributes) -> None:
         self._random = random
         self._attributes = attributes
+        self._caches = CachesOfStep()
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
         """A microbatch begins, or a backward that it has deferred."""
         self._random.begin(microbatch, backward=backward)
+        self._caches.begin(microbatch)
         self._attributes.begin(microbatch)
 
-    def suspend(self, microbatch: int) -> None:
-        """It lets others go on."""
+    def suspend(self, microbatch: int, *, through: bool) -> None:
+        """It lets others go on; ``through`` its forward or not."""
         self._random.suspend(microbatch)
-        self._attributes.suspend(microbatch)
+        self._caches.suspend(microbatch)
+        self._attributes.suspend(microbatch, through=through)
 
     def resume(self, microbatch: int) -> None:
         """It goes on after others have."""
         self._random.resume(microbatch)
+        self._caches.begin(microbatch)
         self._attributes.begin(microbatch)
 
     def end(self, microbatch: int, *, backward_left: bool) -> None:
         """Its function has returned, or also the backward that it has deferred."""
         if backward_left:
-            self._attributes.suspend(microbatch)
+            self._caches.suspend(microbatch)
+            self._attributes.suspend(microbatch, through=True)
         else:
+            self._caches.end(microbatch)
             self._attributes.end(microbatch)
 
     def end_step(self) -> None:
         """The rank's own again."""
         self._random.end_step()
+        self._caches.end_step()
         self._attributes.end_step()

@@ -19,12 +19,14 @@ class ReplicatedRandom:
 
     Args:
         seed: the same on every rank of the pipeline.
+        generators: of the devices in use.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, generators: Sequence[torch.Generator]) -> None:
         self._seed = seed
+        self._generators = generators
         self._step = 0
-        self._states: dict[int, torch.Tensor] = {}
+        self._states: dict[int, list[torch.Tensor]] = {}
 
     def begin_step(self) -> None:
         """Seed anew."""
@@ -34,17 +36,19 @@ class ReplicatedRandom:
     @contextlib.contextmanager
     def of(self, microbatch: int) -> Iterator[None]:
         """Draw from the microbatch's generator inside, from the rank's own again afterwards."""
-        own = torch.get_rng_state()
-        state = self._states.get(microbatch)
-        if state is None:
+        own = _states(self._generators)
+        states = self._states.get(microbatch)
+        if states is None:
             seed = hash((self._seed, self._step, microbatch)) & ((1 << 63) - 1)
-            state = torch.Generator().manual_seed(seed).get_state()
-        torch.set_rng_state(state)
+            for generator in self._generators:
+                generator.manual_seed(seed)
+        else:
+            _set_states(self._generators, states)
         try:
             yield
         finally:
-            self._states[microbatch] = torch.get_rng_state()
-            torch.set_rng_state(own)
+            self._states[microbatch] = _states(self._generators)
+            _set_states(self._generators, own)
 
 
 class OwnRandom:
@@ -57,7 +61,7 @@ class OwnRandom:
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self._generators = generators
         self._seed = int(torch.randint(1 << 62, ()))
-        self._rank = self._now()
+        self._rank = _states(generators)
         self._states: dict[int, list[torch.Tensor]] = {}
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
@@ -67,22 +71,24 @@ class OwnRandom:
 
     def suspend(self, microbatch: int) -> None:
         """It lets others go on."""
-        self._states[microbatch] = self._now()
+        self._states[microbatch] = _states(self._generators)
 
     def resume(self, microbatch: int) -> None:
         """It goes on after others have."""
-        self._set(self._states[microbatch])
+        _set_states(self._generators, self._states[microbatch])
 
     def end_step(self) -> None:
         """The rank's own state again."""
-        self._set(self._rank)
+        _set_states(self._generators, self._rank)
 
-    def _now(self) -> list[torch.Tensor]:
-        return [generator.get_state() for generator in self._generators]
 
-    def _set(self, states: list[torch.Tensor]) -> None:
-        for generator, state in zip(self._generators, states, strict=True):
-            generator.set_state(state)
+def _states(generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
+    return [generator.get_state() for generator in generators]
+
+
+def _set_states(generators: Sequence[torch.Generator], states: Sequence[torch.Tensor]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
 
 
 def default_generators(device: torch.device) -> list[torch.Generator]:

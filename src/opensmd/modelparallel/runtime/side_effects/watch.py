@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
-from opensmd.modelparallel.runtime.calls.descriptions import Description, Hidden, describe, version_of
+from opensmd.modelparallel.runtime.calls.descriptions import Before, Description, Hidden, describe, version_of
 from opensmd.modelparallel.runtime.side_effects.effects import Effects
+from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
 from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse
 
 __all__ = ["Watch"]
@@ -41,7 +42,7 @@ class Watch:
         self._buffer_versions = list(map(version_of, self._buffers))
         self._buffer_values = [_value(each) for each in self._buffers]
         self._effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
-        self._versions = list(map(version_of, tensors))
+        self._before = list(map(Before.of, tensors))
         self._sparse = [(each, each.clone()) for each in tensors if is_sparse(each)]
         self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
         self._around: Any = self._data or contextlib.nullcontext()
@@ -81,7 +82,7 @@ class Watch:
         return describe(
             parts,
             self._tensors,
-            versions=self._versions,
+            before=self._before,
             foreign=[each is not leaf for each, leaf in zip(self._tensors, call.leaves, strict=True)],
             depends_on_data=(
                 not self._first
@@ -138,8 +139,8 @@ class _WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self.UNTAGGED or not self.TAGS.isdisjoint(func.tags):
             self.seen = True
-        if func._schema.is_mutable and torch.is_inference_mode_enabled():
-            for value, told in zip(args, func._schema.arguments, strict=False):
-                if told.is_write and isinstance(value, Tensor):
-                    self.written.add(value.untyped_storage()._cdata)
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():
+            for written in written_by_operation(func, args, kwargs):
+                self.written.add(written.untyped_storage()._cdata)
+        return func(*args, **kwargs)

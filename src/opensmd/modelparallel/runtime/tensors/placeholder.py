@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
-from opensmd.modelparallel.runtime.calls.operations import getter
+from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA, getter, setter
 
 __all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "make_remote", "out_of_mapping"]
 
@@ -59,33 +59,13 @@ class RemoteTensor(Tensor):
     and ``data`` give is guarded likewise, because reading memory that is not there ends the process.
     """
 
-    _ALLOWED = frozenset(
-        {
-            *(
-                getter(name)
-                for name in (
-                    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad", "grad_fn",
-                    "is_leaf",
-                    "data", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_nested",
-                    "is_mps",
-                    "is_xpu", "itemsize", "nbytes", "names", "is_mkldnn", "is_sparse_csr", "_version",
-                )
-                if hasattr(Tensor, name)
-            ),
-            *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad", "data")),
-            *(
-                getattr(Tensor, name)
-                for name in (
-                    "size", "dim", "stride", "numel", "nelement", "element_size", "ndimension", "detach",
-                    "is_floating_point", "is_complex", "is_contiguous", "get_device", "__len__", "__hash__",
-                    "requires_grad_", "register_hook", "untyped_storage", "storage_offset", "is_pinned",
-                    "register_post_accumulate_grad_hook", "is_shared", "__deepcopy__", "is_inference",
-                    "is_signed", "is_set_to", "__dir__",
-                )
-            ),
-            torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor,
-        }
-    )  # fmt: skip
+    _ALLOWED = WITHOUT_DATA | {
+        *map(getter, ("requires_grad", "grad", "grad_fn", "is_leaf", "data", "_version")),
+        *map(setter, ("requires_grad", "grad", "data")),
+        Tensor.detach, Tensor.requires_grad_, Tensor.untyped_storage, Tensor.is_set_to,
+        Tensor.register_hook, Tensor.register_post_accumulate_grad_hook,
+        Tensor.__deepcopy__, Tensor.__dir__,
+    }  # fmt: skip
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

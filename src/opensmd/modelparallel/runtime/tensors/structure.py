@@ -18,7 +18,17 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
 
-__all__ = ["carried", "collect", "dump", "is_dataclass", "is_plain", "load", "opaque_objects", "substitute"]
+__all__ = [
+    "carried",
+    "collect",
+    "dump",
+    "is_dataclass",
+    "is_plain",
+    "load",
+    "memory_of",
+    "opaque_objects",
+    "substitute",
+]
 
 _VALUES = frozenset({str, int, float, bool, type(None)})  # which end every search at once
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type)
@@ -44,6 +54,13 @@ def collect(structure: Any, found: list[Tensor]) -> None:
     elif is_dataclass(structure):
         for field in dataclasses.fields(structure):
             collect(getattr(structure, field.name, None), found)
+
+
+def memory_of(structure: Any) -> frozenset[int]:
+    """Where the tensors of ``structure`` are that are strided (``untyped_storage()._cdata``)."""
+    found: list[Tensor] = []
+    collect(structure, found)
+    return frozenset(each.untyped_storage()._cdata for each in found if each.layout is torch.strided)
 
 
 def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:

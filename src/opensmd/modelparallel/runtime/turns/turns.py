@@ -86,8 +86,8 @@ class OwnState(Protocol):
     def begin(self, microbatch: int, *, backward: bool) -> None:
         """A microbatch begins, or a backward that it has deferred."""
 
-    def suspend(self, microbatch: int) -> None:
-        """It lets others go on."""
+    def suspend(self, microbatch: int, *, through: bool) -> None:
+        """It lets others go on; ``through`` its forward or not."""
 
     def resume(self, microbatch: int) -> None:
         """It goes on after others have."""
@@ -234,7 +234,7 @@ class Turns:
             assert worker is not None  # that of the calling thread
             # The state is changed while no other thread runs: before the turn is handed over, and after it
             # has come back.
-            self._own_state.suspend(index)
+            self._own_state.suspend(index, through=progress is not _FORWARD)
             self._hand_over(chosen)
             worker.wake.acquire()
             self._own_state.resume(index)

@@ -1,0 +1,171 @@
+"""Buffers of modules that are run piece by piece: microbatches read and change them in their order.
+
+Moving averages, codebooks and running norms go from one microbatch to the next. Here the next one begins
+while the one before still waits for other ranks. So whoever reads a buffer that steps change waits first
+until all before have been through their forwards on this rank; and as every rank waits alike, all read the
+same.
+
+    microbatch 0    h = first(x)    self.mean = 0.9 * self.mean + 0.1 * h.mean()
+    microbatch 1    h = first(x)      (waits)                                      reads self.mean
+
+A buffer that steps only read costs nothing: the first step in each mode waits at all buffers, and knows then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, ItemsView, Iterator, ValuesView
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.side_effects.slots import Slot
+
+if TYPE_CHECKING:
+    from opensmd.modelparallel.runtime.microbatch import Microbatch
+
+__all__ = ["OrderedBuffers"]
+
+Mode = tuple[bool, bool]  # training, and with gradients
+
+
+class Running(Protocol):
+    """The calls of the microbatch that runs."""
+
+    microbatch: Microbatch
+
+    def settle(self) -> None:
+        """Run a backward that it has deferred."""
+
+    def wait_for_earlier(self) -> None:
+        """Let all earlier ones go through their forwards first."""
+
+
+class OrderedBuffers:
+    """What is known of the buffers of split modules, and who of the step under way has read them.
+
+    Args:
+        modules: the split modules by name.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module]) -> None:
+        self._names = {module: name for name, module in modules.items() if module._buffers}
+        # Their addresses are what tells replicated memory, so nothing else may get them.
+        self._kept = [each.untyped_storage() for each in self._present()]
+        self._only_read: set[tuple[Slot, Mode]] = set()
+        self._changed: set[Slot] = set()
+        self._readers: dict[Slot, int] = {}  # the last microbatch of the step
+        self._modes: set[tuple[Slot, Mode]] = set()
+        self._current: Callable[[], Running | None] = lambda: None
+        self._is_set: Callable[[Slot], None] = lambda _: None
+
+    @contextlib.contextmanager
+    def ordered(
+        self, current: Callable[[], Running | None], is_set: Callable[[Slot], None], *, alone: bool
+    ) -> Iterator[None]:
+        """Keep the order for one step.
+
+        Args:
+            current: the microbatch of the calling thread, if it runs one piece by piece.
+            is_set: told of every buffer that is set anew.
+            alone: there is one microbatch, and nothing to do.
+        """
+        if alone:
+            yield
+            return
+        self._current, self._is_set = current, is_set
+        plain = {module: module._buffers for module in self._names}
+        for module, buffers in plain.items():
+            module.__dict__["_buffers"] = _Watched(buffers, module, self)
+        try:
+            yield
+        finally:
+            for module, buffers in plain.items():
+                now = dict.copy(module._buffers)
+                buffers.clear()
+                buffers.update(now)
+                module.__dict__["_buffers"] = buffers
+            self._only_read |= {(slot, mode) for slot, mode in self._modes if slot not in self._changed}
+            self._readers.clear()
+            self._modes.clear()
+            self._changed.clear()
+
+    def written(self, tensor: Tensor) -> None:
+        """The running microbatch writes into ``tensor``, which may be a buffer of these."""
+        if self._readers and tensor.layout is torch.strided:
+            memory = tensor.untyped_storage()._cdata
+            for slot in self._readers:
+                value = slot.value
+                if isinstance(value, Tensor) and _memory(value) == memory:
+                    self._change(slot)
+
+    def read(self, slot: Slot) -> None:
+        """The running microbatch is about to read a buffer."""
+        run = self._current()
+        if run is None:
+            return
+        mode = (slot, (slot.module.training, torch.is_grad_enabled()))
+        self._modes.add(mode)
+        if mode not in self._only_read:
+            run.settle()
+            run.wait_for_earlier()
+        self._readers[slot] = max(run.microbatch.index, self._readers.get(slot, 0))
+
+    def set(self, slot: Slot) -> None:
+        """The running microbatch is about to set a buffer anew."""
+        if self._current() is not None:
+            self._change(slot)
+            self._is_set(slot)
+
+    def _change(self, slot: Slot) -> None:
+        run = self._current()
+        assert run is not None
+        self._changed.add(slot)
+        self._only_read = {each for each in self._only_read if each[0] != slot}
+        later = self._readers.get(slot, -1)
+        if later > run.microbatch.index:
+            name = f"{self._names[slot.module]}.{slot.name}".lstrip(".")
+            raise SMPError(
+                f"microbatch {run.microbatch.index} has changed buffer {name!r} after microbatch {later} had "
+                "read it, which should have found the new value. Microbatches take turns, and earlier steps "
+                "only read this buffer: change it in every step from the first one on that the module trains "
+                "in, or set active_microbatches to 1"
+            )
+
+    def _present(self) -> Collection[Tensor]:
+        found = [each for module in self._names for each in module._buffers.values()]
+        return [each for each in found if each is not None and each.layout is torch.strided]
+
+
+class _Watched(dict[str, Any]):
+    """A module's buffers during a step: ``self.mean`` and ``self.mean = ...`` are seen."""
+
+    def __init__(self, buffers: dict[str, Any], module: nn.Module, order: OrderedBuffers) -> None:
+        super().__init__(buffers)
+        self._module = module
+        self._order = order
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self:
+            self._order.read(Slot(self._module, name, is_buffer=True))
+        return super().__getitem__(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._order.set(Slot(self._module, name, is_buffer=True))
+        super().__setitem__(name, value)
+
+    def items(self) -> Any:
+        return ItemsView(self)
+
+    def values(self) -> Any:
+        return ValuesView(self)
+
+    def __delitem__(self, name: str) -> None:
+        self._order.set(Slot(self._module, name, is_buffer=True))
+        super().__delitem__(name)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0

@@ -1,0 +1,39 @@
+"""The cache of ``parametrize.cached()``: one for each microbatch.
+
+torch has one for the whole process, which is filled by the first use of a weight and emptied where the region
+ends. Microbatches take turns in such regions, and what one has computed has its graph.
+"""
+
+from __future__ import annotations
+
+from opensmd.modelparallel._torch_internals import (
+    ParametrizationCache,
+    parametrization_cache,
+    put_parametrization_cache,
+)
+
+__all__ = ["CachesOfStep"]
+
+
+class CachesOfStep:
+    """The caches of the microbatches of one step; each begins with what there is around the step."""
+
+    def __init__(self) -> None:
+        self._around = parametrization_cache()
+        self._kept: dict[int, ParametrizationCache] = {}
+
+    def begin(self, microbatch: int) -> None:
+        """A microbatch begins, or goes on after others have."""
+        put_parametrization_cache(self._kept.get(microbatch, self._around))
+
+    def suspend(self, microbatch: int) -> None:
+        """It lets others go on."""
+        self._kept[microbatch] = parametrization_cache()
+
+    def end(self, microbatch: int) -> None:
+        """It has ended."""
+        self._kept.pop(microbatch, None)
+
+    def end_step(self) -> None:
+        """As it was around the step."""
+        put_parametrization_cache(self._around)

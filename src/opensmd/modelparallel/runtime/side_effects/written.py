@@ -1,0 +1,97 @@
+"""Which of its arguments a call writes into: the one reader of it.
+
+Below autograd torch's schemas say so, of keyword arguments and ``out=``, too. Above it, where whole functions
+are seen, names and conventions of torch do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from opensmd.modelparallel.runtime.tensors.answers import setter
+
+__all__ = ["CHANGES_FIRST", "STATISTICS", "written_by_function", "written_by_operation"]
+
+Function = Callable[..., Any]
+
+
+def written_by_operation(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operation writes into, as a dispatch mode sees it.
+
+    Args:
+        operation: an overload (``torch.ops.aten.add_.Tensor``); others write into nothing that is known.
+        args, kwargs: its arguments.
+    """
+    if not isinstance(operation, torch._ops.OpOverload) or not operation._schema.is_mutable:
+        return []
+    values = [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(operation._schema.arguments)
+        if argument.is_write
+    ]
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def written_by_function(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """The tensors that one of torch's functions writes into, as a function mode sees it."""
+    if kwargs.get("out") is not None:
+        return _tensors(kwargs["out"])
+    if function in CHANGES_FIRST:
+        return _tensors(args[0] if args else next(iter(kwargs.values()), None))
+    if kwargs.get("inplace") is True:
+        return _tensors(args[0] if args else kwargs.get("input"))
+    return _statistics(function, args, kwargs)
+
+
+def _tensors(value: Any) -> tuple[Tensor, ...]:
+    return tuple(each for each in tree_leaves(value) if isinstance(each, Tensor))
+
+
+def _of(owner: Any, names: Iterable[str]) -> set[Function]:
+    return {getattr(owner, name) for name in names if callable(getattr(owner, name, None))}
+
+
+def _in_place(names: Iterable[str]) -> Iterable[str]:
+    not_operators = {"__init__", "__init_subclass__", "__int__", "__index__", "__iter__", "__invert__"}
+    for name in names:
+        if name.endswith("__"):
+            if name == "__setitem__" or (name.startswith("__i") and name not in not_operators):
+                yield name
+        elif name.endswith("_") and not name.startswith("__"):
+            yield name
+
+
+# Functions that write into their first argument, or the tensors in it.
+CHANGES_FIRST: frozenset[Function] = frozenset(
+    _of(Tensor, _in_place(dir(Tensor)))
+    | _of(torch, _in_place(dir(torch)))
+    | _of(torch.nn.functional, _in_place(dir(torch.nn.functional)))
+    | _of(torch.nn.init, _in_place(dir(torch.nn.init)))
+    | {setter(name) for name in ("data", "grad")}
+)
+
+# Functions that update running statistics among their arguments, without a trace in these tensors' versions:
+# the place of the first of the two, and the place, name and default of what asks for it.
+STATISTICS: dict[Function, tuple[int, int, str, bool]] = {
+    torch.nn.functional.batch_norm: (1, 5, "training", False),
+    torch.nn.functional.instance_norm: (1, 5, "use_input_stats", True),
+    torch.batch_norm: (3, 5, "training", False),
+    torch.instance_norm: (3, 5, "use_input_stats", True),
+}
+
+
+def _statistics(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    if function not in STATISTICS:
+        return ()
+    first, place, name, default = STATISTICS[function]
+    if not (args[place] if len(args) > place else kwargs.get(name, default)):
+        return ()
+    both = [*args[first : first + 2], kwargs.get("running_mean"), kwargs.get("running_var")]
+    return tuple(each for each in both if isinstance(each, Tensor))

@@ -1,0 +1,115 @@
+"""What a model writes into the inputs of a step: each microbatch its own part, and the batch has it all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import smdistributed.modelparallel.torch as smp
+from tests.support.equality import Pools, equal_gradients
+from tests.support.partitioned import restart
+
+WIDTH, WORDS, PADDING = 6, 10, -100
+
+
+class Embedded(nn.Embedding):
+    """Takes out of its input what marks padding."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        ids.masked_fill_(ids == PADDING, 1)
+        return super().forward(ids)
+
+
+class Translator(nn.Module):
+    """Reads its ids on both stages, and writes into them on both and between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.source, self.target = Embedded(WORDS, WIDTH), Embedded(WORDS, WIDTH)
+        self.encoder, self.decoder = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor, wanted: Tensor, scale: Tensor) -> Tensor:
+        h = self.encoder(self.source(ids))
+        wanted.clamp_(max=WORDS - 2)
+        with torch.no_grad():
+            scale[:, 0] = h.mean((1, 2))
+        out: Tensor = self.decoder(torch.tanh(h + self.target(wanted))) * scale[:, :, None]
+        return out
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(WORDS, (8, 4), generator=generator)
+    wanted = torch.randint(WORDS, (8, 4), generator=generator)
+    ids[:, 2], wanted[:, 1] = PADDING, PADDING
+    return ids, wanted, torch.ones(8, 4)
+
+
+def trained(stages: int, settings: dict[str, bool]) -> None:
+    restart(partitions=stages, microbatches=4, auto_partition=False, default_partition=0, **settings)
+    module, plain = Translator(), Translator()
+    for part in (module.target, module.decoder):
+        smp.set_partition(part, stages - 1)
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step(*given: Tensor) -> None:
+        model.backward(model(*given).square().mean())
+
+    mine, other = batch(), batch()
+    for _ in range(2):
+        step(*mine)
+        for pieces in zip(*(each.chunk(4) for each in other), strict=True):
+            torch.autograd.backward(plain(*[each.clone() for each in pieces]).square().mean() / 4)
+    with torch.no_grad():
+        plain(*other)
+    equal_gradients(module, plain)
+    for found, wanted in zip(mine, other, strict=True):
+        torch.testing.assert_close(found, wanted)
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"deterministic_server": True}], ids=["ready", "in order"])
+def test_writes_into_inputs_are_each_microbatchs_own_and_in_the_batch_afterwards(
+    pool: Pools, stages: int, settings: dict[str, bool]
+) -> None:
+    pool(stages).run(trained, stages, settings)
+
+
+class Doubling(nn.Linear):
+    """Doubles its input in place, by way of ``out=``."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        torch.mul(h, 2, out=h)
+        return super().forward(h)
+
+
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), Doubling(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        out: Tensor = self.second(h) + h
+        return out
+
+
+def evaluated() -> None:
+    restart(partitions=2, microbatches=2, auto_partition=False, default_partition=0)
+    module, x = Doubled(), torch.ones(4, WIDTH)
+    smp.set_partition(module.second, 1)
+    model = smp.DistributedModel(module)
+    step = smp.step(lambda x: model(x))
+    with torch.inference_mode():
+        for _ in range(2):
+            torch.testing.assert_close(step(x).concat(), Doubled()(x))
+    smp.shutdown()
+
+
+def test_writes_by_out_are_seen_in_inference_mode(pool: Pools) -> None:
+    pool(2).run(evaluated)

@@ -1,0 +1,75 @@
+"""Random numbers of microbatches: every generator in use has a state for each of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from opensmd.modelparallel.runtime.calls.operations import RANDOM
+from opensmd.modelparallel.runtime.side_effects.random import OwnRandom, ReplicatedRandom
+
+Drawn = list[tuple[float, ...]]
+
+
+def draw(generators: list[torch.Generator]) -> tuple[float, ...]:
+    return tuple(torch.rand((), generator=each).item() for each in generators)
+
+
+def made() -> list[torch.Generator]:
+    """The CPU's generator and, in the place of an accelerator's, another one."""
+    return [torch.Generator().manual_seed(number) for number in range(2)]
+
+
+def in_turns(order: list[int]) -> tuple[dict[int, Drawn], Drawn]:
+    generators, drawn = made(), dict[int, Drawn]()
+    random, own = ReplicatedRandom(3, generators), []
+    random.begin_step()
+    for microbatch in order:
+        own.append(draw(generators))
+        with random.of(microbatch):
+            drawn.setdefault(microbatch, []).append(draw(generators))
+    return drawn, own
+
+
+def test_microbatches_draw_the_same_in_whichever_order_from_all_generators() -> None:
+    first, own = in_turns([0, 1, 0, 1])
+    second, _ = in_turns([1, 1, 0, 0])
+    assert first == second
+    both = first[0] + first[1]
+    for generator in range(2):
+        assert len({numbers[generator] for numbers in both}) == 4
+    rank = made()
+    assert own == [draw(rank) for _ in range(4)]
+
+
+def test_every_step_draws_anew() -> None:
+    generators, drawn = made(), set()
+    random = ReplicatedRandom(3, generators)
+    for _ in range(3):
+        random.begin_step()
+        with random.of(0):
+            drawn.add(draw(generators))
+    assert len(drawn) == 3
+
+
+def test_a_rank_has_its_own_state_again_after_the_step() -> None:
+    generators = made()
+    wanted = draw(made())
+    own = OwnRandom(generators)
+    own.begin(0, backward=False)
+    first = draw(generators)
+    own.suspend(0)
+    own.begin(1, backward=False)
+    draw(generators)
+    own.resume(0)
+    second = draw(generators)
+    own.end_step()
+    assert draw(generators) == wanted and len({first, second, wanted}) == 3
+
+
+def test_what_torch_tags_as_random_and_what_initialises_draws_alike_on_all_ranks() -> None:
+    for each in (torch.rand, torch.randn_like, torch._standard_gamma, torch.lstm, torch.Tensor.normal_):
+        assert each in RANDOM
+    for each in (nn.functional.dropout, nn.functional.multi_head_attention_forward, nn.init.xavier_uniform_):
+        assert each in RANDOM
+    assert torch.add not in RANDOM and nn.init.zeros_ not in RANDOM
