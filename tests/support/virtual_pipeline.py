@@ -149,7 +149,7 @@ class Rank:
             fills_in=self,
             record=Record(),
             threads=Threads(),
-            own_state=self,
+            swapped_state=self,
         )
 
     def run(self, function: Callable[[Pass], None]) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.compatibility.parameter_layout import name_original_forwards
 from opensmd.modelparallel.exceptions import SMPError, SMPNotInitializedError, SMPUnsupportedError
 from smdistributed.modelparallel.test.torch import utils as test_utils
 from smdistributed.modelparallel.torch import utils
@@ -101,8 +100,3 @@ def test_a_module_can_call_the_original_forward_of_the_class_it_extends(initiali
 
     x = torch.ones(1, 2)
     assert torch.equal(step(x).concat(), 2 * (plain(x).detach() + 1))
-
-
-def test_classes_that_do_not_ask_for_an_original_forward_are_left_alone() -> None:
-    name_original_forwards(nn.Sequential(nn.Bilinear(2, 2, 2)))
-    assert not hasattr(nn.Bilinear, "_orig_forward")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from opensmd.modelparallel.runtime.calls.operations import RANDOM
-from opensmd.modelparallel.runtime.side_effects.random import OwnRandom, ReplicatedRandom
+from opensmd.modelparallel.runtime.side_effects.random import RandomPerMicrobatch, ReplicatedRandom
 
 Drawn = list[tuple[float, ...]]
 
@@ -55,7 +55,7 @@ def test_every_step_draws_anew() -> None:
 def test_a_rank_has_its_own_state_again_after_the_step() -> None:
     generators = made()
     wanted = draw(made())
-    own = OwnRandom(generators)
+    own = RandomPerMicrobatch(generators)
     own.begin(0, backward=False)
     first = draw(generators)
     own.suspend(0)

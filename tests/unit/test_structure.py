@@ -26,7 +26,7 @@ class Refusing:
 def test_what_can_be_carried_comes_back_with_other_tensors() -> None:
     first, second = torch.ones(1), torch.zeros(2)
     found: list[Tensor] = [first]
-    data = structure.carried({"a": [second, 3], "b": first}, found)
+    data = structure.dump_if_possible({"a": [second, 3], "b": first}, found)
     assert data is not None and found[0] is first and found[1] is second
     assert structure.load(data, ["x", "y"]) == {"a": ["y", 3], "b": "x"}
 
@@ -44,5 +44,5 @@ def test_what_can_be_carried_comes_back_with_other_tensors() -> None:
 )
 def test_what_pickle_refuses_is_none_and_leaves_no_tensors(value: Any) -> None:
     found = [torch.ones(1)]
-    assert structure.carried([torch.zeros(2), value], found) is None
+    assert structure.dump_if_possible([torch.zeros(2), value], found) is None
     assert len(found) == 1

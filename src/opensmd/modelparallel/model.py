@@ -335,7 +335,7 @@ class DistributedModel(NotForDDP, ModelState):
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if pipeline.size() > 1:
             self._engine = Engine(pipeline, smp_state.cfg, self.module, plan, self._sum_warning)
-            self._inner_hooks = InnerHooks(self.module, plan, self._engine.carried)
+            self._inner_hooks = InnerHooks(self.module, plan, self._engine.escaped)
             smp_state.engine = self._engine
         self._warn_of_untraced()
         self.finish_partition(plan)

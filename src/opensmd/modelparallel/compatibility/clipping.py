@@ -7,15 +7,12 @@ when somebody reads their gradient, and look who does.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import warnings
 
-import torch
+from opensmd.modelparallel.compatibility.quirks import reader_of_gradient
 
 __all__ = ["ClippingWarning"]
-
-_CLIPPING = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
 
 
 class ClippingWarning:
@@ -30,10 +27,9 @@ class ClippingWarning:
 
     def gradient_was_read(self) -> None:
         """Warn if the caller's caller is torch's function."""
-        frame, level = sys._getframe(2), 5  # with the function under no_grad that torch makes of it
-        if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None:  # before Python 3.12
-            frame, level = frame.f_back, 6
-        if frame.f_code is not _CLIPPING or not self._is_due:
+        # Five levels to the script, with the function under no_grad that torch makes of its own.
+        level = reader_of_gradient(sys._getframe(2), 5)
+        if level is None or not self._is_due:
             return
         self._is_due = False
         warnings.warn(

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opensmd.modelparallel._torch_internals import backward_left_out
+from opensmd.modelparallel.compatibility.quirks import forget_fake_results
 from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
-from opensmd.modelparallel.dry_run.function_caches import forget_fake_results
 from opensmd.modelparallel.dry_run.observer import Clock, Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenParameters, untouched
 from opensmd.modelparallel.dry_run.unseen_work import outweighs

@@ -21,7 +21,7 @@ from opensmd.modelparallel.planning.trace import Escape
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.storages import StorageReference
 
-__all__ = ["Escapes", "Made"]
+__all__ = ["EscapeSearch", "Made"]
 
 Path = tuple[str, ...]
 
@@ -46,7 +46,7 @@ class Made:
     derived: set[Path] = field(default_factory=set)
 
 
-class Escapes:
+class EscapeSearch:
     """Compares where tensors are used with where they can be seen.
 
     Args:

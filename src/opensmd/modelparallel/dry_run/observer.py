@@ -22,7 +22,7 @@ from opensmd.modelparallel.dry_run._torch_internals import (
     is_of_transform,
     seeing_what_is_saved,
 )
-from opensmd.modelparallel.dry_run.escaped_tensors import Escapes, Made
+from opensmd.modelparallel.dry_run.escaped_tensors import EscapeSearch, Made
 from opensmd.modelparallel.dry_run.stopwatch import Stopwatch
 from opensmd.modelparallel.dry_run.unseen_work import UnseenWork
 from opensmd.modelparallel.dry_run.weight_gradient_memory import LateGradients
@@ -168,7 +168,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._leaves: frozenset[str] = frozenset()
         self._given: frozenset[int] = frozenset()  # ids of what the last module that was entered was given
         self.late = LateGradients(self._is_parameter)
-        self.escapes = Escapes(position.stack, self._made_by)
+        self.escapes = EscapeSearch(position.stack, self._made_by)
         self.operations: dict[str, int] = defaultdict(int)
         self.users: dict[int, set[int]] = defaultdict(set)  # id of a parameter -> units
         self.edges: dict[tuple[int, int, int], int] = defaultdict(int)  # source, target, tensor -> bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opensmd.modelparallel._torch_internals import without_modes
+from opensmd.modelparallel.runtime.side_effects.containers import containers_in, content_of, set_content
 from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
 from opensmd.modelparallel.runtime.tensors.storages import has_storage, lies_in
 
@@ -70,9 +71,8 @@ def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[
     """
     modules = list(module.modules())
     attributes = [dict(each.__dict__) for each in modules]
-    contents = [
-        (value, value.copy()) for each in modules for value in each.__dict__.values() if _holds(value)
-    ]
+    held = [containers_in(value) for kept in attributes for value in kept.values()]
+    contents = [(container, content_of(container)) for containers in held for container in containers]
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     data = [(each, each.data) for each in (*module.parameters(), *module.buffers()) if has_storage(each)]
@@ -84,9 +84,8 @@ def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[
         for each, kept in zip(modules, attributes, strict=True):
             each.__dict__.clear()
             each.__dict__.update(kept)
-        for value, kept_items in contents:
-            value.clear()
-            value.extend(kept_items) if hasattr(value, "extend") else value.update(kept_items)
+        for container, content in contents:
+            set_content(container, content)
         for tensor, kept_tensor in data:
             if _memory(tensor) != _memory(kept_tensor):  # tensor.data = ..., which may have been a fake
                 tensor.data = kept_tensor
@@ -103,8 +102,3 @@ def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[
 def _memory(tensor: Tensor) -> int:
     place: int = tensor.untyped_storage()._cdata
     return place
-
-
-def _holds(value: Any) -> bool:
-    """Whether an attribute is a container: parameters, buffers, children, hooks, or the script's own."""
-    return type(value) in (dict, OrderedDict, defaultdict, list, set, deque)

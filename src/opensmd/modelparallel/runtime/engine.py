@@ -25,7 +25,7 @@ from opensmd.modelparallel.runtime.messages.transport import abort, control_devi
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.same_model import require_same_model
-from opensmd.modelparallel.runtime.side_effects.escaped import Carried
+from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
 from opensmd.modelparallel.runtime.step_errors import poison, require_sound
 from opensmd.modelparallel.runtime.step_run import Call, StepRun
@@ -89,7 +89,7 @@ class Engine:
             transport=open_transport(group, placed.device),
             random=ReplicatedRandom(self._agreed_seed(), placed.generators),
             buffers=placed.buffers,
-            carried=Carried(placed.parameters, placed.replicated_memory),
+            escaped=EscapedTensors(placed.parameters, placed.replicated_memory),
             trained=placed.trained,
             placed_memory=placed.placed_memory,
             replicated_memory=placed.replicated_memory,
@@ -105,9 +105,9 @@ class Engine:
         atexit.register(self.close)
 
     @property
-    def carried(self) -> Carried:
+    def escaped(self) -> EscapedTensors:
         """What tells tensors that only this rank has from replicated ones."""
-        return self._context.carried
+        return self._context.escaped
 
     @property
     def record(self) -> list[Stretch]:

@@ -8,7 +8,7 @@ from typing import Any
 from opensmd.modelparallel.runtime.calls.descriptions import Description
 from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
-from opensmd.modelparallel.runtime.side_effects.escaped import Carried
+from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
 from opensmd.modelparallel.runtime.tensors.tags import Tag
 from opensmd.modelparallel.runtime.trained_parameters import TrainedParameters
@@ -25,7 +25,7 @@ class PipelineContext:
         others: the other ranks.
         transport: to the other ranks.
         random: for replicated tensors.
-        carried: tells tensors that only this rank has from replicated ones.
+        escaped: tells tensors that only this rank has from replicated ones.
         buffers: of split modules, which change in the order of the microbatches.
         trained: which parameters are.
         descriptions: what is known of results, by key.
@@ -42,7 +42,7 @@ class PipelineContext:
     size: int
     transport: Transport
     random: ReplicatedRandom
-    carried: Carried
+    escaped: EscapedTensors
     buffers: OrderedBuffers
     trained: TrainedParameters
     placed_memory: frozenset[int]

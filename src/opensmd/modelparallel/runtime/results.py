@@ -97,7 +97,7 @@ class Results:
         tensors = self._tensors[index]
         structure.collect(value, tensors)
         tags = tags_of(tensors)
-        context.carried.require_replicated(tensors, tags, "the step function has returned")
+        context.escaped.require_replicated(tensors, tags, "the step function has returned")
         for place, (leaf, tag) in enumerate(zip(tensors, tags, strict=True)):
             if tag is None:
                 tensors[place] = leaf.detach() if self._detach else leaf

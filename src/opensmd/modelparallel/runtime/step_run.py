@@ -15,9 +15,9 @@ from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.results import Results
-from opensmd.modelparallel.runtime.side_effects.attributes import OwnAttributes
-from opensmd.modelparallel.runtime.side_effects.per_microbatch import Own
-from opensmd.modelparallel.runtime.side_effects.random import OwnRandom
+from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch
+from opensmd.modelparallel.runtime.side_effects.per_microbatch import PerMicrobatchState
+from opensmd.modelparallel.runtime.side_effects.random import RandomPerMicrobatch
 from opensmd.modelparallel.runtime.tensors.structure import memory_of
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record
@@ -74,8 +74,10 @@ class StepRun:
         ]
         self.record = Record()
         self._weight_gradients = WeightGradients(self.record)
-        self._attributes = OwnAttributes(placed.places, context, alone=self._alone)
-        self._own_state = Own(OwnRandom(placed.generators), self._attributes)
+        self._attributes = AttributesPerMicrobatch(placed.places, context, alone=self._alone)
+        self._state_per_microbatch = PerMicrobatchState(
+            RandomPerMicrobatch(placed.generators), self._attributes
+        )
         self._turns = Turns(
             microbatches,
             policy=schedule.policy(count, reduces=reducer is not None),
@@ -83,7 +85,7 @@ class StepRun:
             fills_in=self._weight_gradients,
             record=self.record,
             threads=threads,
-            own_state=self._own_state,
+            swapped_state=self._state_per_microbatch,
         )
         backward_pass = BackwardPass(
             context,
@@ -130,8 +132,8 @@ class StepRun:
         finally:
             self._context.begun += len(self._runs)
             self._weight_gradients.drop()
-            self._context.carried.forget()
-            self._own_state.end_step()
+            self._context.escaped.forget()
+            self._state_per_microbatch.end_step()
 
     def abandon(self) -> None:
         """Let go of what microbatches keep that have not come to their end, as the step has failed."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from opensmd.modelparallel.compatibility.parameter_layout import name_original_forwards
+from opensmd.modelparallel.compatibility.quirks import name_original_forwards
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan, ancestors
 from opensmd.modelparallel.ranks.grid import CommGroup

@@ -149,7 +149,7 @@ class BackwardPass:
         share: float,
     ) -> None:
         self.settle(microbatch)
-        self._context.carried.require_replicated(roots, tags_of(roots), microbatch.point)
+        self._context.escaped.require_replicated(roots, tags_of(roots), microbatch.point)
         self._counts.add(microbatch.index)
         edges = microbatch.edges.behind(roots)
         tokens = microbatch.edges.tokens(edges, keep=retain_graph)

@@ -28,7 +28,7 @@ from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.effects import apply
-from opensmd.modelparallel.runtime.side_effects.unreturned import Unreturned
+from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
 from opensmd.modelparallel.runtime.side_effects.watch import Watch
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
@@ -51,7 +51,7 @@ class CallRunner:
 
     Attributes:
         checkpointing: how many activation checkpoints are open around the current program point.
-        unreturned: what the innermost reentrant checkpoint has made, while it runs its function.
+        escaped_from_checkpoint: what the innermost reentrant checkpoint has made, while it runs its function.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CallRunner:
         self.backward_pass = backward_pass
         self.rank = context.rank
         self.checkpointing = 0
-        self.unreturned: Unreturned | None = None
+        self.escaped_from_checkpoint: EscapedFromCheckpoint | None = None
         self._transport = context.transport
         self._memories: dict[int, tuple[int, Family, Any]] = {}
 
@@ -94,7 +94,7 @@ class CallRunner:
                         tags[place] = tag = Tag(found[0], family=found[1])
                         put_tag(leaf, tag)
         if None in tags:
-            self.context.carried.require_replicated(leaves, tags, self.microbatch.point)
+            self.context.escaped.require_replicated(leaves, tags, self.microbatch.point)
         return leaves, tags
 
     def is_replicated_memory(self, tensor: Tensor) -> bool:
@@ -350,8 +350,8 @@ class CallRunner:
 
     def _put(self, tensor: Tensor, tag: Tag) -> None:
         put_tag(tensor, tag)
-        if self.unreturned is not None:
-            self.unreturned.add(tensor)
+        if self.escaped_from_checkpoint is not None:
+            self.escaped_from_checkpoint.add(tensor)
 
     def _changed(self, call: Call, change: Change, home: int, real: Tensor | None) -> None:
         """An argument was changed in place at ``home``."""

@@ -1,7 +1,8 @@
 """Forward hooks inside modules that run as a whole on one rank: the other ranks do not run them.
 
-What hooks carried out in the dry run is known (:mod:`.escapes`), and the modules around them were opened.
-What they begin to carry out later is noted here, and refused where it is used (:mod:`.runtime.carried`).
+What hooks carried out in the dry run is known (``dry_run/escaped_tensors.py``), and the modules around them
+are run piece by piece. What they begin to carry out later is noted here, and refused where it is used
+(``side_effects/escaped.py``).
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import watchers
+from opensmd.modelparallel.compatibility.quirks import records_outputs
 from opensmd.modelparallel.planning.plan import Plan, ancestors
-from opensmd.modelparallel.runtime.side_effects.escaped import Carried
+from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
@@ -26,13 +28,12 @@ __all__ = ["InnerHooks", "may_carry"]
 def may_carry(module: nn.Module, plan: Plan) -> bool:
     """Whether hooks may carry something out of modules that ``plan`` runs as a whole.
 
-    transformers' models register such hooks in the forward that is first asked for what they record, and
-    tell beforehand what that can be.
+    Some models register such hooks in the forward only, and tell beforehand.
     """
     if any(watchers(each) for each in _inside(module, plan)):
         return True
     modules = dict(module.named_modules(remove_duplicate=False))
-    return any(getattr(modules[name], "can_record_outputs", None) for name in plan.split())
+    return any(records_outputs(modules[name]) for name in plan.split())
 
 
 class InnerHooks:
@@ -41,14 +42,14 @@ class InnerHooks:
     Args:
         module: the model.
         plan: where everything lives.
-        carried: is told what hooks have seen.
+        escaped: is told what hooks have seen.
     """
 
-    def __init__(self, module: nn.Module, plan: Plan, carried: Carried) -> None:
+    def __init__(self, module: nn.Module, plan: Plan, escaped: EscapedTensors) -> None:
         self._inside = _inside(module, plan)
         self._hooks = [each._forward_hooks for each in self._inside]
         self._known = set(plan.hooked)
-        self._carried = carried
+        self._escaped = escaped
         self._warned = False
 
     @contextlib.contextmanager
@@ -72,7 +73,7 @@ class InnerHooks:
         name, around = self._inside[module]
         for tensor in _strided(out):
             if tensor.untyped_storage()._cdata not in given:
-                self._carried.note(
+                self._escaped.note(
                     tensor,
                     f"a forward hook of module {name!r} carried a tensor out of module {around!r}, which "
                     "runs on one partition as a whole, and the step function used or returned it: the other "

@@ -14,7 +14,7 @@ from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
-from opensmd.modelparallel.runtime.side_effects.unreturned import Unreturned
+from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
 from opensmd.modelparallel.runtime.tensors.tags import highest_home
 
 __all__ = ["current_run", "intercepted", "redirected", "set_run"]
@@ -107,10 +107,10 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
         wanted = torch.is_grad_enabled() and any(
             isinstance(each, Tensor) and each.requires_grad for each in args[2:]
         )
-        with _checkpointing(run), torch.set_grad_enabled(wanted), _unreturned(run) as unreturned:
+        with _checkpointing(run), torch.set_grad_enabled(wanted), _keeping_what_escapes(run) as escaped:
             result = args[0](*args[2:])
             with internals.WithoutMode(run.microbatch.mode):
-                unreturned.detach(result, run.rank)
+                escaped.detach(result, run.rank)
         return result
     return _follow(run, f"autograd function {function.__qualname__}", function, original, args, kwargs)
 
@@ -163,9 +163,10 @@ def _checkpointing(run: CallRunner) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unreturned(run: CallRunner) -> Iterator[Unreturned]:
-    around, run.unreturned = run.unreturned, Unreturned(run.unreturned)
+def _keeping_what_escapes(run: CallRunner) -> Iterator[EscapedFromCheckpoint]:
+    around = run.escaped_from_checkpoint
+    run.escaped_from_checkpoint = escaped = EscapedFromCheckpoint(around)
     try:
-        yield run.unreturned
+        yield escaped
     finally:
-        run.unreturned = around
+        run.escaped_from_checkpoint = around

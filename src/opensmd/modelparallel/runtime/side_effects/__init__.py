@@ -1,1 +1,16 @@
-"""What a call touches besides arguments and result: attributes, buffers, containers, random state."""
+"""What calls and microbatches leave behind besides results: attributes, buffers, containers, random numbers.
+
+Three questions are answered here, each in files that build on ``slots.py`` (what a module holds),
+``containers.py`` (what is in a list or dict) and ``written.py`` (which arguments a call writes into):
+
+- What has one call changed? ``watch.py`` looks around it at its home, ``effects.py`` finds it there and does
+  the same on the other ranks.
+- What does each microbatch find, though they take turns? ``per_microbatch.py`` swaps its state in and out:
+  ``attributes.py``, ``contents.py``, ``parametrizations.py``, ``random.py``. What goes on from one to the
+  next, in ``buffers.py``, keeps their order instead.
+- Which tensors have left a module by another way than its result? ``escaped.py`` for those that one rank
+  alone has, ``escaped_from_checkpoints.py`` for those that end their graph there.
+
+Imports of the runtime what describes calls and tensors, and is told of turns; the step and its microbatches
+import this.
+"""

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
-from opensmd.modelparallel.runtime.side_effects.contents import ContentsOfStep
+from opensmd.modelparallel.runtime.side_effects.contents import ContainerSlots, ContentsPerMicrobatch
 from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tags_of
 
-__all__ = ["OwnAttributes", "Places"]
+__all__ = ["AttributesPerMicrobatch", "Places"]
 
 _BEFORE = -1  # all microbatches of the step
 
@@ -34,13 +34,13 @@ class Places:
     def __init__(self, module: nn.Module | None = None) -> None:
         self.modules: dict[nn.Module, str] = {}
         if module is not None:
-            self.modules = {each: name for name, each in module.named_modules()}
-        self.found: list[Slot] = []
-        self.containers: set[Slot] = set()
+            self.modules = {child: name for name, child in module.named_modules()}
+        self.slots: list[Slot] = []
+        self.containers = ContainerSlots(self.modules)
         self.calls = -1  # so many had been new up to the end of the latest step
 
 
-class OwnAttributes:
+class AttributesPerMicrobatch:
     """The attributes of the microbatches of one step.
 
     Args:
@@ -53,12 +53,16 @@ class OwnAttributes:
         self._places = places
         self._context = context
         self._modules: Collection[nn.Module] = () if alone else places.modules
-        self._initial = {each: (each.__dict__.copy(), dict.copy(each._buffers)) for each in self._modules}
+        self._initial = {
+            module: (module.__dict__.copy(), dict.copy(module._buffers)) for module in self._modules
+        }
         self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has put them there
         self._ended: set[int] = set()
         self._first = 0  # of those that have not ended
-        self._contents = ContentsOfStep(self._modules, places.containers, self._require_not_borrowed)
-        for slot in () if alone else places.found:
+        self._contents = ContentsPerMicrobatch(
+            ContainerSlots() if alone else places.containers, self._require_not_borrowed
+        )
+        for slot in () if alone else places.slots:
             self._add(slot)
 
     def begin(self, microbatch: int) -> None:
@@ -96,7 +100,7 @@ class OwnAttributes:
     def is_set(self, slot: Slot) -> None:
         """Something new was put there."""
         if self._modules and slot not in self._values:
-            self._places.found.append(slot)
+            self._places.slots.append(slot)
             self._add(slot)
 
     def end_step(self) -> None:
@@ -150,6 +154,6 @@ def _keeps_tensors(value: Any) -> bool:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    structure.collect(value, found)
-    return found
+    tensors: list[Tensor] = []
+    structure.collect(value, tensors)
+    return tensors

@@ -53,7 +53,7 @@ class OrderedBuffers:
     def __init__(self, modules: dict[str, nn.Module]) -> None:
         self._names = {module: name for name, module in modules.items() if module._buffers}
         # Their addresses are what tells replicated memory, so nothing else may get them.
-        self._kept = [each.untyped_storage() for each in self._present()]
+        self._kept = [buffer.untyped_storage() for buffer in self._present()]
         self._only_read: set[tuple[Slot, Mode]] = set()
         self._changed: set[Slot] = set()
         self._readers: dict[Slot, int] = {}  # the last microbatch of the step
@@ -123,7 +123,7 @@ class OrderedBuffers:
         run = self._current()
         assert run is not None
         self._changed.add(slot)
-        self._only_read = {each for each in self._only_read if each[0] != slot}
+        self._only_read = {known for known in self._only_read if known[0] != slot}
         later = self._readers.get(slot, -1)
         if later > run.microbatch.index:
             name = f"{self._names[slot.module]}.{slot.name}".lstrip(".")
@@ -135,8 +135,8 @@ class OrderedBuffers:
             )
 
     def _present(self) -> Collection[Tensor]:
-        found = [each for module in self._names for each in module._buffers.values()]
-        return [each for each in found if each is not None and each.layout is torch.strided]
+        buffers = [buffer for module in self._names for buffer in module._buffers.values()]
+        return [buffer for buffer in buffers if buffer is not None and buffer.layout is torch.strided]
 
 
 class _Watched(dict[str, Any]):

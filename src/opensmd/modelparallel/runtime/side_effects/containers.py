@@ -8,7 +8,7 @@ put into them. So what it has changed is told, and put into the originals on eve
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -16,7 +16,17 @@ from torch import Tensor
 
 from opensmd.modelparallel.runtime.tensors import structure
 
-__all__ = ["Containers", "Content", "added", "content_of", "joined", "same_content", "set_content"]
+__all__ = [
+    "Containers",
+    "Content",
+    "added",
+    "containers_in",
+    "content_of",
+    "is_container",
+    "joined",
+    "same_content",
+    "set_content",
+]
 
 Content = dict[Any, Any] | list[Any]
 
@@ -32,8 +42,8 @@ class Containers:
         self._containers: list[Any] = []
         self._others: list[Any] = []
         args, kwargs = arguments
-        for each in (*args, *kwargs.values()):
-            self._collect(each)
+        for argument in (*args, *kwargs.values()):
+            self._collect(argument)
         self._before = list(map(content_of, self._containers))
 
     def changed(self, tensors: list[Tensor]) -> bytes:
@@ -41,12 +51,12 @@ class Containers:
 
         Its tensors are added to ``tensors``. What cannot be pickled is not followed.
         """
-        found = {}
-        for number, (each, before) in enumerate(zip(self._containers, self._before, strict=True)):
-            now = content_of(each)
-            if not same_content(before, now) and structure.carried(now, [], self._known) is not None:
-                found[number] = now
-        return structure.dump(found, tensors, self._known) if found else b""
+        changed = {}
+        for number, (container, before) in enumerate(zip(self._containers, self._before, strict=True)):
+            now = content_of(container)
+            if not same_content(before, now) and structure.can_be_dumped(now, self._known):
+                changed[number] = now
+        return structure.dump(changed, tensors, self._known) if changed else b""
 
     def fill(self, contents: bytes, tensors: Sequence[Any]) -> None:
         """Change these containers as those of other arguments of the same call were changed."""
@@ -61,21 +71,43 @@ class Containers:
         if isinstance(value, (list, MutableMapping)) or structure.is_dataclass(value):
             self._containers.append(value)
             content = content_of(value)
-            for each in content.values() if isinstance(content, dict) else content:
-                self._collect(each)
+            for inner in content.values() if isinstance(content, dict) else content:
+                self._collect(inner)
         elif isinstance(value, tuple):
-            for each in value:
-                self._collect(each)
+            for inner in value:
+                self._collect(inner)
         elif isinstance(value, Mapping):
-            for each in value.values():
-                self._collect(each)
+            for inner in value.values():
+                self._collect(inner)
         elif not isinstance(value, Tensor) and not structure.is_plain(value):
             self._others.append(value)
 
 
+_KINDS = frozenset({list, dict, OrderedDict, defaultdict, deque, set})
+
+
+def is_container(value: Any) -> bool:
+    """Whether this is a list, dict or set, no subclass with a life of its own."""
+    return type(value) in _KINDS
+
+
+def containers_in(value: Any) -> list[Any]:
+    """The containers among ``value`` and what is in it, from the outermost, each once."""
+    found: dict[int, Any] = {}
+    _collect(value, found)
+    return list(found.values())
+
+
+def _collect(value: Any, found: dict[int, Any]) -> None:
+    if is_container(value) and id(value) not in found:
+        found[id(value)] = value
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            _collect(inner, found)
+
+
 def content_of(container: Any) -> Content:
     """What is in a list, mapping or dataclass now."""
-    if isinstance(container, (list, deque)):
+    if isinstance(container, (list, deque, set)):
         return list(container)
     if isinstance(container, Mapping):
         return dict(container.items())
@@ -90,6 +122,9 @@ def set_content(container: Any, content: Any) -> None:
     elif isinstance(container, deque):
         container.clear()
         container.extend(content)
+    elif is_container(container):
+        container.clear()
+        container.update(content)  # a dict's order, too
     elif isinstance(container, MutableMapping):
         for key in [key for key in container if key not in content]:
             del container[key]

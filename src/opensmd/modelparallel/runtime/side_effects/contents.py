@@ -9,7 +9,6 @@ be known: everything in order where all have only added something, else what the
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +17,9 @@ from torch import Tensor, nn
 from opensmd.modelparallel.runtime.side_effects.containers import (
     Content,
     added,
+    containers_in,
     content_of,
+    is_container,
     joined,
     same_content,
     set_content,
@@ -27,47 +28,62 @@ from opensmd.modelparallel.runtime.side_effects.slots import Slot, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
-__all__ = ["ContentsOfStep", "containers_in"]
+__all__ = ["ContainerSlots", "ContentsPerMicrobatch"]
 
-_KINDS = (list, dict, OrderedDict, defaultdict, deque)
-
-
-def containers_in(value: Any) -> list[Any]:
-    """The lists and dicts among ``value`` and what is in it, from the outermost, each once."""
-    found: dict[int, Any] = {}
-    _collect(value, found)
-    return list(found.values())
+# Whatever has more entries is a table (a vocabulary): no forward fills it, and copies would take time.
+_MOST_ENTRIES = 1024
 
 
-def _collect(value: Any, found: dict[int, Any]) -> None:
-    if type(value) in _KINDS and id(value) not in found:
-        found[id(value)] = value
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            _collect(inner, found)
+class ContainerSlots:
+    """Where the modules of a model have containers.
+
+    Args:
+        modules: the model's.
+
+    Attributes:
+        changed: those that steps change, as far as is known.
+    """
+
+    def __init__(self, modules: Collection[nn.Module] = ()) -> None:
+        self.changed: set[Slot] = set()
+        self._modules = modules
+        self._slots: list[Slot] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for further ones."""
+        self._slots = [
+            slot for module in self._modules for slot, value in slots_of(module) if is_container(value)
+        ]
+
+    def containers(self) -> Iterator[tuple[Slot, Any]]:
+        """All containers there, and those in them."""
+        for slot in self._slots:
+            value = slot.value
+            if is_container(value) and len(value) <= _MOST_ENTRIES:
+                for container in containers_in(value):
+                    yield slot, container
 
 
-class ContentsOfStep:
+class ContentsPerMicrobatch:
     """What the microbatches of one step have put into containers.
 
     Args:
-        modules: whose attributes are looked at.
-        known: attributes with containers that steps change, as far as earlier steps know; more are added.
+        slots: where containers are.
         require_unused: raises for a slot of which a later microbatch has used these tensors.
     """
 
     def __init__(
-        self,
-        modules: Collection[nn.Module],
-        known: set[Slot],
-        require_unused: Callable[[Slot, int, list[Tensor]], None],
+        self, slots: ContainerSlots, require_unused: Callable[[Slot, int, list[Tensor]], None]
     ) -> None:
-        self._modules = modules
-        self._known = known
+        self._slots = slots
         self._require_unused = require_unused
-        self._before = {id(each): (each, content_of(each)) for _, each in self._all()}
+        self._before = {
+            id(container): (container, content_of(container)) for _, container in slots.containers()
+        }
         self._contents: dict[int, _Contents] = {}
         self._through: set[int] = set()  # their forwards
-        for slot in known:
+        for slot in slots.changed:
             for container in containers_in(slot.value):
                 self._add(slot, container)
 
@@ -107,13 +123,14 @@ class ContentsOfStep:
             set_content(contents.container, contents.left())
 
     def _look(self) -> None:
-        for slot, container in self._all():
+        self._slots.refresh()
+        for slot, container in self._slots.containers():
             if id(container) in self._contents:
                 continue
             before = self._before.get(id(container), (None, []))[1]
             now = content_of(container)
             if not same_content(before, now) and (_tensors(before) or _tensors(now)):
-                self._known.add(slot)
+                self._slots.changed.add(slot)
                 self._add(slot, container)
 
     def _add(self, slot: Slot, container: Any) -> None:
@@ -121,13 +138,6 @@ class ContentsOfStep:
             empty: Content = {} if isinstance(container, Mapping) else []
             before = self._before.get(id(container), (None, empty))[1]
             self._contents[id(container)] = _Contents(slot, container, before)
-
-    def _all(self) -> Iterator[tuple[Slot, Any]]:
-        for module in self._modules:
-            for slot, value in slots_of(module):
-                if type(value) in _KINDS:
-                    for container in containers_in(value):
-                        yield slot, container
 
 
 class _Contents:
@@ -190,6 +200,6 @@ def _trains(tensor: Tensor) -> bool:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    structure.collect(value, found)
-    return found
+    tensors: list[Tensor] = []
+    structure.collect(value, tensors)
+    return tensors

@@ -18,12 +18,12 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
     Containers,
     Content,
     added,
+    containers_in,
     content_of,
     joined,
     same_content,
     set_content,
 )
-from opensmd.modelparallel.runtime.side_effects.contents import containers_in
 from opensmd.modelparallel.runtime.side_effects.slots import Slot, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
 
@@ -68,7 +68,7 @@ class Effects:
         self._objects = _objects(arguments)
         self._owner = owner if isinstance(owner, nn.Module) else None
         self._held: list[Tensor] = list(leaves)
-        self._before = [structure.carried(each, self._held) for each in self._objects]
+        self._before = [structure.dump_if_possible(item, self._held) for item in self._objects]
         self._attributes = _attributes(self._owner)
         self._contents = _contents(self._attributes)
 
@@ -76,19 +76,17 @@ class Effects:
         """What has changed; None if nothing has. ``result`` are the tensors that the call returns."""
         tensors = [*self._held, *result]
         states: dict[int, Any] = {}
-        for number, (each, before) in enumerate(zip(self._objects, self._before, strict=True)):
-            if before is not None and structure.carried(each, list(self._held)) != before:
-                states[number] = each.__dict__
+        for number, (item, before) in enumerate(zip(self._objects, self._before, strict=True)):
+            if before is not None and structure.dump_if_possible(item, list(self._held)) != before:
+                states[number] = item.__dict__
         now = _attributes(self._owner)
         attributes = {
             place: value
             for place, value in now.items()
             if place not in self._attributes or self._attributes[place] is not value
         }
-        attributes = {
-            place: value for place, value in attributes.items() if structure.carried(value, []) is not None
-        }
-        filled = {place: told for place, told in self._filled() if structure.carried(told, []) is not None}
+        attributes = {place: value for place, value in attributes.items() if structure.can_be_dumped(value)}
+        filled = {place: filled for place, filled in self._filled() if structure.can_be_dumped(filled)}
         anything = states or attributes or filled
         pickled = structure.dump((states, attributes, filled), tensors) if anything else b""
         count = len(self._leaves)
@@ -128,8 +126,8 @@ def apply(
     """
     objects = _objects(arguments)
     held: list[Tensor] = list(leaves)
-    for each in objects:
-        structure.carried(each, held)
+    for item in objects:
+        structure.dump_if_possible(item, held)
     tensors = [*held, *result, *map(make, left.tensors)]
     if left.contents:
         Containers(arguments).fill(left.contents, tensors)
@@ -151,9 +149,9 @@ def apply(
 
 
 def _objects(arguments: Any) -> list[Any]:
-    found: list[Any] = []
-    structure.opaque_objects(arguments, found)
-    return found
+    objects: list[Any] = []
+    structure.opaque_objects(arguments, objects)
+    return objects
 
 
 def _attributes(owner: nn.Module | None) -> Attributes:

@@ -21,7 +21,7 @@ from opensmd.modelparallel.runtime.messages.edges import RECEIVED
 from opensmd.modelparallel.runtime.tensors.storages import StorageReference, lies_in
 from opensmd.modelparallel.runtime.tensors.tags import Tag
 
-__all__ = ["Carried"]
+__all__ = ["EscapedTensors"]
 
 _WAY = (
     "Return it from the module, or keep it in an attribute of the module (self.losses = [...]). Forward "
@@ -29,7 +29,7 @@ _WAY = (
 )
 
 
-class Carried:
+class EscapedTensors:
     """What is known of tensors that only this rank has.
 
     Args:
@@ -49,7 +49,7 @@ class Carried:
 
     def forget(self) -> None:
         """Let go of what is no more."""
-        self._seen = {number: each for number, each in self._seen.items() if not each[0].expired()}
+        self._seen = {number: seen for number, seen in self._seen.items() if not seen[0].expired()}
 
     def require_replicated(self, leaves: Iterable[Tensor], tags: Iterable[Tag | None], place: str) -> None:
         """Raise if one of ``leaves`` without a tag is here alone.

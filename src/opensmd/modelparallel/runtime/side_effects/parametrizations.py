@@ -12,10 +12,10 @@ from opensmd.modelparallel._torch_internals import (
     put_parametrization_cache,
 )
 
-__all__ = ["CachesOfStep"]
+__all__ = ["CachesPerMicrobatch"]
 
 
-class CachesOfStep:
+class CachesPerMicrobatch:
     """The caches of the microbatches of one step; each begins with what there is around the step."""
 
     def __init__(self) -> None:

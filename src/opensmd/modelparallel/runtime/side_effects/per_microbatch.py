@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from opensmd.modelparallel.runtime.side_effects.attributes import OwnAttributes
-from opensmd.modelparallel.runtime.side_effects.parametrizations import CachesOfStep
-from opensmd.modelparallel.runtime.side_effects.random import OwnRandom
+from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch
+from opensmd.modelparallel.runtime.side_effects.parametrizations import CachesPerMicrobatch
+from opensmd.modelparallel.runtime.side_effects.random import RandomPerMicrobatch
 
-__all__ = ["Own"]
+__all__ = ["PerMicrobatchState"]
 
 
-class Own:
+class PerMicrobatchState:
     """Told of every turn.
 
     Args:
@@ -17,10 +17,10 @@ class Own:
         attributes: the modules'.
     """
 
-    def __init__(self, random: OwnRandom, attributes: OwnAttributes) -> None:
+    def __init__(self, random: RandomPerMicrobatch, attributes: AttributesPerMicrobatch) -> None:
         self._random = random
         self._attributes = attributes
-        self._caches = CachesOfStep()
+        self._caches = CachesPerMicrobatch()
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
         """A microbatch begins, or a backward that it has deferred."""

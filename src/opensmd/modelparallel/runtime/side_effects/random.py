@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["OwnRandom", "ReplicatedRandom"]
+__all__ = ["RandomPerMicrobatch", "ReplicatedRandom"]
 
 
 class ReplicatedRandom:
@@ -51,7 +51,7 @@ class ReplicatedRandom:
             _set_states(self._generators, own)
 
 
-class OwnRandom:
+class RandomPerMicrobatch:
     """The states of this rank's default generators for the microbatches of one step.
 
     Args:
@@ -93,7 +93,7 @@ def _set_states(generators: Sequence[torch.Generator], states: Sequence[torch.Te
 
 def default_generators(device: torch.device) -> list[torch.Generator]:
     """The CPU's generator, and that of an accelerator."""
-    found = [torch.default_generator]
+    generators = [torch.default_generator]
     if device.type == "cuda":
-        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    return found
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return generators

@@ -40,10 +40,10 @@ class Watch:
         self._first = first
         self._buffers = _buffers(call.owner) if first else []
         self._buffer_versions = list(map(version_of, self._buffers))
-        self._buffer_values = [_value(each) for each in self._buffers]
+        self._buffer_values = [_value(buffer) for buffer in self._buffers]
         self._effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
         self._before = list(map(Before.of, tensors))
-        self._sparse = [(each, each.clone()) for each in tensors if is_sparse(each)]
+        self._sparse = [(tensor, tensor.clone()) for tensor in tensors if is_sparse(tensor)]
         self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
         self._around: Any = self._data or contextlib.nullcontext()
 
@@ -63,17 +63,17 @@ class Watch:
             return True
         before = zip(self._buffers, self._buffer_versions, self._buffer_values, strict=True)
         return any(
-            each is not old or version_of(each) != version or not _is_still(each, value)
-            for each, (old, version, value) in zip(now, before, strict=True)
+            buffer is not old or version_of(buffer) != version or not _is_still(buffer, value)
+            for buffer, (old, version, value) in zip(now, before, strict=True)
         )
 
     def description(self, parts: Hidden) -> Description:
         """What to tell of the result ``parts``."""
         call, data = self._call, self._data
-        for each, before in self._sparse:
-            if not _equal(each, before):
+        for tensor, before in self._sparse:
+            if not _equal(tensor, before):
                 raise SMPUnsupportedError(
-                    f"{call.name} changed a sparse tensor of shape {tuple(each.shape)} in place, which the "
+                    f"{call.name} changed a sparse tensor of shape {tuple(tensor.shape)} in place, which the "
                     "other pipeline ranks would not see. Change a copy instead"
                 )
         left = self._effects.found(parts.tensors)
@@ -83,7 +83,7 @@ class Watch:
             parts,
             self._tensors,
             before=self._before,
-            foreign=[each is not leaf for each, leaf in zip(self._tensors, call.leaves, strict=True)],
+            foreign=[tensor is not leaf for tensor, leaf in zip(self._tensors, call.leaves, strict=True)],
             depends_on_data=(
                 not self._first
                 or call.depends_on_data
@@ -115,7 +115,7 @@ def _is_still(buffer: Tensor, value: Tensor | None) -> bool:
 
 
 def _is_one_of(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    return any(each is tensor for each in others)
+    return any(other is tensor for other in others)
 
 
 class _WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]

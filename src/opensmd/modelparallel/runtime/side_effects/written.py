@@ -34,7 +34,7 @@ def written_by_operation(operation: Any, args: tuple[Any, ...], kwargs: dict[str
         for place, argument in enumerate(operation._schema.arguments)
         if argument.is_write
     ]
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 def written_by_function(
@@ -51,7 +51,7 @@ def written_by_function(
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:
-    return tuple(each for each in tree_leaves(value) if isinstance(each, Tensor))
+    return tuple(leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def _of(owner: Any, names: Iterable[str]) -> set[Function]:
@@ -94,4 +94,4 @@ def _statistics(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     if not (args[place] if len(args) > place else kwargs.get(name, default)):
         return ()
     both = [*args[first : first + 2], kwargs.get("running_mean"), kwargs.get("running_var")]
-    return tuple(each for each in both if isinstance(each, Tensor))
+    return tuple(tensor for tensor in both if isinstance(tensor, Tensor))

@@ -1,7 +1,7 @@
 """Tensors in Python structures: find them, put others in their place, and send a structure without them.
 
 Walked are lists, tuples and named tuples, mappings, slices and dataclasses. Anything else is opaque: it is
-passed as it is, and carried to other ranks by pickle with its tensors taken out.
+passed as it is, and sent to other ranks by pickle with its tensors taken out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
 
 __all__ = [
-    "carried",
+    "dump_if_possible",
+    "can_be_dumped",
     "collect",
     "dump",
     "is_dataclass",
@@ -151,7 +152,7 @@ def dump(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> by
     return file.getvalue()
 
 
-def carried(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> bytes | None:
+def dump_if_possible(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> bytes | None:
     """As :func:`dump`; None, and no tensor added, for what pickle cannot carry, whatever it says of it.
 
     Objects may say it with any exception: a ``ctypes`` pointer raises ValueError.
@@ -162,6 +163,11 @@ def carried(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) ->
     except Exception:
         del tensors[count:]
         return None
+
+
+def can_be_dumped(structure: Any, known: Sequence[Any] = ()) -> bool:
+    """Whether pickle can carry it."""
+    return dump_if_possible(structure, [], known) is not None
 
 
 def load(data: bytes, tensors: Sequence[Any], known: Sequence[Any] = ()) -> Any:

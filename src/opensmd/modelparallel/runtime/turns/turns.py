@@ -39,7 +39,7 @@ from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.modelparallel.runtime.turns.threads import Threads
 
-__all__ = ["Arrivals", "Done", "FillsIn", "OwnState", "Run", "StepAborted", "Turns", "Waiting"]
+__all__ = ["Arrivals", "Done", "FillsIn", "SwappedState", "Run", "StepAborted", "Turns", "Waiting"]
 
 _NEW, _RUNNING, _FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress  # Enum members are slow to reach
 
@@ -80,7 +80,7 @@ class FillsIn(Protocol):
         """Do a part of it; False if there is none."""
 
 
-class OwnState(Protocol):
+class SwappedState(Protocol):
     """What every microbatch has to itself although they take turns."""
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
@@ -119,7 +119,7 @@ class Turns:
         fills_in: what is done where a rank would wait.
         record: told of what ran when.
         threads: where further microbatches run.
-        own_state: what microbatches have to themselves.
+        swapped_state: what microbatches have to themselves.
 
     Attributes:
         error: the first of any microbatch, or of waiting for messages.
@@ -135,7 +135,7 @@ class Turns:
         fills_in: FillsIn,
         record: Record,
         threads: Threads,
-        own_state: OwnState,
+        swapped_state: SwappedState,
     ) -> None:
         count = len(microbatches)
         self.progress = [_NEW] * count
@@ -148,7 +148,7 @@ class Turns:
         self._arrivals = arrivals
         self._fills_in = fills_in
         self._record = record
-        self._own_state = own_state
+        self._state_per_microbatch = swapped_state
         self._messages: list[Sequence[Message]] = [()] * count
         self._until: list[Callable[[], bool] | None] = [None] * count
         self._threads_of_rank = threads
@@ -234,10 +234,10 @@ class Turns:
             assert worker is not None  # that of the calling thread
             # The state is changed while no other thread runs: before the turn is handed over, and after it
             # has come back.
-            self._own_state.suspend(index, through=progress is not _FORWARD)
+            self._state_per_microbatch.suspend(index, through=progress is not _FORWARD)
             self._hand_over(chosen)
             worker.wake.acquire()
-            self._own_state.resume(index)
+            self._state_per_microbatch.resume(index)
         if self.error is not None:
             raise StepAborted
         self._set(index, _RUNNING)
@@ -308,11 +308,11 @@ class Turns:
         self._record.begin(index, "backward" if backward else "forward")
         awaited: Sequence[Message] | None = None
         try:
-            self._own_state.begin(index, backward=backward)
+            self._state_per_microbatch.begin(index, backward=backward)
             left = self._runs[index].advance()
             if isinstance(left, Waiting):
                 awaited = left.messages
-            self._own_state.end(index, backward_left=awaited is not None)
+            self._state_per_microbatch.end(index, backward_left=awaited is not None)
         except BaseException as error:
             if self.error is None:  # a StepAborted follows the error that aborted the step
                 microbatch = self._microbatches[index]

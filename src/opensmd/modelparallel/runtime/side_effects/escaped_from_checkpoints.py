@@ -15,17 +15,17 @@ from torch import Tensor
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, put_tag, tag_of
 
-__all__ = ["Unreturned"]
+__all__ = ["EscapedFromCheckpoint"]
 
 
-class Unreturned:
+class EscapedFromCheckpoint:
     """The tensors with a home that are made while a reentrant checkpoint runs its function.
 
     Args:
         around: those of the checkpoint around it, if there is one.
     """
 
-    def __init__(self, around: Unreturned | None) -> None:
+    def __init__(self, around: EscapedFromCheckpoint | None) -> None:
         self.around = around
         self._made: list[weakref.ref[Tensor]] = []
 

@@ -1,0 +1,86 @@
+"""Habits of single libraries that split models meet, a function for each: which library, which version, why.
+
+What is a habit of torch's own is in the files named ``_torch_internals.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+__all__ = ["forget_fake_results", "name_original_forwards", "reader_of_gradient", "records_outputs"]
+
+_DEPTH = 4  # of containers in a result; what refers to itself must have an end
+_CLIPPING = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
+
+
+def records_outputs(module: nn.Module) -> bool:
+    """Whether a module of transformers (4.56 to 5.23) says that it records what inner modules return.
+
+    Its forward registers the hooks for that when it is first asked (``output_attentions=True``), so that none
+    can be seen before. ``can_record_outputs`` tells what they can be.
+    """
+    return bool(getattr(module, "can_record_outputs", None))
+
+
+def forget_fake_results() -> None:
+    """Clear the caches of functions that have fake tensors among their results.
+
+    transformers (since 4.30, in vision and detection models) keeps index tensors and positional embeddings in
+    ``functools.lru_cache``: what the dry run has left there has no data, and is there for all who ask later.
+    """
+    for each in gc.get_objects():
+        if type(each) is functools._lru_cache_wrapper and _holds_fakes(gc.get_referents(each), _DEPTH):
+            each.cache_clear()
+
+
+def name_original_forwards(module: nn.Module) -> None:
+    """Let ``super()._orig_forward(...)`` work in the classes of ``module``'s modules that say so.
+
+    SageMaker's documentation (smdistributed.modelparallel 1.6 to 1.15) tells users to write this in a module
+    that extends another one, because there ``super().forward`` recursed. Here both do the same.
+    """
+    for cls in {type(each) for each in module.modules()}:
+        if not any(_mentions(each, "_orig_forward") for each in cls.__mro__):
+            continue
+        for parent in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+            if "forward" in vars(parent) and "_orig_forward" not in vars(parent):
+                parent._orig_forward = vars(parent)["forward"]  # type: ignore[attr-defined]
+
+
+def reader_of_gradient(frame: FrameType, level: int) -> int | None:
+    """The level of the script's frame if torch's ``clip_grad_norm_`` (2.13 to 2.15) reads the gradient.
+
+    It looks at each parameter's gradient in a list comprehension, a frame of its own before Python 3.12.
+
+    Args:
+        frame: where a gradient is read.
+        level: of the one that has called it, as ``warnings.warn`` counts.
+    """
+    if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    return level if frame.f_code is _CLIPPING else None
+
+
+def _holds_fakes(values: Iterable[Any], depth: int) -> bool:
+    for each in values:
+        if type(each) is FakeTensor:
+            return True
+        if depth and type(each) in (tuple, list) and _holds_fakes(each, depth - 1):
+            return True
+        if depth and type(each) is dict and _holds_fakes([*each.values()], depth - 1):
+            return True
+    return False
+
+
+def _mentions(cls: type, name: str) -> bool:
+    functions = (getattr(each, "__code__", None) for each in vars(cls).values())
+    return any(code is not None and name in code.co_names for code in functions)
