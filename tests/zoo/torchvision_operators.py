@@ -7,6 +7,7 @@ of them to be declared.
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import torch
 
@@ -16,10 +17,15 @@ _KEPT: list[torch.library.Library] = []  # what is declared goes with its librar
 
 
 def declare_operators() -> None:
-    """Declare what torchvision's import asks for, if torchvision is there and torch is built without CUDA."""
-    if importlib.util.find_spec("torchvision") is None or torch.version.cuda is not None:
+    """Declare what importing torchvision asks for, where its own operators cannot be loaded."""
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
         return
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT.append(library)
+    try:
+        for compiled in Path(found.origin).parent.glob("_C.*"):
+            torch.ops.load_library(str(compiled))
+    except OSError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)
