@@ -86,6 +86,8 @@ def import_all_of_smp() -> None:
 def work(options: argparse.Namespace, job: int, link: Connection) -> int:
     """Run this worker's share of the cases; what returns first in a rank's process is that rank."""
     die_with_parent()
+    # In a session of its own: the kernel wakes stopped processes of a group that loses its last parent.
+    os.setsid()
     become_subreaper()
     kind = SPLIT if options.split else COLLECTIVES
     for trial in range(options.first + job, options.first + options.trials, options.jobs):
