@@ -298,7 +298,7 @@ TEST(message_timeout, "a receive that nothing matches times out and says from wh
   });
   // Whoever is first to time out says so; the other one gives up with its words.
   for (int i = 0; i < 2; ++i) {
-    contains(ranks.message(i), {"TimedOut", "tag=1", "Timed out after 300 ms", "has sent nothing that matches: rank"});
+    contains(ranks.message(i), {"TimedOut", "tag=1", "Timed out after ", "has sent nothing that matches: rank"});
   }
 }
 
