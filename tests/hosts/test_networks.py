@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -128,3 +129,37 @@ def test_a_host_whose_name_is_the_loopback_is_told_how_to_say_which_network(
         for process in processes:
             _, err = process.communicate(timeout=60)
             assert "on ranks 0, 1 (" in err and "Set GLOO_SOCKET_IFNAME on all ranks" in err, err
+
+
+FAIL_ON_ANOTHER_HOST = """
+import sys, time, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("smddp", timeout=timedelta(seconds=60))
+dist.barrier()
+if dist.get_rank() == 1:
+    raise ValueError("the batch is empty")
+dist.all_reduce(torch.ones(3))
+"""
+
+
+def test_smdrun_says_which_rank_of_another_host_failed_first(hosts: tuple[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FAIL_ON_ANOTHER_HOST)
+    place = ["--nnodes", "2", "--master-addr", ADDRESSES[0], "--master-port", str(free_port())]
+    jobs = []
+    for node, network in enumerate(hosts):
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "GLOO_SOCKET_IFNAME": CABLE,
+            "OPENSMD_HOST_ID": f"host {node}",
+        }
+        smdrun = [str(Path(sys.executable).parent / "smdrun"), "-n", "1", *place, "--node-rank", str(node)]
+        command = ["ip", "netns", "exec", network, *smdrun, "--output", str(tmp_path / "out"), str(script)]
+        jobs.append(
+            subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+    errors = [job.communicate(timeout=100)[1] for job in jobs]
+    assert "smdrun: rank 1 failed first: ValueError: the batch is empty" in errors[1]
+    assert "smdrun: rank 1 of another smdrun failed first: see the output of that one" in errors[0]
+    assert re.search(r"smdrun: rank 0 failed after it: DistBackendError: .*rank 1 on \S+ has died", errors[0])

@@ -6,6 +6,7 @@ Two "hosts" are made of this one by giving ranks different identities.
 from __future__ import annotations
 
 import os
+import re
 import time
 import zlib
 from datetime import timedelta
@@ -177,7 +178,7 @@ def test_the_death_of_a_rank_is_an_error_on_the_others() -> None:
     assert outcomes[1].kind == "died"
     for rank in (0, 2):
         assert outcomes[rank].kind == "value", outcomes[rank].text
-        assert "lost the connection to rank 1 on " in outcomes[rank].value, outcomes[rank].value
+        assert re.search(r"rank 1 on \S+ has died or cannot be reached", outcomes[rank].value)
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd"])
@@ -193,4 +194,4 @@ def test_a_death_is_an_error_on_the_hosts_that_only_wait_for_the_victims_host() 
     for text, seconds in values(told):
         assert "a group that spans hosts" in text
         assert seconds < 15  # long before the timeout
-    assert any("rank 1" in outcome.value[0] for outcome in told)
+        assert re.search(r"rank 1 on \S+ has died", text), text

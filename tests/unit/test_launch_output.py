@@ -113,6 +113,23 @@ def test_the_failure_that_the_others_follow_from_is_found(failures: list[Failure
     assert reports.first_failure(failures).rank == first
 
 
+@pytest.mark.parametrize(
+    ("message", "elsewhere"),
+    [
+        ("DistBackendError: rank 0 on a in barrier(): rank 2 on b has died or cannot be reached", [2]),
+        ("DistBackendError: rank 0 on a: rank 2 on b-1 and rank 3 on b-1 have died or cannot", [2, 3]),
+        ("DistBackendError: rank 2 on b, rank 3 on b and rank 4 on c have died or cannot", [2, 3, 4]),
+        ("DistBackendError: barrier() #3 on rank 0: rank 1 has died", []),
+        ("DistBackendError: rank 0 on a in barrier(): timed out; not arrived: rank 2 on b", []),
+    ],
+)
+def test_ranks_of_another_launcher_that_died_are_found_in_what_this_ones_say(
+    message: str, elsewhere: list[int]
+) -> None:
+    failure = Failure(0, 1, Report(0, message, "traceback", 5, of_communication=True))
+    assert reports.died_elsewhere(failure, {0: None, 1: None}) == elsewhere
+
+
 @pytest.mark.parametrize(("code", "status"), [(1, 1), (7, 7), (-9, 137), (-15, 143)])
 def test_the_exit_status_is_that_of_a_shell(code: int, status: int) -> None:
     assert reports.exit_status(Failure(0, code)) == status

@@ -103,7 +103,9 @@ def _make_backend(place: Membership) -> Any:
         if fd is not None and plan.one_host:
             return native.make_shared_backend(fd=fd, **common)
         island = _island(native, fd, place, exchange, plan) if fd is not None else None
-        return native.make_gloo_backend(gloo=_gloo(place, exchange, plan), island=island, **common)
+        gloo = _gloo(place, exchange, plan)
+        failures = PrefixStore(f"opensmd/failures/{exchange.generation}", place.store)
+        return native.make_gloo_backend(gloo=gloo, store=failures, island=island, **common)
     finally:
         if fd is not None:
             os.close(fd)  # nobody opens the creator's descriptor any more: all have said that they did

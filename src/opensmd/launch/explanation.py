@@ -25,7 +25,11 @@ def explain(failures: Sequence[reports.Failure], ended: Mapping[int, int | None]
     if first.report is not None and not console.was_shown(first.report):
         console.show_report(first.report)
     left = reports.left_early(first, ended, [failure.rank for failure in failures])
-    if left:
+    elsewhere = reports.died_elsewhere(first, ended)
+    if elsewhere:
+        console.say(f"{_ranks(elsewhere)} of another smdrun failed first: see the output of that one")
+        console.say(f"rank {first.rank} failed after {_it(elsewhere)}: {_in_a_line(first, first=True)}")
+    elif left:
         console.say(f"{_ranks(left)} ended first, with exit code 0, while others still needed {_it(left)}")
         console.say(f"rank {first.rank} failed after {_it(left)}: {_in_a_line(first, first=True)}")
     else:

@@ -23,6 +23,7 @@ __all__ = [
     "Failure",
     "Report",
     "describe_exit",
+    "died_elsewhere",
     "exit_status",
     "first_failure",
     "left_early",
@@ -36,8 +37,9 @@ __all__ = [
 # imported, and the words of Gloo, which raises plain RuntimeErrors.
 _LOST_PEER_CLASSES = {"DistError", "PeerFailed"}
 _LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-_DEATH_WORDS = (*_LOST_PEER_WORDS, " has died", " has left")  # the last are smddp's
-_NAMED_DEAD = re.compile(r"rank (\d+) has (?:died|left)")
+_DEATH_WORDS = (*_LOST_PEER_WORDS, " has died", " have died", " has left")  # the last are smddp's
+# "rank 2 has died", "rank 2 on node7 and rank 3 on node7 have died"
+_NAMED_DEAD = re.compile(r"((?:rank \d+(?: on \S+?)?(?:, | and )?)+) (?:has|have) (?:died|left)")
 _END = "ended"  # the file that tells of a script's end
 
 
@@ -145,13 +147,31 @@ def left_early(first: Failure, ended: Mapping[int, int | None], failed: Sequence
     report = first.report
     if report is None or not report.of_communication or not _tells_of_a_death(report):
         return []
-    named = {int(rank) for rank in _NAMED_DEAD.findall(report.message)}
+    named = _named_dead(report)
     left = []
     for rank, when in ended.items():
         early = rank in named if when is None else when < report.nanoseconds and rank in (named or {rank})
         if early and rank not in failed:
             left.append(rank)
     return left
+
+
+def died_elsewhere(first: Failure, ended: Mapping[int, int | None]) -> list[int]:
+    """The ranks of other launchers that the first failure says have died.
+
+    Args:
+        first: the first failure of this launcher's ranks.
+        ended: has an entry for each of this launcher's ranks.
+    """
+    report = first.report
+    if report is None or not report.of_communication:
+        return []
+    return sorted(_named_dead(report) - ended.keys())
+
+
+def _named_dead(report: Report) -> set[int]:
+    named = " ".join(_NAMED_DEAD.findall(report.message))
+    return {int(rank) for rank in re.findall(r"rank (\d+)", named)}
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:

@@ -94,11 +94,15 @@ std::unique_ptr<Agreement> make_agreement(const BackendPtr& gloo, const std::opt
 
 std::unique_ptr<Islands> make_islands(const Island& island, std::shared_ptr<Group> group, int size) {
   std::vector<std::unique_ptr<Transport>> peers;
-  for (const auto& each : island.peers) peers.push_back(make_gloo_transport(each, {}, nullptr, nullptr));
+  for (const auto& peer : island.peers) {
+    auto failure = std::make_shared<Failure>(peer, nullptr, std::vector<std::string>{});
+    peers.push_back(make_gloo_transport(peer, std::move(failure), nullptr, nullptr));
+  }
   return std::make_unique<Islands>(std::move(group), std::move(peers), island.crossing, size);
 }
 
-c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, std::optional<Island> island,
+c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, c10::intrusive_ptr<c10d::Store> store,
+                                                   std::optional<Island> island,
                                                    std::vector<std::string> names, int rank, int size,
                                                    c10::intrusive_ptr<SmddpOptions> options,
                                                    py::object device_backend, py::object split) {
@@ -106,8 +110,9 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, std::optiona
   auto agreement = make_agreement(gloo, island, group, names, rank);
   auto islands = island ? make_islands(*island, std::move(group), size) : nullptr;
   std::string name = names.at(static_cast<size_t>(rank));
+  auto failure = std::make_shared<Failure>(gloo, std::move(store), std::move(names));
   auto transport =
-      make_gloo_transport(std::move(gloo), std::move(names), std::move(agreement), std::move(islands));
+      make_gloo_transport(std::move(gloo), std::move(failure), std::move(agreement), std::move(islands));
   return c10::make_intrusive<SmddpBackend>(std::move(transport), std::move(name), rank, size, std::move(options),
                                            makers(std::move(device_backend), std::move(split)));
 }
@@ -210,7 +215,7 @@ void bind_backend(py::module_& module) {
            }),
            py::kw_only(), py::arg("fd"), py::arg("members"), py::arg("firsts"), py::arg("peers"), py::arg("crossing"))
       .def_readonly_static("LANES", &Islands::kLanes);
-  module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("island"),
+  module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("store"), py::arg("island"),
              py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"),
              py::arg("split"));
 }

@@ -17,6 +17,7 @@
 #include "core/algorithms/counts.hpp"
 #include "core/kernels/kernels.hpp"
 #include "torch/hosts/agreement.hpp"
+#include "torch/hosts/failure.hpp"
 #include "torch/hosts/islands.hpp"
 #include "torch/transport.hpp"
 
@@ -46,8 +47,13 @@ Sizes in_bytes(const size_t* counts, int size, DType dtype) {
 // Gloo completes a message only in wait(), so asking whether it is done needs a thread that waits.
 class GlooRequest final : public Request {
  public:
-  GlooRequest(WorkPtr work, at::Tensor bytes, milliseconds timeout)
-      : work_(std::move(work)), bytes_(std::move(bytes)), timeout_(timeout) {}
+  // `where` is what messages call it.
+  GlooRequest(WorkPtr work, at::Tensor bytes, milliseconds timeout, std::shared_ptr<Failure> failure, std::string where)
+      : work_(std::move(work)),
+        bytes_(std::move(bytes)),
+        timeout_(timeout),
+        failure_(std::move(failure)),
+        where_(std::move(where)) {}
 
   bool done() override {
     std::lock_guard lock(mutex_);
@@ -64,7 +70,7 @@ class GlooRequest final : public Request {
     try {
       waiting_.get();
     } catch (const std::exception& error) {
-      throw CollectiveError(std::string("a message through Gloo failed: ") + error.what());
+      throw CollectiveError(failure_->note_message(where_, error));
     }
     std::lock_guard lock(mutex_);
     finished_ = true;
@@ -82,6 +88,8 @@ class GlooRequest final : public Request {
   WorkPtr work_;
   at::Tensor bytes_;
   const milliseconds timeout_;
+  const std::shared_ptr<Failure> failure_;
+  const std::string where_;
   std::mutex mutex_;
   std::shared_future<void> waiting_;
   bool finished_ = false;
@@ -100,12 +108,12 @@ Signature signature_of(Operation operation, DType dtype, size_t count, int root 
 
 class GlooTransport final : public Transport {
  public:
-  GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names,
+  GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<Failure> failure,
                 std::unique_ptr<Agreement> agreement, std::unique_ptr<Islands> islands)
       : gloo_(std::move(gloo)),
+        failure_(std::move(failure)),
         agreement_(std::move(agreement)),
         islands_(std::move(islands)),
-        names_(std::move(names)),
         rank_(gloo_->getRank()),
         size_(gloo_->getSize()) {}
 
@@ -210,26 +218,26 @@ class GlooTransport final : public Transport {
 
   std::shared_ptr<Request> post_send(const at::Tensor& tensor, int destination, int64_t tag) override {
     Tensors bytes{bytes_at(tensor.const_data_ptr(), tensor.nbytes())};
-    return post(bytes, destination, tag, [&] { return gloo_->send(bytes, destination, static_cast<int>(tag)); });
+    return post("send to ", bytes, destination, tag,
+                [&] { return gloo_->send(bytes, destination, static_cast<int>(tag)); });
   }
 
   std::shared_ptr<Request> post_receive(const at::Tensor& tensor, int source, int64_t tag) override {
     Tensors bytes{bytes_at(tensor.data_ptr(), tensor.nbytes())};
-    return post(bytes, source, tag, [&] {
+    return post("receive from ", bytes, source, tag, [&] {
       return source == kAnySource ? gloo_->recvAnysource(bytes, static_cast<int>(tag))
                                   : gloo_->recv(bytes, source, static_cast<int>(tag));
     });
   }
 
   void abort(const std::string& reason) override {
-    note_failure(reason);
+    failure_->note(reason);
     if (islands_) islands_->abort(reason);
     if (agreement_) agreement_->abort();
     close_connections(*gloo_);
   }
   bool aborted() const override {
-    std::lock_guard lock(mutex_);
-    return !failure_.empty();
+    return failure_->noted();
   }
   void leave() override {
     if (islands_) islands_->leave();
@@ -254,15 +262,16 @@ class GlooTransport final : public Transport {
 
   template <typename Action>
   void guarded(const Signature& signature, const Call& call, Action action) {
-    require_usable();
+    failure_->require_none();
     ++sequence_;
     try {
       action();
     } catch (const std::exception& error) {
-      if (names_.empty()) throw;  // the whole group says where it was
-      abort(c10::str(names_[rank_], " in ", describe(signature, call.text), ", collective ", sequence_.load(),
-                     " of a group that spans hosts: ", error.what()));
-      require_usable();
+      if (!agreement_) throw;  // of counterparts; the whole group says where it was
+      abort(failure_->note(c10::str(failure_->name(rank_), " in ", describe(signature, call.text), ", collective ",
+                                    sequence_.load(), " of a group that spans hosts"),
+                           error));
+      failure_->require_none();
     }
   }
 
@@ -330,8 +339,9 @@ class GlooTransport final : public Transport {
       for (size_t to = 0; to < size; ++to) {
         const uint64_t given = all[from][to], expected = all[to][size + from];
         if (given == expected) continue;
-        throw Mismatch(c10::str(names_[from], " sends ", given, " elements to ", names_[to], ", which expects ",
-                                expected, "; input and output splits of each pair must agree"));
+        throw Mismatch(c10::str(failure_->name(static_cast<int>(from)), " sends ", given, " elements to ",
+                                failure_->name(static_cast<int>(to)), ", which expects ", expected,
+                                "; input and output splits of each pair must agree"));
       }
     }
   }
@@ -392,8 +402,8 @@ class GlooTransport final : public Transport {
   }
 
   template <typename Start>
-  std::shared_ptr<Request> post(Tensors& bytes, int peer, int64_t tag, Start start) {
-    require_usable();
+  std::shared_ptr<Request> post(const char* what, Tensors& bytes, int peer, int64_t tag, Start start) {
+    failure_->require_none();
     if (tag >= kNobodysTag) {
       throw std::invalid_argument(c10::str("tags of messages in a group that spans hosts go to ", kNobodysTag - 1));
     }
@@ -401,41 +411,33 @@ class GlooTransport final : public Transport {
       throw std::invalid_argument("a rank of a group that spans hosts cannot send to itself: Gloo has no connection "
                                   "for it. Copy the tensor instead");
     }
+    auto where = c10::str(failure_->name(rank_), " in a ", what, peer == kAnySource ? "anybody" : failure_->name(peer),
+                          " (", bytes[0].nbytes(), " bytes, tag ", tag, ") of a group that spans hosts");
     try {
       auto work = start();
-      return std::make_shared<GlooRequest>(work, bytes[0], gloo_->getBackendOptions()->timeout);
+      return std::make_shared<GlooRequest>(work, bytes[0], gloo_->getBackendOptions()->timeout, failure_,
+                                           std::move(where));
     } catch (const std::exception& error) {
-      throw CollectiveError(c10::str(names_[rank_], ": a message through Gloo failed: ", error.what()));
+      throw CollectiveError(failure_->note_message(where, error));
     }
   }
 
-  // The first failure is the one that later calls report.
-  void note_failure(const std::string& cause) {
-    std::lock_guard lock(mutex_);
-    if (failure_.empty()) failure_ = cause;
-  }
-  void require_usable() const {
-    std::lock_guard lock(mutex_);
-    if (!failure_.empty()) throw Aborted(failure_);
-  }
-
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  const std::shared_ptr<Failure> failure_;  // the first one is what later calls report
   const std::unique_ptr<Agreement> agreement_;  // null for counterparts, who have agreed before
   const std::unique_ptr<Islands> islands_;  // null where no two members share a host
-  const std::vector<std::string> names_;
   const int rank_;
   const int size_;
   std::atomic<uint64_t> sequence_{0};
-  mutable std::mutex mutex_;
-  std::string failure_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names,
+std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<Failure> failure,
                                                std::unique_ptr<Agreement> agreement,
                                                std::unique_ptr<Islands> islands) {
-  return std::make_unique<GlooTransport>(std::move(gloo), std::move(names), std::move(agreement), std::move(islands));
+  return std::make_unique<GlooTransport>(std::move(gloo), std::move(failure), std::move(agreement),
+                                         std::move(islands));
 }
 
 }  // namespace opensmd

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "torch/hosts/agreement.hpp"
+#include "torch/hosts/failure.hpp"
 #include "torch/hosts/slices.hpp"
 #include "torch/transport.hpp"
 
@@ -45,9 +46,9 @@ class Islands {
   const int members_;
 };
 
-// `gloo` is torch's own backend for the same members. `names` are for messages. `agreement` compares calls; null where
+// `gloo` is torch's own backend for the same members, `failure` theirs. `agreement` compares calls; null where
 // somebody else has compared them. `islands` may be null.
-std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names,
+std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<Failure> failure,
                                                std::unique_ptr<Agreement> agreement,
                                                std::unique_ptr<Islands> islands);
 
