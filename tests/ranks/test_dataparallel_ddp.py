@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from opensmd.launch import cuda_on_cpu
+from opensmd.launch.mapped_cuda import cuda_on_cpu
 from smdistributed.dataparallel.exceptions import SMDDPGroupError, SMDDPNotInitializedError
 from smdistributed.dataparallel.torch.distributed import group
 from smdistributed.dataparallel.torch.parallel import DistributedDataParallel as DDP

@@ -12,7 +12,7 @@ import torch.distributed as today
 import torch.distributed.deprecated as dist
 from torch.nn.parallel.deprecated import DistributedDataParallel
 
-from opensmd.launch import cuda_on_cpu
+from opensmd.launch.mapped_cuda import cuda_on_cpu
 from opensmd.legacy.api import current_session
 from tests.scripts.legacy.calls import check_all, check_requests_complete_by_themselves
 from tests.support.ranks import RankPool, describe, free_port, run_once

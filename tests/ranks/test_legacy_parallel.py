@@ -16,7 +16,7 @@ from torch.nn.parallel.deprecated import DistributedDataParallel, DistributedDat
 from torch.nn.parallel.deprecated.distributed import DistributedDataParallel as from_file
 from torch.nn.parallel.deprecated.distributed_cpu import DistributedDataParallelCPU as cpu_from_file
 
-from opensmd.launch import cuda_on_cpu
+from opensmd.launch.mapped_cuda import cuda_on_cpu
 from tests.support.ranks import RankPool, free_port
 
 BATCH, FEATURES = 12, 6

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from opensmd.environment.job_secret import JobSecret, SecretError
-from opensmd.launch.sealed_store import SealedStore
+from opensmd.launch.stores.sealed_store import SealedStore
 
 OURS, THEIRS = JobSecret(b"known to the job's hosts"), JobSecret(b"a guess of a stranger")
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from opensmd.launch import cuda_on_cpu
-from opensmd.launch.cpu_device import device_index, without_cuda
-from opensmd.launch.cuda_on_cpu import _barrier_without_devices, _places, _without_nccl
+from opensmd.launch.mapped_cuda import cuda_on_cpu
+from opensmd.launch.mapped_cuda.cpu_device import device_index, without_cuda
+from opensmd.launch.mapped_cuda.cuda_on_cpu import _barrier_without_devices, _places, _without_nccl
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opensmd.launch import guardian
+from opensmd.launch.leftovers import guardian
 from opensmd.launch.run import _OutputFolders
 
 

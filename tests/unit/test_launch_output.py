@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from opensmd.launch import reports
-from opensmd.launch.console import Console
-from opensmd.launch.lines import LineAssembler, Segment
-from opensmd.launch.reports import Failure, Report
+from opensmd.launch.output import reports
+from opensmd.launch.output.console import Console
+from opensmd.launch.output.lines import LineAssembler, Segment
+from opensmd.launch.output.reports import Failure, Report
 from opensmd.modelparallel.exceptions import PeerFailed
 
 

@@ -11,7 +11,9 @@ import click
 
 from opensmd.environment.job_secret import JobSecret
 from opensmd.environment.settings import Settings
-from opensmd.launch import log_files, open_files, streams, torch_import
+from opensmd.launch import torch_import
+from opensmd.launch.leftovers import open_files
+from opensmd.launch.output import log_files, streams
 from opensmd.launch.run import Options, run
 from opensmd.launch.script import check_module, check_script, find_program
 from opensmd.timeline.recorder import VARIABLE

@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import NoReturn
 
 from opensmd.environment import variables
-from opensmd.launch import affinity, reports, torch_import
+from opensmd.launch import affinity, torch_import
+from opensmd.launch.output import reports
 from opensmd.launch.script import check_script, find_program
 
 __all__ = ["main"]
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch_import.without_collector()
     try:
         if options.device == "cpu":
-            from opensmd.launch import cuda_on_cpu
+            from opensmd.launch.mapped_cuda import cuda_on_cpu
 
             cuda_on_cpu.install()
         _run(options)

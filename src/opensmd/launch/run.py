@@ -23,11 +23,13 @@ from typing import Any
 
 from opensmd.environment.job_secret import OF_LAUNCHER, SecretError
 from opensmd.environment.sagemaker import JSON, Job, job_variables, parse_mp_parameters
-from opensmd.launch import affinity, allocator, orphans, reports, signals
-from opensmd.launch.console import Console
-from opensmd.launch.explanation import explain
-from opensmd.launch.guardian import Guardian, job_folder
-from opensmd.launch.log_files import LogFiles
+from opensmd.launch import affinity, allocator, signals
+from opensmd.launch.leftovers import orphans
+from opensmd.launch.leftovers.guardian import Guardian, job_folder
+from opensmd.launch.output import reports
+from opensmd.launch.output.console import Console
+from opensmd.launch.output.explanation import explain
+from opensmd.launch.output.log_files import LogFiles
 from opensmd.launch.rank import LAUNCHER
 
 __all__ = ["Options", "run"]
@@ -118,7 +120,7 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    from opensmd.launch.logs import RankLogs
+    from opensmd.launch.output.logs import RankLogs
 
     def stop(number: int, _: object) -> None:
         raise SignalException(f"smdrun got signal {number}", signal.Signals(number))
@@ -231,7 +233,7 @@ def _build_once() -> None:
 def _launch_config(options: Options, logs: Any) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
-    from opensmd.launch import rendezvous
+    from opensmd.launch.stores import rendezvous
 
     rendezvous.register()
     alone = options.nnodes == 1

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from opensmd.launch import orphans
+from opensmd.launch.leftovers import orphans
 
 __all__ = ["Guardian", "job_folder"]
 

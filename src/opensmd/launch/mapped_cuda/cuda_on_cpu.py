@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
 import opensmd.legacy
-from opensmd.launch.cpu_device import on_cpu, translated, without_cuda
-from opensmd.launch.cuda_calls import CALLS
+from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cuda
+from opensmd.launch.mapped_cuda.cuda_calls import CALLS
 from opensmd.legacy.parallel import DistributedDataParallel as LegacyDistributedDataParallel
 
 __all__ = ["install", "uninstall"]

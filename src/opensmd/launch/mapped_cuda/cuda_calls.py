@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from opensmd.launch.cpu_device import device_index
+from opensmd.launch.mapped_cuda.cpu_device import device_index
 
 __all__ = ["CALLS", "Device", "Event", "Stream"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.multiprocessing.api import LogsDest
 
-from opensmd.launch import reports
-from opensmd.launch.console import Console
+from opensmd.launch.output import reports
+from opensmd.launch.output.console import Console
 
 __all__ = ["RankLogs"]
 

@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from opensmd.collectives.listening import LOOPBACK, served_store
 from opensmd.collectives.sealed import job_secret
-from opensmd.launch.sealed_store import SealedStore
+from opensmd.launch.stores.sealed_store import SealedStore
 
 __all__ = ["BACKEND", "register"]
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from opensmd.launch import reports, streams
-from opensmd.launch.lines import LineAssembler, Segment
-from opensmd.launch.log_files import LogFiles
+from opensmd.launch.output import reports, streams
+from opensmd.launch.output.lines import LineAssembler, Segment
+from opensmd.launch.output.log_files import LogFiles
 
 __all__ = ["Console"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from opensmd.launch import reports
-from opensmd.launch.console import Console
+from opensmd.launch.output import reports
+from opensmd.launch.output.console import Console
 
 __all__ = ["explain"]
 

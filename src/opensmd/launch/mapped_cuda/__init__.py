@@ -1,0 +1,1 @@
+"""``--device cpu``: scripts that hard-code CUDA run on the CPU. Begin with ``cuda_on_cpu``."""

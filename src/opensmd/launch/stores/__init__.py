@@ -1,0 +1,1 @@
+"""The agents' stores: where they listen, and whom they believe. Begin with ``rendezvous``."""
