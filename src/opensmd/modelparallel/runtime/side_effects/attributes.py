@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.contents import ContainerSlots, ContentsPerMicrobatch
-from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot, slots_of
+from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot, buffers_of, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tags_of
 
@@ -53,9 +53,7 @@ class AttributesPerMicrobatch:
         self._places = places
         self._context = context
         self._modules: Collection[nn.Module] = () if alone else places.modules
-        self._initial = {
-            module: (module.__dict__.copy(), dict.copy(module._buffers)) for module in self._modules
-        }
+        self._initial = {module: (module.__dict__.copy(), buffers_of(module)) for module in self._modules}
         self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has put them there
         self._ended: set[int] = set()
         self._first = 0  # of those that have not ended

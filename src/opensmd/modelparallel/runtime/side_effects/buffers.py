@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.side_effects.slots import Slot
+from opensmd.modelparallel.runtime.side_effects.slots import Slot, buffers_of
 
 if TYPE_CHECKING:
     from opensmd.modelparallel.runtime.microbatch import Microbatch
@@ -83,7 +83,7 @@ class OrderedBuffers:
             yield
         finally:
             for module, buffers in plain.items():
-                now = dict.copy(module._buffers)
+                now = buffers_of(module)
                 buffers.clear()
                 buffers.update(now)
                 module.__dict__["_buffers"] = buffers

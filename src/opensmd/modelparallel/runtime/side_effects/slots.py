@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-__all__ = ["ABSENT", "Slot", "slots_of"]
+__all__ = ["ABSENT", "Slot", "buffers_of", "slots_of"]
 
 ABSENT: Any = object()
 # What torch and the runtime keep in modules for themselves.
@@ -43,10 +43,16 @@ class Slot(NamedTuple):
         return self.module._buffers if self.is_buffer else self.module.__dict__
 
 
+def buffers_of(module: nn.Module) -> dict[str, Any]:
+    """The buffers of ``module`` itself, in a new dict; none of a scripted one, which keeps its own."""
+    buffers = module._buffers
+    return dict.copy(buffers) if isinstance(buffers, dict) else {}
+
+
 def slots_of(module: nn.Module) -> Iterator[tuple[Slot, Any]]:
     """The slots of ``module`` itself, with what is in them."""
     for name, value in module.__dict__.items():
         if name not in _MACHINERY:
             yield Slot(module, name), value
-    for name, value in dict.items(module._buffers):
+    for name, value in buffers_of(module).items():
         yield Slot(module, name, is_buffer=True), value
