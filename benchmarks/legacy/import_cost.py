@@ -1,6 +1,6 @@
-"""``python -m benchmarks.legacy.import_cost``: what the doors cost at ``import torch``.
+"""``python -m benchmarks.legacy.import_cost``: what the import aliases cost at ``import torch``.
 
-Two figures: the time that torch spends in the doors, measured inside fresh interpreters, and the whole time
+Two figures: the time that torch spends on them, measured inside fresh interpreters, and the whole time
 of ``import torch`` with torch's loading of extensions on and off, interleaved.
 """
 
@@ -13,7 +13,7 @@ import sys
 
 RUNS = 15
 WHOLE = "import time; t = time.perf_counter(); import torch; print(time.perf_counter() - t)"
-DOORS = """
+ALIASES = """
 import os; os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 import time, torch
 t = time.perf_counter()
@@ -29,12 +29,12 @@ print(time.perf_counter() - u)
 
 def main() -> None:
     """Print the medians in milliseconds."""
-    on, off, doors = [], [], []
+    on, off, aliases = [], [], []
     for _ in range(RUNS):
         on.append(seconds(WHOLE, "1"))
         off.append(seconds(WHOLE, "0"))
-        doors.append(seconds(DOORS, "0"))
-    print(f"the doors alone:                  {1000 * statistics.median(doors):8.2f} ms")
+        aliases.append(seconds(ALIASES, "0"))
+    print(f"the aliases alone:                  {1000 * statistics.median(aliases):8.2f} ms")
     print(f"import torch, extensions on:      {1000 * statistics.median(on):8.2f} ms")
     print(f"import torch, extensions off:     {1000 * statistics.median(off):8.2f} ms")
 

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "timeline": {"environment"},
     "collectives": {"environment", "native", "timeline"},
     "dataparallel": {"collectives", "environment"},
-    "legacy": {"collectives", "environment", "native", "doors"},
+    "legacy": {"collectives", "environment", "native", "import_aliases"},
     "modelparallel": {"collectives", "environment", "native", "optim", "timeline"},
     "launch": {"collectives", "environment", "legacy", "native", "timeline"},
     "tools": {"collectives", "environment", "launch", "modelparallel", "native", "timeline"},
@@ -116,7 +116,7 @@ def _is_file(name: str) -> bool:
 
 def _modules_beside_the_packages() -> set[str]:
     """Modules that belong to no package: small, and free to be imported by all but where they import back."""
-    return {path.stem for path in SOURCES.glob("*.py")} - {"doors"}
+    return {path.stem for path in SOURCES.glob("*.py")} - {"import_aliases"}
 
 
 def _imported(file: Path) -> Iterator[str]:

@@ -3,7 +3,7 @@
 With opensmd installed, ``import torch.distributed.deprecated`` gives this very module.
 """
 
-from opensmd.doors import open_doors
+from opensmd.import_aliases import install
 from opensmd.legacy.api import (
     _clear_group_cache,
     _register_stream,
@@ -73,4 +73,4 @@ __all__ = [
 ]
 
 # Where torch's own loading of extensions is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0), this opens them.
-open_doors()
+install()

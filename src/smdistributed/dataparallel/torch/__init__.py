@@ -1,6 +1,6 @@
-"""The doors for PyTorch. Importing them tells torch.distributed what the launcher told this process.
+"""The data-parallel library for PyTorch; importing it tells torch.distributed what the launcher said.
 
-The seed's text also names the v1 functions without ``.distributed``; they answer here too, when asked.
+SageMaker's documentation also names the v1 functions without ``.distributed``; they are found here, too.
 """
 
 import importlib

@@ -71,14 +71,15 @@ print("one")
     assert done.stdout == "one\n", done.stderr
 
 
-def test_import_torch_alone_loads_nothing_of_the_package_but_the_doors_and_the_name() -> None:
+def test_import_torch_alone_loads_nothing_of_the_package_but_the_aliases_and_the_name() -> None:
     script = "import torch, sys; print(sorted(name for name in sys.modules if name.startswith('opensmd')))"
     done = python("-c", script)
-    loaded = ["opensmd", "opensmd.collectives", "opensmd.collectives.name", "opensmd.doors"]
+    name = ["opensmd.collectives", "opensmd.collectives.lookup", "opensmd.collectives.name"]
+    loaded = ["opensmd", *name, "opensmd.import_aliases"]
     assert done.stdout == f"{loaded}\n", done.stderr
 
 
-def test_where_torch_does_not_load_extensions_importing_opensmd_legacy_opens_the_doors() -> None:
+def test_where_torch_does_not_load_extensions_importing_opensmd_legacy_installs_the_aliases() -> None:
     script = (
         "import opensmd.legacy, torch.distributed.deprecated, torch.nn.parallel.deprecated\n"
         "print(torch.distributed.deprecated is opensmd.legacy)"
