@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 
 from opensmd.environment.job_secret import JobSecret, SecretError
 from opensmd.legacy.rendezvous.host import Process
-from opensmd.legacy.rendezvous.meeting import Joined
+from opensmd.legacy.rendezvous.rendezvous import Joined
 from opensmd.legacy.settings import Deadline
 from opensmd.legacy.transports import links
 from tests.support.ranks import run_once

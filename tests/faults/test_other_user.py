@@ -156,7 +156,7 @@ def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path, monkeypatch:
     assert precious.read_text() == "results"
 
 
-def test_a_meeting_file_that_is_a_link_or_anothers_is_not_touched(tmp_path: Path) -> None:
+def test_a_rendezvous_file_that_is_a_link_or_anothers_is_not_touched(tmp_path: Path) -> None:
     precious, link, planted = tmp_path / "precious", tmp_path / "link", tmp_path / "planted"
     precious.write_text("")
     link.symlink_to(precious)
@@ -174,7 +174,7 @@ def test_a_meeting_file_that_is_a_link_or_anothers_is_not_touched(tmp_path: Path
     assert precious.read_text() == planted.read_text() == ""
 
 
-def test_a_meeting_file_is_its_users_alone_under_any_umask(tmp_path: Path) -> None:
+def test_a_rendezvous_file_is_its_users_alone_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with _locked(str(tmp_path / "meet"), Deadline(1)):

@@ -59,7 +59,14 @@ def test_every_function_works_over_tcp_and_gloo_by_every_method(
     jobs = [(backend, method) for method in methods for backend in ("TCP", "gloo")]
     ports = [free_port() for _ in jobs]
     ranks = pool(world_size).run(
-        every_function, world_size, jobs, engine, ports, str(tmp_path / "meeting"), backend=None, timeout=110
+        every_function,
+        world_size,
+        jobs,
+        engine,
+        ports,
+        str(tmp_path / "rendezvous"),
+        backend=None,
+        timeout=110,
     )
     for job in zip(*ranks, strict=True):
         assert sorted(job) == list(range(world_size))

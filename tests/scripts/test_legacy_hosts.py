@@ -57,7 +57,7 @@ def test_a_job_spans_two_hosts_by_every_method(tmp_path: Path) -> None:
         "tcp://[fd77::1]:23456?rank",
         "tcp://239.255.77.9:23456",
         "tcp://[ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7]:23456",
-        f"file://{tmp_path}/meeting",
+        f"file://{tmp_path}/rendezvous",
     ]
     environment = {
         **os.environ,

@@ -24,7 +24,7 @@ HERE = Process(100, 1.0, "host", "space", "space")
 
 def members(*ranks: int, world_size: int | None = None) -> list[Member]:
     size = len(ranks) if world_size is None else world_size
-    return [Member(replace(HERE, pid=100 + seat), rank, size) for seat, rank in enumerate(ranks)]
+    return [Member(replace(HERE, pid=100 + index), rank, size) for index, rank in enumerate(ranks)]
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.permutations(range(n))), st.data())

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from opensmd.legacy.rendezvous.address import Address
-from opensmd.legacy.rendezvous.meeting import Joined
+from opensmd.legacy.rendezvous.rendezvous import Joined
 from opensmd.legacy.rendezvous.tcp import join_tcp
 from opensmd.legacy.settings import Deadline
 

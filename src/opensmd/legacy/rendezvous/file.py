@@ -1,8 +1,8 @@
 """``file:///path``: the first process to come serves, and leaves word of that in a shared file.
 
 The file is JSON: for each ``group_name`` the server of the job that is gathering under it. It is only read
-and written under an ``fcntl`` lock. Whoever serves removes its entry when the meeting is over, and the file
-with the last entry; an entry whose server has died is replaced by the next process that comes.
+and written under an ``fcntl`` lock. Whoever serves removes its entry when the rendezvous is over, and the
+file with the last entry; an entry whose server has died is replaced by the next process that comes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opensmd.environment.private_files import open_own
 from opensmd.legacy._torch_internals import PrefixStore, Store
 from opensmd.legacy.rendezvous.address import Address
 from opensmd.legacy.rendezvous.host import is_local
-from opensmd.legacy.rendezvous.meeting import HostLost, Joined, Meeting, Surplus
+from opensmd.legacy.rendezvous.rendezvous import HostLost, Joined, Rendezvous, Surplus
 from opensmd.legacy.rendezvous.server import LOOPBACK, Server, address_to_serve, reach_any, serve
 from opensmd.legacy.settings import Deadline
 
@@ -53,16 +53,16 @@ def join_file(
     while True:
         try:
             store, entry, serves = _store(address.path, group_name, interface, deadline)
-            meeting = Meeting(
+            rendezvous = Rendezvous(
                 PrefixStore("opensmd.legacy", store), where=str(address), serves=serves, deadline=deadline
             )
             try:
-                return meeting.join(rank, world_size)
+                return rendezvous.join(rank, world_size)
             finally:
                 if serves:
                     _remove(address.path, group_name, entry)
         except (HostLost, Surplus, ConnectionError):
-            # An earlier meeting, about to leave the file; or its server died, and its entry gets replaced.
+            # An earlier rendezvous, about to leave the file; or its server died, and its entry gets replaced.
             if deadline.passed:
                 raise
             time.sleep(RETRY_INTERVAL)

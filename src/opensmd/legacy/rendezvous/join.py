@@ -1,12 +1,12 @@
-"""From an ``init_method`` to a finished meeting: checks what all methods share and picks one."""
+"""From an ``init_method`` to a finished rendezvous: checks what all methods share and picks one."""
 
 from __future__ import annotations
 
 from opensmd.legacy.rendezvous.address import check_rank, parse_init_method
 from opensmd.legacy.rendezvous.env import join_env
 from opensmd.legacy.rendezvous.file import join_file
-from opensmd.legacy.rendezvous.meeting import Joined
 from opensmd.legacy.rendezvous.multicast import join_multicast
+from opensmd.legacy.rendezvous.rendezvous import Joined
 from opensmd.legacy.rendezvous.tcp import join_tcp
 from opensmd.legacy.settings import Deadline, Settings
 

@@ -23,7 +23,7 @@ from opensmd.collectives.sealed import open_text, seal_text
 from opensmd.environment.job_secret import SecretError
 from opensmd.legacy._torch_internals import PrefixStore
 from opensmd.legacy.rendezvous.address import Address
-from opensmd.legacy.rendezvous.meeting import Joined, Meeting
+from opensmd.legacy.rendezvous.rendezvous import Joined, Rendezvous
 from opensmd.legacy.rendezvous.server import Server, address_to_serve, reach_any, serve
 from opensmd.legacy.settings import Deadline
 
@@ -42,7 +42,7 @@ class Announcement:
     """What a process shouts.
 
     Attributes:
-        token: this process and this meeting.
+        token: this process and this rendezvous.
         world_size: as it was told.
         server: the store it serves, as :meth:`Server.to_json`.
         leader: token of the process to whose store it has gone, or empty.
@@ -87,10 +87,10 @@ def join_multicast(
         except ConnectionError as error:
             raise RuntimeError(f"{address}: {error}; start all processes again") from error
         with voice.repeating(replace(own, leader=leader.token)):
-            meeting = Meeting(
+            rendezvous = Rendezvous(
                 PrefixStore("opensmd.legacy", theirs), where=str(address), serves=serves, deadline=deadline
             )
-            return meeting.join(rank, world_size)
+            return rendezvous.join(rank, world_size)
 
 
 def choose_leader(heard: dict[str, Announcement], own: Announcement) -> Announcement | None:
@@ -98,7 +98,7 @@ def choose_leader(heard: dict[str, Announcement], own: Announcement) -> Announce
     followed = sorted(each.leader for each in heard.values() if each.leader in heard)
     if followed:
         return heard[followed[0]]
-    # Another world size is enough to meet: the meeting then tells everyone of the disagreement.
+    # Another world size is enough to meet: the rendezvous then tells everyone of the disagreement.
     if len(heard) >= own.world_size or _disagree(heard, own):
         return heard[min(heard)]
     return None

@@ -1,4 +1,4 @@
-"""Serving and reaching the store of a meeting: torch's TCPStore, with clear errors and a real deadline."""
+"""Serving and reaching the store of a rendezvous: torch's TCPStore, with clear errors and a real deadline."""
 
 from __future__ import annotations
 

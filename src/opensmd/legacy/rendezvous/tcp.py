@@ -7,15 +7,15 @@ from collections import Counter
 
 from opensmd.legacy._torch_internals import PrefixStore, Store
 from opensmd.legacy.rendezvous.address import Address, check_rank
-from opensmd.legacy.rendezvous.meeting import HostLost, Joined, Meeting
+from opensmd.legacy.rendezvous.rendezvous import HostLost, Joined, Rendezvous
 from opensmd.legacy.rendezvous.server import listens, reach, serve
 from opensmd.legacy.settings import Deadline
 
 __all__ = ["join_tcp"]
 
-# How often this process has met at an address: a quick rank may come for the next meeting while rank 0 still
-# serves the last one, and must not take part in that again.
-_meetings: Counter[str] = Counter()
+# How often this process has met others at an address: a quick rank may come for the next rendezvous while
+# rank 0 still serves the last one, and must not take part in that again.
+_rendezvous_so_far: Counter[str] = Counter()
 
 
 def join_tcp(address: Address, *, rank: int, world_size: int, group_name: str, deadline: Deadline) -> Joined:
@@ -28,16 +28,18 @@ def join_tcp(address: Address, *, rank: int, world_size: int, group_name: str, d
     if rank < 0:
         raise ValueError(f"{address}: the rank must be given by hand here: pass rank=0 to world_size-1")
     if rank >= world_size and not listens(address.host, address.port):
-        check_rank(address, rank, world_size)  # nobody can be told of it; else all hear of it in the meeting
-    _meetings[str(address)] += 1
-    prefix = f"opensmd.legacy/{_meetings[str(address)]}/{_restarts()}/{group_name}"
+        check_rank(address, rank, world_size)  # else all hear of it in the rendezvous
+    _rendezvous_so_far[str(address)] += 1
+    prefix = f"opensmd.legacy/{_rendezvous_so_far[str(address)]}/{_restarts()}/{group_name}"
     while True:
         store, serves = _store(address, rank, deadline)
-        meeting = Meeting(PrefixStore(prefix, store), where=str(address), serves=serves, deadline=deadline)
+        rendezvous = Rendezvous(
+            PrefixStore(prefix, store), where=str(address), serves=serves, deadline=deadline
+        )
         try:
-            return meeting.join(rank, world_size)
+            return rendezvous.join(rank, world_size)
         except HostLost:
-            # For another rank this may have been the store of the last meeting, which rank 0 has just closed.
+            # For another rank this may have been the last rendezvous's store, which rank 0 has just closed.
             if serves or deadline.passed or not _is_young(deadline):
                 raise
 

@@ -21,7 +21,7 @@ from opensmd.collectives.sealed import job_secret
 from opensmd.environment.job_secret import PROOF_BYTES, VARIABLE, JobSecret
 from opensmd.legacy._torch_internals import Store
 from opensmd.legacy.rendezvous.host import Process
-from opensmd.legacy.rendezvous.meeting import Joined
+from opensmd.legacy.rendezvous.rendezvous import Joined
 from opensmd.legacy.rendezvous.server import ANYWHERE, LOOPBACK, Server, address_to_serve
 from opensmd.legacy.settings import Deadline
 

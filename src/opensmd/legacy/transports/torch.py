@@ -15,7 +15,7 @@ from torch.distributed import DistError
 from opensmd.collectives.backend import register
 from opensmd.environment.settings import Settings as CoreSettings
 from opensmd.legacy import _torch_internals as c10d
-from opensmd.legacy.rendezvous.meeting import Joined
+from opensmd.legacy.rendezvous.rendezvous import Joined
 from opensmd.legacy.requests import Request
 from opensmd.legacy.settings import Deadline, Settings
 from opensmd.legacy.transports.base import Channel, Transport
@@ -34,7 +34,7 @@ class TorchTransport(Transport):
 
     Args:
         backend: the backend's name.
-        joined: the finished meeting.
+        joined: the finished rendezvous.
         settings: timeout and engine.
 
     Raises:

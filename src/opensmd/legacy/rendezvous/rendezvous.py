@@ -1,9 +1,9 @@
-"""The meeting of a job's processes in a store: seats, ranks, and one verdict for all.
+"""The rendezvous of a job's processes in a store: arrival indices, ranks, and one verdict for all.
 
-1. Each process takes the next seat (an atomic counter) and leaves its :class:`~.roster.Member` there.
-2. The first ``world_size`` seats are the job; ranks follow from them by a pure function. Whoever comes later
-   is told that the job is full.
-3. Each seated process reports ready; the last one completes the meeting. So nobody leaves it before all have
+1. Each process takes the next arrival index (an atomic counter) and leaves its :class:`~.roster.Member`.
+2. The first ``world_size`` arrivals are the job; ranks follow from them by a pure function. Whoever comes
+   later is told that the job is full.
+3. Each of them reports ready; the last one completes the rendezvous. So nobody leaves it before all have
    read it.
 4. Whoever sees something wrong (two world sizes, a rank taken twice, a process that died, the time over)
    writes the reason once; all others find it there and raise the same.
@@ -23,7 +23,7 @@ from opensmd.legacy.rendezvous.host import Process
 from opensmd.legacy.rendezvous.roster import Member, assign_ranks, contradiction, missing_ranks
 from opensmd.legacy.settings import Deadline
 
-__all__ = ["HostLost", "Joined", "Meeting", "Surplus"]
+__all__ = ["HostLost", "Joined", "Rendezvous", "Surplus"]
 
 POLL_FIRST, POLL_LONGEST = 0.002, 0.05
 LIVENESS_INTERVAL = 0.5
@@ -40,7 +40,7 @@ class HostLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Joined:
-    """The outcome of a meeting: the store, this process's rank, and every process by rank."""
+    """The outcome of a rendezvous: the store, this process's rank, and every process by rank."""
 
     store: Store
     rank: int
@@ -58,8 +58,8 @@ class Joined:
         return len({process.net_space for process in self.processes}) == 1
 
 
-class Meeting:
-    """One process's view of a meeting in ``store``.
+class Rendezvous:
+    """One process's view of a rendezvous in ``store``.
 
     Args:
         store: reached by all processes of the job, and by no other job's.
@@ -96,23 +96,23 @@ class Meeting:
             ) from error
 
     def _join(self, me: Member) -> Joined:
-        seat = self._store.add("arrivals", 1) - 1
-        self._store.set(f"seat/{seat}", me.to_json())
-        if seat >= me.world_size:
-            self._judge_the_late(seat, me)
+        index = self._store.add("arrivals", 1) - 1
+        self._store.set(f"arrival/{index}", me.to_json())
+        if index >= me.world_size:
+            self._judge_the_late(index, me)
         members = self._gather(me.world_size)
         ranks = assign_ranks(members)
         self._confirm(members)
         by_rank = sorted(zip(ranks, members, strict=True), key=lambda pair: pair[0])
         return Joined(
-            self._store, ranks[seat], tuple(member.process for _, member in by_rank), serves=self._serves
+            self._store, ranks[index], tuple(member.process for _, member in by_rank), serves=self._serves
         )
 
     def _gather(self, world_size: int) -> list[Member]:
-        """Wait until all seats are taken."""
+        """Wait until all have arrived."""
         members: list[Member] = []
         for _ in self._poll():
-            members += self._seated(len(members), world_size)
+            members += self._arrived(len(members), world_size)
             reason = contradiction(members)
             if reason:
                 self._fail(reason)
@@ -131,13 +131,13 @@ class Meeting:
             "all were given the same address and world_size, or raise OPENSMD_LEGACY_TIMEOUT"
         )
 
-    def _seated(self, start: int, world_size: int) -> list[Member]:
-        """The members from seat ``start`` on, up to the first seat that is not filled yet."""
+    def _arrived(self, start: int, world_size: int) -> list[Member]:
+        """The members from arrival index ``start`` on, up to the first that is not there yet."""
         members = []
-        for seat in range(start, world_size):
-            if not self._store.check([f"seat/{seat}"]):
+        for index in range(start, world_size):
+            if not self._store.check([f"arrival/{index}"]):
                 break
-            members.append(Member.from_json(self._store.get(f"seat/{seat}")))
+            members.append(Member.from_json(self._store.get(f"arrival/{index}")))
         return members
 
     def _confirm(self, members: list[Member]) -> None:
@@ -154,9 +154,9 @@ class Meeting:
             f"all {len(members)} processes came, but only {ready} went on; one of them may have stopped"
         )
 
-    def _judge_the_late(self, seat: int, me: Member) -> NoReturn:
-        """Tell a process that found no seat why: the job's failure, or that it is full."""
-        members = self._seated(0, me.world_size)
+    def _judge_the_late(self, index: int, me: Member) -> NoReturn:
+        """Tell a process that has come too late why: the job's failure, or that it is full."""
+        members = self._arrived(0, me.world_size)
         disagreement = any(member.world_size != me.world_size for member in members)
         for _ in self._poll():
             if self._store.check(["complete"]):
@@ -164,7 +164,7 @@ class Meeting:
         if disagreement:
             raise RuntimeError(f"{self._where}: {contradiction([*members, me])}")
         raise Surplus(
-            f"{self._where}: this is process number {seat + 1} of a job of {me.world_size}, which already "
+            f"{self._where}: this is process number {index + 1} of a job of {me.world_size}, which already "
             f"has: {', '.join(map(str, members))}; end the other job, or use another address or group_name"
         )
 

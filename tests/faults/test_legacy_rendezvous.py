@@ -19,8 +19,8 @@ import torch.distributed.deprecated as dist
 
 from opensmd.legacy.rendezvous.address import Address
 from opensmd.legacy.rendezvous.host import Process
-from opensmd.legacy.rendezvous.meeting import Meeting
 from opensmd.legacy.rendezvous.multicast import SHOUT_INTERVAL, Announcement, Voice, find_leader
+from opensmd.legacy.rendezvous.rendezvous import Rendezvous
 from opensmd.legacy.rendezvous.server import Server
 from opensmd.legacy.settings import Deadline
 from tests.support.ranks import RankPool, free_port, started
@@ -275,10 +275,10 @@ def test_one_address_serves_job_after_job(
     assert list(tmp_path.iterdir()) == []
 
 
-def die_when_seated(roles: list[Attempt]) -> str:
-    """Rank 1 takes its seat and dies."""
+def die_when_arrived(roles: list[Attempt]) -> str:
+    """Rank 1 arrives and dies."""
     if os.environ["RANK"] == "1":
-        Meeting._gather = lambda self, world_size: os._exit(9)  # type: ignore[method-assign]
+        Rendezvous._gather = lambda self, world_size: os._exit(9)  # type: ignore[method-assign]
     return attempt(roles)
 
 
@@ -286,10 +286,10 @@ def test_a_process_that_dies_while_the_others_gather_is_an_error_on_every_rank()
     ports = free_port(), free_port()
     together = [tcp(ports[0], rank, 3) for rank in range(3)]
     late = [*(tcp(ports[1], rank, 3) for rank in range(2)), tcp(ports[1], 2, 3, wait=2.0, timeout=1.0)]
-    # who serves a meeting waits some seconds for the dead to read its error: both jobs at once
+    # who serves a rendezvous waits some seconds for the dead to read its error: both jobs at once
     with (
-        started(3, die_when_seated, together, backend=None) as one,
-        started(3, die_when_seated, late, backend=None) as other,
+        started(3, die_when_arrived, together, backend=None) as one,
+        started(3, die_when_arrived, late, backend=None) as other,
     ):
         outcomes = one.answers(), other.answers()
     assert [each[1].kind for each in outcomes] == ["died", "died"]
