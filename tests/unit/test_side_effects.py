@@ -236,6 +236,32 @@ def test_lists_that_are_only_added_to_have_everything_in_the_order_of_the_microb
         assert [each.item() for each in module.losses] == [0.0, 1.0, 10.0, 11.0] * step
 
 
+def test_a_list_that_a_microbatch_has_found_empty_stays_so_when_an_earlier_one_is_through() -> None:
+    module, loss = Keeping(), torch.zeros((), requires_grad=True)
+    state = attributes(module)
+    state.begin(0)
+    module.losses.append(loss)
+    state.suspend(0, through=False)
+    state.begin(1)
+    module.losses.clear()
+    state.suspend(1, through=False)
+    state.begin(0)
+    state.suspend(0, through=True)
+    state.begin(1)
+    assert module.losses == []
+
+
+def test_a_list_of_parameters_that_a_microbatch_makes_anew_is_for_all() -> None:
+    module = Keeping()
+    weight = nn.Parameter(torch.zeros(()))
+    state = attributes(module)
+    state.begin(0)
+    module.losses = [weight]  # as torch's LSTM does where its weights are other objects than before
+    state.suspend(0, through=False)
+    state.begin(1)
+    assert module.losses == [weight]
+
+
 def test_changing_what_a_later_microbatch_has_used_is_refused() -> None:
     module = Keeping()
     state, kept = attributes(module), torch.zeros(())

@@ -82,6 +82,7 @@ class ContentsPerMicrobatch:
             id(container): (container, content_of(container)) for _, container in slots.containers()
         }
         self._contents: dict[int, _Contents] = {}
+        self._begun: set[int] = set()
         self._through: set[int] = set()  # their forwards
         for slot in slots.changed:
             for container in containers_in(slot.value):
@@ -89,6 +90,7 @@ class ContentsPerMicrobatch:
 
     def begin(self, microbatch: int) -> None:
         """A microbatch begins, or goes on after others have."""
+        self._begun.add(microbatch)
         for contents in self._contents.values():
             contents.show(microbatch, self._through)
 
@@ -129,7 +131,7 @@ class ContentsPerMicrobatch:
                 continue
             before = self._before.get(id(container), (None, []))[1]
             now = content_of(container)
-            if not same_content(before, now) and (_tensors(before) or _tensors(now)):
+            if not same_content(before, now) and (_computed(before) or _computed(now)):
                 self._slots.changed.add(slot)
                 self._add(slot, container)
 
@@ -137,24 +139,27 @@ class ContentsPerMicrobatch:
         if id(container) not in self._contents:
             empty: Content = {} if isinstance(container, Mapping) else []
             before = self._before.get(id(container), (None, empty))[1]
-            self._contents[id(container)] = _Contents(slot, container, before)
+            self._contents[id(container)] = _Contents(slot, container, before, self._begun)
 
 
 class _Contents:
     """What one container is for each microbatch."""
 
-    def __init__(self, slot: Slot, container: Any, before: Content) -> None:
+    def __init__(self, slot: Slot, container: Any, before: Content, begun: Collection[int] = ()) -> None:
         self.slot = slot
         self.container = container
         self._before = before
         self._now: dict[int, Content] = {}
-        self._first: dict[int, Content] = {}  # what each has begun with
+        self._first: dict[int, Content] = dict.fromkeys(begun, before)  # what each has begun with
         self._left = before  # by those that have ended, as far as all before them have
         self._next = 0  # to end
 
     def show(self, microbatch: int, through: Collection[int]) -> None:
-        """Put there what the microbatch has put there, or what it is to begin with."""
-        if microbatch not in self._now:
+        """Put there what the microbatch has put there, or what it is to begin with.
+
+        That is settled once: it may have seen that nothing is there before an earlier one was through.
+        """
+        if microbatch not in self._first and microbatch not in self._now:
             earlier = [number for number in self._now if number < microbatch and number in through]
             self._first[microbatch] = self._now[max(earlier)] if earlier else self._before
         set_content(self.container, self._of(microbatch))
@@ -192,6 +197,11 @@ class _Contents:
         if more is None or (not first and any(map(_trains, _tensors(now)))):
             return now
         return joined(self._left, more)
+
+
+def _computed(value: Any) -> list[Tensor]:
+    """Its tensors but parameters, which are the same for all microbatches (an LSTM lists its own anew)."""
+    return [tensor for tensor in _tensors(value) if not isinstance(tensor, nn.Parameter)]
 
 
 def _trains(tensor: Tensor) -> bool:
