@@ -110,6 +110,4 @@ class EscapeSearch:
                 self.found.add(Escape(inside=inside, around=around))
 
     def _known(self, value: Any) -> Sequence[Made]:
-        tensors: list[Tensor] = []
-        structure.collect(value, tensors)
-        return [made for made in map(self._made_by, tensors) if made is not None]
+        return [made for made in map(self._made_by, structure.tensors_in(value)) if made is not None]

@@ -72,19 +72,13 @@ def partition(
             best = rank, sequence.stages_of_units(split)
     assert best is not None  # there is always one candidate
     homes = _homes(trace, best[1], places)
-    plan = Plan(
-        stages=stages,
-        homes=homes,
-        shared=_shared(trace, homes),
-        hooked=tuple(sorted(trace.hooked)),
-        containers=_containers(trace),
-    )
-    return predict(
-        with_opened(plan, trace),
+    return _plan(
         trace,
+        stages,
+        homes,
         microbatches=microbatches,
-        active_microbatches=active,
-        late_microbatches=active if late_microbatches is None else late_microbatches,
+        active=active,
+        late_microbatches=late_microbatches,
         optimizer_bytes=optimizer_bytes,
     )
 
@@ -119,12 +113,35 @@ def manual_partition(
         for owner in owners:
             homes[owner] = homes[owners[0]]
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
-    active = most_active(stages, active_microbatches)
+    return _plan(
+        trace,
+        stages,
+        homes,
+        notes=tuple(notes),
+        microbatches=microbatches,
+        active=most_active(stages, active_microbatches),
+        late_microbatches=late_microbatches,
+        optimizer_bytes=optimizer_bytes,
+    )
+
+
+def _plan(
+    trace: ModelTrace,
+    stages: int,
+    homes: dict[str, int],
+    *,
+    notes: tuple[str, ...] = (),
+    microbatches: int,
+    active: int,
+    late_microbatches: int | None,
+    optimizer_bytes: float,
+) -> Plan:
+    """The plan for these places, with what is predicted of it."""
     plan = Plan(
         stages=stages,
         homes=homes,
         shared=_shared(trace, homes),
-        notes=tuple(notes),
+        notes=notes,
         hooked=tuple(sorted(trace.hooked)),
         containers=_containers(trace),
     )

@@ -105,6 +105,5 @@ def _inside(module: nn.Module, plan: Plan) -> dict[nn.Module, tuple[str, str]]:
 
 def _strided(value: Any) -> list[Tensor]:
     """The tensors of ``value`` that have memory of their own here, without a home elsewhere."""
-    found: list[Tensor] = []
-    structure.collect(value, found)
-    return [each for each in found if tag_of(each) is None and each.layout is torch.strided]
+    tensors = structure.tensors_in(value)
+    return [each for each in tensors if tag_of(each) is None and each.layout is torch.strided]

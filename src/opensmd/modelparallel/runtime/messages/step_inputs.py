@@ -46,8 +46,7 @@ def agreed_inputs(
         SMPError: the ranks called different functions, or some of them without gradients.
         RuntimeError: a rank did not come within the group's timeout.
     """
-    leaves: list[Tensor] = []
-    structure.collect((args, kwargs), leaves)
+    leaves = structure.tensors_in((args, kwargs))
     program = _program(function)
     mine = torch.tensor([_hash(program), _form(args, kwargs), fingerprint(leaves)], device=device)
     numbers = gathered(mine, group).tolist()
@@ -173,12 +172,7 @@ def _forms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[torc
     """The shapes of the tensors in each argument."""
     named = {f"argument {place + 1}": value for place, value in enumerate(args)}
     named.update({f"argument {name!r}": value for name, value in kwargs.items()})
-    forms: dict[str, list[torch.Size]] = {}
-    for name, value in named.items():
-        leaves: list[Tensor] = []
-        structure.collect(value, leaves)
-        forms[name] = [leaf.shape for leaf in leaves]
-    return forms
+    return {name: [leaf.shape for leaf in structure.tensors_in(value)] for name, value in named.items()}
 
 
 def _warn_of_other_forms(mine: dict[str, list[torch.Size]], first: dict[str, list[torch.Size]]) -> None:

@@ -81,7 +81,7 @@ class AttributesPerMicrobatch:
         for slot, values in self._values.items():
             value, before = slot.value, _nearest(values, microbatch)
             if value is not before:
-                self._require_not_borrowed(slot, microbatch, _tensors(before))
+                self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
                 values[microbatch] = value
         self._contents.suspend(microbatch, look=look, through=through)
 
@@ -148,10 +148,4 @@ def _nearest(values: dict[int, Any], microbatch: int) -> Any:
 
 def _keeps_tensors(value: Any) -> bool:
     """Whether there are tensors in it, or may soon be; ranks are told of other values, too (``effects``)."""
-    return bool(_tensors(value)) or (isinstance(value, (list, dict)) and not value)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    structure.collect(value, tensors)
-    return tensors
+    return bool(structure.tensors_in(value)) or (isinstance(value, (list, dict)) and not value)

@@ -112,7 +112,7 @@ class ContentsPerMicrobatch:
         for contents in self._contents.values():
             before = contents.keep(microbatch)
             if before is not None:
-                self._require_unused(contents.slot, microbatch, _tensors(before))
+                self._require_unused(contents.slot, microbatch, structure.tensors_in(before))
 
     def end(self, until: int) -> None:
         """All microbatches before ``until`` have ended."""
@@ -194,22 +194,16 @@ class _Contents:
         first, now = self._first.pop(microbatch, self._before), self._now[microbatch]
         more = added(first, now)
         # Losses to be trained by, in what was empty, are for one microbatch: it would have been cleared.
-        if more is None or (not first and any(map(_trains, _tensors(now)))):
+        if more is None or (not first and any(map(_trains, structure.tensors_in(now)))):
             return now
         return joined(self._left, more)
 
 
 def _computed(value: Any) -> list[Tensor]:
     """Its tensors but parameters, which are the same for all microbatches (an LSTM lists its own anew)."""
-    return [tensor for tensor in _tensors(value) if not isinstance(tensor, nn.Parameter)]
+    return [tensor for tensor in structure.tensors_in(value) if not isinstance(tensor, nn.Parameter)]
 
 
 def _trains(tensor: Tensor) -> bool:
     tag = tag_of(tensor)
     return tensor.requires_grad if tag is None else tag.requires_grad
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    structure.collect(value, tensors)
-    return tensors

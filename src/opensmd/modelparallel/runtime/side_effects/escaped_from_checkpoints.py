@@ -35,9 +35,7 @@ class EscapedFromCheckpoint:
 
     def detach(self, returned: Any, rank: int) -> None:
         """The function has ``returned`` something: of the others, gradients end here."""
-        leaves: list[Tensor] = []
-        structure.collect(returned, leaves)
-        kept = {tag_of(leaf) for leaf in leaves}
+        kept = {tag_of(leaf) for leaf in structure.tensors_in(returned)}
         for reference in self._made:
             tensor = reference()
             tag = None if tensor is None else tag_of(tensor)

@@ -29,6 +29,7 @@ __all__ = [
     "memory_of",
     "opaque_objects",
     "substitute",
+    "tensors_in",
 ]
 
 _VALUES = frozenset({str, int, float, bool, type(None)})  # which end every search at once
@@ -57,11 +58,17 @@ def collect(structure: Any, found: list[Tensor]) -> None:
             collect(getattr(structure, field.name, None), found)
 
 
-def memory_of(structure: Any) -> frozenset[int]:
-    """Where the tensors of ``structure`` are that are strided (``untyped_storage()._cdata``)."""
+def tensors_in(structure: Any) -> list[Tensor]:
+    """The tensors of ``structure``, in the order of :func:`collect`."""
     found: list[Tensor] = []
     collect(structure, found)
-    return frozenset(each.untyped_storage()._cdata for each in found if each.layout is torch.strided)
+    return found
+
+
+def memory_of(structure: Any) -> frozenset[int]:
+    """Where the tensors of ``structure`` are that are strided (``untyped_storage()._cdata``)."""
+    tensors = tensors_in(structure)
+    return frozenset(each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided)
 
 
 def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
