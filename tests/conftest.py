@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.ranks import RankPool
 
+# Tests start hundreds of interpreters; what one of them has compiled, the others need not compile again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # torch asks for the name of every address that it connects to. A resolver that loses the question asks again
 # after five seconds, unless told otherwise.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
@@ -26,6 +28,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     os.environ.clear()
     os.environ.update(_ENVIRONMENT)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """With ``-n auto`` a worker more than there are cores: a third of the time, tests wait for their ranks.
+
+    Each worker has pools of ranks of its own, a dozen processes or 3 GiB; hence not as many as one likes.
+    """
+    return min(len(os.sched_getaffinity(0)) + 1, 8)
 
 
 @pytest.fixture(scope="session")
