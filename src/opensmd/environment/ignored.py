@@ -9,7 +9,12 @@ from opensmd.environment.variables import current_launch
 
 __all__ = ["ignored", "warn_of_ignored"]
 
-_NAMES = ("SMP_DISABLE_D2D", "SMP_NCCL_THROTTLE_LIMIT")
+_NAMES = (
+    "SMP_D2D_GPU_BUFFER_SIZE_BYTES",
+    "SMP_DISABLE_D2D",
+    "SMP_ENABLE_CROSS_NODE_D2D",
+    "SMP_NCCL_THROTTLE_LIMIT",
+)
 _PREFIX = "SMDDP_AG_"
 
 
