@@ -6,7 +6,7 @@
 - ``zero_grad`` of all optimizers asks first, while a step of several microbatches runs.
 - The function mode of a thread is set aside while a module runs as a whole or a backward runs.
 
-tests/unit/test_modelparallel_torch_internals.py fails when torch changes one of these places.
+tests/unit/modelparallel/test_torch_internals.py fails when torch changes one of these places.
 """
 
 from __future__ import annotations

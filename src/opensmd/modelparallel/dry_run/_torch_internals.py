@@ -1,6 +1,6 @@
 """What the dry run does to torch that torch has no public way for; undone when it ends.
 
-tests/unit/test_modelparallel_torch_internals.py fails when torch changes one of these places.
+tests/unit/modelparallel/test_torch_internals.py fails when torch changes one of these places.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ microbatch i, a dot is a tick in which a rank has nothing to do::
 
 A microbatch hands its turn on where it comes to a tensor that has not arrived, or to a backward. A policy
 (:mod:`opensmd.modelparallel.planning.schedule`) chooses who goes on; it is pure, and knows only how far each
-has come. ``tests/unit/test_turns.py`` plays whole pipelines in one process and compares them with tables.
+has come. Its unit tests play whole pipelines in one process and compare them with tables.
 
 A microbatch keeps the thread in which it began as long as the user's function runs, whose stack that is. The
 first begins in the thread that called the step. A thread whose microbatch has ended, or has only its backward

@@ -1,0 +1,34 @@
+"""Settings of the backend: read from the environment, and refused where they make no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opensmd.environment.settings import Settings
+
+
+def test_settings_come_from_the_environment() -> None:
+    settings = Settings.from_environment(
+        {"OPENSMD_CACHE_DIR": "/tmp/x", "OPENSMD_NATIVE": "0", "OPENSMD_HEAP_BYTES": "4096", "CXX": "clang++"}
+    )
+    assert settings == Settings(Path("/tmp/x"), False, "clang++", None, 4096)
+    assert Settings.from_environment({}).native
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("OPENSMD_NATIVE", "maybe"), ("OPENSMD_HEAP_BYTES", "1 GiB"), ("OPENSMD_HEAP_BYTES", "-1")],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Settings.from_environment({name: text})
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    with pytest.raises(ValueError, match="OPENSMD_CACHE_DIR"):
+        Settings.from_environment({})
+    assert Settings.from_environment({"OPENSMD_CACHE_DIR": "/tmp/x"}).cache_dir == Path("/tmp/x")

@@ -1,0 +1,46 @@
+"""Ranks' lines carry their rank and never mix, progress bars included."""
+
+from __future__ import annotations
+
+import io
+import os
+
+from opensmd.launch.output.console import Console
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(out: io.StringIO, *writes: tuple[int, bytes]) -> str:
+    """What a console shows for these writes of (rank, bytes), each seen before the next is made."""
+    console = Console()
+    pens = {rank: os.open(console.open(rank, out), os.O_WRONLY) for rank, _ in writes}
+    for rank, data in writes:
+        os.write(pens[rank], data)
+        console._drain()
+    console.start()
+    console.finish()
+    for pen in pens.values():
+        os.close(pen)
+    return out.getvalue()
+
+
+def test_every_line_carries_its_rank_and_lines_never_mix() -> None:
+    text = shown(io.StringIO(), (0, b"half of "), (1, b"whole\n"), (0, b"a line\nlast"))
+    assert text == "[1] whole\n[0] half of a line\n[0] last\n"
+
+
+def test_a_progress_bar_in_a_file_leaves_its_last_state() -> None:
+    text = shown(io.StringIO(), (0, b"\r 10%"), (0, b"\r 20%"), (0, b"\r 100%\n"))
+    assert text.splitlines()[-1] == "[0]  100%"
+    assert len(text.splitlines()) <= 2
+
+
+def test_progress_bars_of_two_ranks_do_not_write_into_each_other_on_a_terminal() -> None:
+    text = shown(Terminal(), (0, b"10%\r20%\r30%"), (1, b"hello\n"), (0, b"\n"))
+    plain = text.replace("\x1b[36m", "").replace("\x1b[33m", "").replace("\x1b[0m", "")
+    assert plain == "[0] 10%\r\x1b[K[0] 20%\n[1] hello\n[0] 30%\n"

@@ -1,0 +1,39 @@
+"""Lines are put together from ranks' bytes, however these arrive."""
+
+from __future__ import annotations
+
+import pytest
+
+from opensmd.launch.output.lines import LineAssembler, Segment
+
+
+def segments(*chunks: bytes) -> list[tuple[str, str]]:
+    lines = LineAssembler()
+    found = [(each.text, each.end) for chunk in chunks for each in lines.feed(chunk)]
+    return [*found, (lines.take_rest().text, "")] if lines.waiting else found
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ((b"one\ntwo\n",), [("one", "\n"), ("two", "\n")]),
+        ((b"on", b"e\n"), [("one", "\n")]),
+        ((b"a\r", b"\nb\n"), [("a", "\n"), ("b", "\n")]),
+        ((b"10%\r20%\r100%\n",), [("10%", "\r"), ("20%", "\r"), ("100%", "\n")]),
+        ((b"\xc3", b"\xa9\n"), [("é", "\n")]),
+        ((b"\xff\n",), [("\udcff", "\n")]),
+        ((b"rest",), [("rest", "")]),
+        ((), []),
+    ],
+)
+def test_bytes_become_whole_lines_however_they_arrive(
+    chunks: tuple[bytes, ...], expected: list[tuple[str, str]]
+) -> None:
+    assert segments(*chunks) == expected
+
+
+def test_taking_the_rest_empties_it() -> None:
+    lines = LineAssembler()
+    lines.feed(b"half")
+    assert lines.take_rest() == Segment("half", "")
+    assert not lines.waiting

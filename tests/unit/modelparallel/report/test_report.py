@@ -1,0 +1,84 @@
+"""A step as a chart, a trace and shares of time."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from opensmd.modelparallel.report import busy_share, draw_chart, gather_events, write_pipeline_trace
+from opensmd.modelparallel.report.events import PipelineEvent
+from tests.support.ranks import RankPool
+
+
+def events() -> list[PipelineEvent]:
+    milliseconds = [
+        (0, 0, "forward", 0, 10), (0, 1, "forward", 10, 20), (0, -1, "wait", 20, 30),
+        (0, 0, "backward", 30, 50), (1, -1, "wait", 0, 10), (1, 0, "forward", 10, 20),
+        (1, 0, "backward", 20, 40),
+    ]  # fmt: skip
+    return [
+        PipelineEvent(rank=rank, microbatch=microbatch, kind=kind, start_ns=a * 10**6, end_ns=b * 10**6)
+        for rank, microbatch, kind, a, b in milliseconds
+    ]
+
+
+def test_busy_shares_count_work_and_not_waiting() -> None:
+    assert busy_share(events()) == {0: pytest.approx(0.8), 1: pytest.approx(0.6)}
+    assert busy_share([]) == {}
+
+
+def test_the_chrome_trace_has_one_process_a_rank(tmp_path: Path) -> None:
+    write_pipeline_trace(events(), tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {each["pid"] for each in trace} == {0, 1}
+    backward = next(each for each in trace if each["name"] == "backward 0" and each["pid"] == 1)
+    assert (backward["ts"], backward["dur"]) == (20e3, 20e3)
+
+
+def test_the_chart_is_a_picture(tmp_path: Path) -> None:
+    draw_chart(events(), tmp_path / "chart.png", title="two ranks")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="no pipeline events"):
+        draw_chart([], tmp_path / "empty.png")
+
+
+def test_without_matplotlib_the_chart_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"pip install 'opensmd\[plot\]'"):
+        draw_chart(events(), tmp_path / "chart.png")
+
+
+def gathered() -> list[PipelineEvent]:
+    now = time.perf_counter_ns()
+    rank = dist.get_rank()
+    mine = PipelineEvent(rank=9, microbatch=rank, kind="forward", start_ns=now, end_ns=now + 10 + rank)
+    return gather_events([mine])
+
+
+@pytest.mark.processes
+def test_events_of_all_ranks_come_together_on_one_clock(pool: Callable[[int], RankPool]) -> None:
+    before = time.time_ns()
+    found = pool(2).run(gathered, backend="gloo")
+    after = time.time_ns()
+    assert found[0] == found[1]
+    assert [(event.rank, event.microbatch, event.end_ns - event.start_ns) for event in found[0]] == [
+        (0, 0, 10),
+        (1, 1, 11),
+    ]
+    assert all(before - 10**9 < event.start_ns < after + 10**9 for event in found[0])

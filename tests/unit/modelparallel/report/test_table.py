@@ -1,0 +1,51 @@
+"""The plan that the log shows."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from opensmd.modelparallel.dry_run.capture import capture
+from opensmd.modelparallel.planning.partition import partition
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.report import print_plan
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+
+
+def model_alone() -> nn.Module:
+    return nn.Sequential(*[block() for _ in range(4)])
+
+
+def model_and_step() -> tuple[nn.Module, Any]:
+    model = model_alone()
+    return model, lambda: model(torch.ones(8, 64)).sum()
+
+
+def make_plan(stages: int = 2) -> Plan:
+    return partition(capture(*model_and_step()), stages, memory_weight=0.0, microbatches=4)
+
+
+def test_the_log_begins_with_the_originals_line_and_names_every_part(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="opensmd.modelparallel"):
+        print_plan(make_plan())
+    message = caplog.records[0].getMessage()
+    assert message.startswith("Partition assignments:\n")
+    for word in ("0", "3", "parameters", "activations", "peak memory", "0 -> 1: 1 tensor, 2.0 KiB"):
+        assert word in message
+
+
+def test_the_rows_of_a_plan_add_up_to_the_model() -> None:
+    plan = make_plan(4)
+    assert sum(row.parameters for row in plan.rows) == 4 * (64 * 64 + 64)
+    assert sum(row.seconds for row in plan.rows) == pytest.approx(sum(load.seconds for load in plan.loads))
+    assert [row.module for row in plan.rows] == ["0", "1", "2", "3"]
+    assert [row.crossing_bytes for row in plan.rows] == [2048, 2048, 2048, 0]

@@ -1,0 +1,129 @@
+"""What microbatches find in attributes, and in lists of modules, while they take turns."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch, Places
+from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
+
+
+class Keeping(nn.Linear):
+    """Has attributes, a container, and a buffer."""
+
+    mean: Tensor
+    loss: Any
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+        self.losses: list[Any] = []
+        self.count = 0
+
+
+def attributes(module: nn.Module, places: Places | None = None) -> AttributesPerMicrobatch:
+    context: Any = SimpleNamespace(new_calls=1, borrowed=set())
+    return AttributesPerMicrobatch(places or Places(module), context, alone=False)
+
+
+def test_microbatches_find_what_they_have_put_into_attributes_themselves() -> None:
+    module = Keeping()
+    state, first, second = attributes(module), torch.zeros(()), torch.ones(())
+    state.begin(0)
+    module.loss = first
+    state.suspend(0, through=False)
+    state.begin(1)
+    module.loss = second
+    state.suspend(1, through=False)
+    state.begin(0)
+    assert module.loss is first
+    state.end(0)
+    state.begin(1)
+    assert module.loss is second
+    state.end(1)
+    state.end_step()
+    assert module.loss is second
+
+
+def turns(module: Keeping, state: AttributesPerMicrobatch, *, clear: str) -> list[list[float]]:
+    """Two microbatches fill a list in two parts, in turns; what each has in the end."""
+    totals: dict[int, list[float]] = {}
+    for part in range(2):
+        for microbatch in range(2):
+            state.begin(microbatch)
+            if clear == "first" and part == 0:
+                module.losses.clear()
+            module.losses.append(torch.tensor(10.0 * microbatch + part, requires_grad=clear != "never"))
+            if part == 1:
+                totals[microbatch] = [each.item() for each in module.losses]
+                if clear == "last":
+                    module.losses.clear()
+                state.end(microbatch)
+            else:
+                state.suspend(microbatch, through=False)
+    state.end_step()
+    return [totals[0], totals[1]]
+
+
+@pytest.mark.parametrize("clear", ["first", "last"])
+def test_microbatches_have_lists_that_they_clear_to_themselves(clear: str) -> None:
+    module = Keeping()
+    kept, places = module.losses, Places(module)
+    for _ in range(3):
+        assert turns(module, attributes(module, places), clear=clear) == [[0.0, 1.0], [10.0, 11.0]]
+        assert module.losses is kept
+        assert [each.item() for each in kept] == ([] if clear == "last" else [10.0, 11.0])
+
+
+def test_lists_that_are_only_added_to_have_everything_in_the_order_of_the_microbatches() -> None:
+    module = Keeping()
+    places = Places(module)
+    for step in range(1, 3):
+        turns(module, attributes(module, places), clear="never")
+        assert [each.item() for each in module.losses] == [0.0, 1.0, 10.0, 11.0] * step
+
+
+def test_a_list_that_a_microbatch_has_found_empty_stays_so_when_an_earlier_one_is_through() -> None:
+    module, loss = Keeping(), torch.zeros((), requires_grad=True)
+    state = attributes(module)
+    state.begin(0)
+    module.losses.append(loss)
+    state.suspend(0, through=False)
+    state.begin(1)
+    module.losses.clear()
+    state.suspend(1, through=False)
+    state.begin(0)
+    state.suspend(0, through=True)
+    state.begin(1)
+    assert module.losses == []
+
+
+def test_a_list_of_parameters_that_a_microbatch_makes_anew_is_for_all() -> None:
+    module = Keeping()
+    weight = nn.Parameter(torch.zeros(()))
+    state = attributes(module)
+    state.begin(0)
+    module.losses = [weight]  # as torch's LSTM does where its weights are other objects than before
+    state.suspend(0, through=False)
+    state.begin(1)
+    assert module.losses == [weight]
+
+
+def test_changing_what_a_later_microbatch_has_used_is_refused() -> None:
+    module = Keeping()
+    state, kept = attributes(module), torch.zeros(())
+    put_tag(kept, Tag(0))
+    state.begin(0)
+    module.loss = kept
+    state.suspend(0, through=False)
+    state._context.borrowed.add(kept._opensmd_tag)  # as when microbatch 1 uses it
+    state.begin(0)
+    module.loss = torch.ones(())
+    with pytest.raises(SMPError, match="microbatch 0 has changed 'loss' after a later microbatch had used"):
+        state.suspend(0, through=False)

@@ -1,0 +1,77 @@
+"""Buffers are read and changed in the order of the microbatches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
+
+
+class Keeping(nn.Linear):
+    """Has attributes, a container, and a buffer."""
+
+    mean: Tensor
+    loss: Any
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+        self.losses: list[Any] = []
+        self.count = 0
+
+
+class Calls:
+    """Of a microbatch, as buffers see it."""
+
+    def __init__(self, index: int) -> None:
+        self.microbatch: Any = SimpleNamespace(index=index)
+        self.waits = 0
+
+    def settle(self) -> None:
+        """No backward is deferred here."""
+
+    def wait_for_earlier(self) -> None:
+        self.waits += 1
+
+
+def reads(buffers: OrderedBuffers, module: Keeping, *changing: int) -> list[bool]:
+    """Three microbatches read a buffer, and some change it; whether each has waited."""
+    microbatches = [Calls(index) for index in range(3)]
+    current = microbatches[0]
+    with buffers.ordered(lambda: current, lambda slot: None, alone=False):
+        for current in microbatches:
+            mean = module.mean
+            if current.microbatch.index in changing:
+                module.mean = mean + 1
+    return [each.waits > 0 for each in microbatches]
+
+
+def test_who_reads_a_buffer_waits_unless_steps_only_read_it() -> None:
+    module = Keeping()
+    buffers = OrderedBuffers({"": module})
+    assert reads(buffers, module) == [True] * 3  # nothing is known
+    assert reads(buffers, module) == [False] * 3
+    module.eval()
+    assert reads(buffers, module) == [True] * 3  # in another mode
+    module.train()
+    reads(buffers, module, 2)
+    assert reads(buffers, module, 0, 1, 2) == [True] * 3
+    assert module.mean.tolist() == [4.0, 4.0] and type(module._buffers) is dict
+
+
+def test_to_change_a_buffer_that_a_later_microbatch_has_read_is_refused() -> None:
+    module = Keeping()
+    buffers, current = OrderedBuffers({"part": module}), Calls(1)
+    with buffers.ordered(lambda: current, lambda slot: None, alone=False):
+        assert module.mean.sum() == 0
+        current = Calls(0)
+        with pytest.raises(SMPError, match=r"microbatch 0 has changed buffer 'part.mean' after microbatch 1"):
+            module.mean = torch.ones(2)
+        with pytest.raises(SMPError, match=r"'part.mean'"):
+            buffers.written(dict.__getitem__(module._buffers, "mean"))

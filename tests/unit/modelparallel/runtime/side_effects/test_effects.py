@@ -1,0 +1,62 @@
+"""What one call changes in modules is changed on other ranks, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.calls.descriptions import Left
+from opensmd.modelparallel.runtime.side_effects.effects import Effects, apply
+
+
+class Keeping(nn.Linear):
+    """Has attributes, a container, and a buffer."""
+
+    mean: Tensor
+    loss: Any
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+        self.losses: list[Any] = []
+        self.count = 0
+
+
+def told(module: Keeping, other: Keeping, change: Any) -> list[Tensor]:
+    """Do ``change`` to ``module``, and what the other ranks are told of it to ``other``; the new tensors."""
+    effects = Effects(((), {}), [], ((), {}), [], module)
+    change(module)
+    found = effects.found([])
+    if found is None:
+        return []
+    left = Left(found.pickled, found.contents, tuple(found.tensors))  # type: ignore[arg-type]
+    apply(left, ((), {}), [], other, [], lambda tensor: tensor)  # type: ignore[arg-type, return-value]
+    return list(found.tensors)
+
+
+def test_attributes_and_contents_that_a_call_has_changed_are_changed_elsewhere() -> None:
+    module, other = Keeping(), Keeping()
+    one, two = torch.ones(()), torch.zeros(())
+    assert told(module, other, lambda each: each.losses.append(one)) == [one]
+    kept = other.losses
+    assert told(module, other, lambda each: each.losses.insert(0, two)) == [two]
+    assert other.losses is kept and [each is one for each in kept] == [False, True]
+    told(module, other, lambda each: each.losses.clear())
+    told(module, other, lambda each: setattr(each, "count", 4))
+    told(module, other, lambda each: setattr(each, "loss", one))
+    assert kept == [] and other.count == 4 and other.loss is one
+    assert told(module, other, lambda each: None) == []
+
+
+def test_a_container_with_another_content_elsewhere_is_only_added_to() -> None:
+    module, other = Keeping(), Keeping()
+    module.losses, other.losses = [object(), object()], []
+    told(module, other, lambda each: each.losses.append(1))
+    assert other.losses == [1]
+    module.losses, other.losses = [object(), object()], []
+    with pytest.raises(SMPError, match="another content on this rank"):
+        told(module, other, lambda each: each.losses.reverse())

@@ -1,0 +1,36 @@
+"""What a watched call has written, and what it depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.descriptions import Hidden
+from opensmd.modelparallel.runtime.side_effects.watch import Watch
+
+
+def watched(function: Any, *args: Tensor, owner: nn.Module | None = None) -> tuple[Watch, Any]:
+    call = Call("it", "key", function, args, {}, list(args), [None] * len(args), owner=owner)
+    with Watch(call, (args, {}), args, first=True) as watch:
+        result = function(*args)
+    return watch, watch.description(Hidden.of(result, "it"))
+
+
+def test_a_watched_call_tells_what_it_has_written_and_whether_its_result_depends_on_data() -> None:
+    _, plain = watched(torch.neg, torch.ones(2))
+    assert plain.is_plain and not plain.depends_on_data
+    _, counting = watched(torch.nonzero, torch.ones(2))
+    assert counting.depends_on_data
+    _, writing = watched(lambda x, y: torch.add(x, 1, out=y), torch.ones(2), torch.ones(2))
+    assert [tuple(change) for change in writing.changed] == [(1, False, True)]
+    _, reshaping = watched(lambda x: x.unsqueeze_(0), torch.ones(2))
+    assert [tuple(change) for change in reshaping.changed] == [(0, False, False)]
+
+
+def test_a_watched_call_tells_whether_it_has_changed_buffers() -> None:
+    norm, x = nn.BatchNorm1d(2), torch.randn(4, 2)
+    assert watched(norm, x, owner=norm)[0].changed_buffers()
+    assert not watched(norm.eval(), x, owner=norm)[0].changed_buffers()

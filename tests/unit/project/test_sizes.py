@@ -1,0 +1,45 @@
+"""No folder, file or class grows beyond what can be taken in at once."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parents[3] / "src" / "opensmd"
+PYTHON_FILES, CXX_FILES = 16, 24  # in one folder
+LINES = 450  # of one file
+METHODS = 25  # of one class
+
+
+@pytest.mark.parametrize(("endings", "most"), [((".py",), PYTHON_FILES), ((".cpp", ".hpp", ".h"), CXX_FILES)])
+def test_no_folder_has_too_many_files(endings: tuple[str, ...], most: int) -> None:
+    folders = [SOURCES, *(path for path in SOURCES.rglob("*") if path.is_dir())]
+    counts = {
+        str(folder.relative_to(SOURCES)): sum(path.suffix in endings for path in folder.iterdir())
+        for folder in folders
+    }
+    assert sum(counts.values()) > most
+    assert {folder: count for folder, count in counts.items() if count > most} == {}
+
+
+def test_no_file_is_too_long() -> None:
+    files = [path for path in SOURCES.rglob("*") if path.suffix in (".py", ".pyi", ".cpp", ".hpp", ".h")]
+    assert files
+    lengths = {str(path.relative_to(SOURCES)): len(path.read_text().splitlines()) for path in files}
+    assert {file: length for file, length in lengths.items() if length > LINES} == {}
+
+
+def test_no_class_has_too_many_methods() -> None:
+    assert {name: count for name, count in _methods() if count > METHODS} == {}
+
+
+def _methods() -> Iterator[tuple[str, int]]:
+    """Every class by file and name, with the number of its methods; properties count as methods."""
+    for file in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+                yield f"{file.relative_to(SOURCES)}: {node.name}", len(methods)
