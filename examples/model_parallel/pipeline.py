@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from gpt import Text, build, compare, loss_of, options, train_alone
 
+import opensmd
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.report import busy_share, draw_chart, gather_events
 
 
 @smp.step
@@ -30,11 +30,11 @@ def train_step(model, inputs, targets):
 
 def chart(path: Path) -> None:
     """Draw the last step; called on all ranks."""
-    events = gather_events(smp.state.engine.record, smp.get_mp_process_group())
+    events = opensmd.pipeline_events()
     if smp.rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draw_chart(events, path, title="one step")
-        shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in busy_share(events).items())
+        opensmd.draw_chart(events, path, title="one step")
+        shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in opensmd.busy_share(events).items())
         print(f"busy in the last step: {shares}; drawn in {path}")
 
 

@@ -1,7 +1,85 @@
 """OpenSMD: data and model parallelism for PyTorch, on any machine.
 
 The import paths that scripts use (``smdistributed``, ``torch.distributed.deprecated``) are aliases for what
-is in this package; every line of logic lives here, a folder a concept.
+is in this package; every line of logic lives here, a folder a concept. The names below are this package's
+own interface: for looking at plans, at steps and at ranks that hang, and for its settings. They are loaded
+when they are first used, because ``import torch`` imports this file.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opensmd.collectives.flight import GroupEvent, group_events, write_group_trace
+    from opensmd.collectives.stall import stall_report
+    from opensmd.environment.settings import Settings
+    from opensmd.modelparallel.dry_run.capture import capture
+    from opensmd.modelparallel.planning.partition import partition
+    from opensmd.modelparallel.planning.plan import Plan
+    from opensmd.modelparallel.planning.trace import ModelTrace
+    from opensmd.modelparallel.report.chart import draw_chart
+    from opensmd.modelparallel.report.events import PipelineEvent, busy_share
+    from opensmd.modelparallel.report.last_step import current_plan, pipeline_events
+    from opensmd.modelparallel.report.table import plan_table
+    from opensmd.modelparallel.report.timeline import write_pipeline_trace
+
 __version__ = "0.2.0"
+
+__all__ = [
+    # what a model needs, and where its modules go
+    "capture",
+    "ModelTrace",
+    "partition",
+    "Plan",
+    "plan_table",
+    "current_plan",
+    # what the ranks of a pipeline did in the last step
+    "pipeline_events",
+    "PipelineEvent",
+    "busy_share",
+    "draw_chart",
+    "write_pipeline_trace",
+    # what the ranks of a group did last, and who waits for whom
+    "group_events",
+    "GroupEvent",
+    "write_group_trace",
+    "stall_report",
+    # what the environment says
+    "Settings",
+]
+
+_REPORT = "opensmd.modelparallel.report"
+_FOUND_IN = {
+    "capture": "opensmd.modelparallel.dry_run.capture",
+    "ModelTrace": "opensmd.modelparallel.planning.trace",
+    "partition": "opensmd.modelparallel.planning.partition",
+    "Plan": "opensmd.modelparallel.planning.plan",
+    "plan_table": f"{_REPORT}.table",
+    "current_plan": f"{_REPORT}.last_step",
+    "pipeline_events": f"{_REPORT}.last_step",
+    "PipelineEvent": f"{_REPORT}.events",
+    "busy_share": f"{_REPORT}.events",
+    "draw_chart": f"{_REPORT}.chart",
+    "write_pipeline_trace": f"{_REPORT}.timeline",
+    "group_events": "opensmd.collectives.flight",
+    "GroupEvent": "opensmd.collectives.flight",
+    "write_group_trace": "opensmd.collectives.flight",
+    "stall_report": "opensmd.collectives.stall",
+    "Settings": "opensmd.environment.settings",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the interface, from the module that has it."""
+    if name not in _FOUND_IN:
+        raise AttributeError(f"module 'opensmd' has no attribute {name!r}")
+    found = getattr(importlib.import_module(_FOUND_IN[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """The interface, with what is loaded."""
+    return sorted({*globals(), *__all__})

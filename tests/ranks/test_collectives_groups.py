@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
-from opensmd.collectives.flight import chrome_trace, dump, events_of_group
+from opensmd.collectives.flight import group_events, write_group_trace
 from opensmd.collectives.stall import members, stall_report
 from opensmd.collectives.topology import share_arena
 from opensmd.native.build import load
@@ -125,14 +125,13 @@ def run_records(folder: str) -> None:
     fresh = dist.new_group()
     assert [(member.entered, member.last) for member in members(fresh)] == [(0, "")] * size
     assert f"rank {rank} (running): no collective yet" in stall_report(fresh)
-    events = events_of_group()
+    events = group_events()
     names = [event.name for event in events if event.rank == (rank + 1) % size]
     assert names[-3:] == ["all_reduce", "broadcast", "barrier"]
     reduced = [event for event in events if event.name == "all_reduce"][-1]
     assert "count=15" in reduced.details["description"]
     assert reduced.end_ns > reduced.start_ns
-    dump(Path(folder) / f"{rank}.jsonl", events)
-    chrome_trace(Path(folder) / f"{rank}.json", events)
+    write_group_trace(events, Path(folder) / f"{rank}.json")
 
 
 def test_a_group_that_is_never_complete_leaves_no_file_behind() -> None:

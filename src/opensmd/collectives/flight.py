@@ -1,24 +1,24 @@
 """The flight record: what each rank did when, in one format for collectives, messages and the pipeline.
 
 The core keeps a ring of the last operations of every member in the arena, so any rank can read all of them,
-also those of a rank that hangs or died. ``chrome_trace`` makes a file for https://ui.perfetto.dev.
+also those of a rank that hangs or died. ``write_group_trace`` makes a file for https://ui.perfetto.dev.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opensmd.collectives import _torch_internals
 
-__all__ = ["Event", "chrome_trace", "dump", "events_of_group"]
+__all__ = ["GroupEvent", "group_events", "write_group_trace"]
 
 
 @dataclass(frozen=True)
-class Event:
+class GroupEvent:
     """One thing that one rank did.
 
     Attributes:
@@ -37,7 +37,7 @@ class Event:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def events_of_group(group: Any = None) -> list[Event]:
+def group_events(group: Any = None) -> list[GroupEvent]:
     """What is on record of every rank of ``group`` (default: the default group), oldest first.
 
     Raises:
@@ -51,18 +51,12 @@ def events_of_group(group: Any = None) -> list[Event]:
     return sorted(events, key=lambda event: event.start_ns)
 
 
-def _event(rank: int, track: str, entry: dict[str, Any]) -> Event:
+def _event(rank: int, track: str, entry: dict[str, Any]) -> GroupEvent:
     shown = {key: entry[key] for key in ("sequence", "description", "bytes", "tag") if entry[key] != ""}
-    return Event(rank, track, entry["operation"], entry["start_ns"], entry["end_ns"], shown)
+    return GroupEvent(rank, track, entry["operation"], entry["start_ns"], entry["end_ns"], shown)
 
 
-def dump(path: str | Path, events: Iterable[Event]) -> None:
-    """Write events as JSON lines, one event a line."""
-    lines = [json.dumps(asdict(event)) + "\n" for event in events]
-    Path(path).write_text("".join(lines))
-
-
-def chrome_trace(path: str | Path, events: Iterable[Event]) -> None:
+def write_group_trace(events: Iterable[GroupEvent], path: str | Path) -> None:
     """Write events as a Chrome trace: a process a rank, a thread a track; what is not over lasts on."""
     listed = list(events)
     latest = max((max(event.start_ns, event.end_ns) for event in listed), default=0)

@@ -3,7 +3,7 @@
 from opensmd.modelparallel.report.chart import draw_chart
 from opensmd.modelparallel.report.events import PipelineEvent, busy_share, gather_events
 from opensmd.modelparallel.report.table import plan_table, print_plan
-from opensmd.modelparallel.report.timeline import write_chrome_trace
+from opensmd.modelparallel.report.timeline import write_pipeline_trace
 
 __all__ = [
     "PipelineEvent",
@@ -12,5 +12,5 @@ __all__ = [
     "gather_events",
     "plan_table",
     "print_plan",
-    "write_chrome_trace",
+    "write_pipeline_trace",
 ]

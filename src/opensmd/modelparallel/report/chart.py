@@ -73,6 +73,6 @@ def _figure_class() -> Any:
     except ImportError as error:
         raise ImportError(
             "the pipeline chart needs matplotlib, which is not installed; install it with "
-            "`pip install 'opensmd[plot]'`, or write a Chrome trace instead (write_chrome_trace)"
+            "`pip install 'opensmd[plot]'`, or write a Chrome trace instead (write_pipeline_trace)"
         ) from error
     return Figure

@@ -9,10 +9,10 @@ from typing import Any
 
 from opensmd.modelparallel.report.events import PipelineEvent
 
-__all__ = ["write_chrome_trace"]
+__all__ = ["write_pipeline_trace"]
 
 
-def write_chrome_trace(events: Sequence[PipelineEvent], path: str | Path) -> None:
+def write_pipeline_trace(events: Sequence[PipelineEvent], path: str | Path) -> None:
     """Write one process a rank, one complete event a stretch; times are microseconds from the first event."""
     start = min((event.start_ns for event in events), default=0)
     trace: list[dict[str, Any]] = [
