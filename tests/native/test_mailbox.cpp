@@ -126,6 +126,38 @@ TEST(tags, "receives are matched by tag, and messages of one tag keep their orde
   });
 }
 
+TEST(after_failure, "what a rank sent before it left can be read after the others have failed") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    Bytes received(100);
+    if (group.rank() == 0) {
+      for (const int64_t tag : {5, 7}) group.post_send(letter(100, 0, 1, tag).data(), 100, 1, tag)->wait();
+      group.post_receive(received.data(), 100, 1, 9)->wait();
+      group.leave();
+      return;
+    }
+    const auto posted = group.post_receive(received.data(), 100, 0, 11);
+    group.post_send(letter(100, 1, 0, 9).data(), 100, 0, 9)->wait();
+    const auto failure = [](const auto& call) -> std::string {
+      try {
+        call();
+      } catch (const std::exception& error) {
+        return error.what();
+      }
+      return "";
+    };
+    const std::string lost = failure([&] { group.barrier(); });
+    CHECK(lost.find("has left the group") != std::string::npos, lost);
+    CHECK(group.wait_ready({{0, 8}, {0, 7}}) == 1, "wait_ready");
+    for (const int64_t tag : {7, 5}) {
+      CHECK(group.ready(0, tag), tag);
+      group.post_receive(received.data(), 100, 0, tag)->wait();
+      CHECK(received == letter(100, 0, 1, tag), tag);
+      const std::string none = failure([&] { group.ready(0, tag); });
+      CHECK(none.find("the group was aborted") != std::string::npos, none);
+    }
+  });
+}
+
 TEST(any_source, "a receive from any source says whom it heard") {
   harness::run_ranks(harness::small_shape(3), [](Group& group) {
     if (group.rank() != 0) {

@@ -189,6 +189,7 @@ def failing(rank: int, good: int, late: bool) -> list[str]:
             if not smp.is_tracing():
                 done += 1
                 if smp.rank() == rank and done == 2 * good + (2 if late else 1):
+                    time.sleep(0.2 if late else 0)  # until the other waits in its next step
                     raise ValueError("mine")
 
         step = smp.step(train)

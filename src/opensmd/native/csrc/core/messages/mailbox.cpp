@@ -55,7 +55,6 @@ void Mailbox::stop() { courier_.stop(); }
 
 MessagePointer Mailbox::make(Message::Kind kind, void* data, size_t bytes, int peer, int64_t tag, DType dtype) {
   const bool send = kind == Message::Kind::Send;
-  context_.check_usable(send ? "send" : "recv");
   if (peer >= context_.size || peer < (send ? 0 : kAnySource)) {
     throw std::invalid_argument(std::string(send ? "send got destination " : "recv got source ") +
                                 std::to_string(peer) + ", which is not one of the group's ranks 0 to " +
@@ -65,6 +64,7 @@ MessagePointer Mailbox::make(Message::Kind kind, void* data, size_t bytes, int p
 }
 
 MessagePointer Mailbox::post_send(const void* data, size_t bytes, int destination, int64_t tag, DType dtype) {
+  context_.check_usable("send");
   MessagePointer message = make(Message::Kind::Send, const_cast<void*>(data), bytes, destination, tag, dtype);
   std::lock_guard<std::mutex> lock(mutex_);
   context_.arena.reserve_ring(destination, RingKind::Short);
@@ -77,8 +77,10 @@ MessagePointer Mailbox::post_send(const void* data, size_t bytes, int destinatio
 }
 
 MessagePointer Mailbox::post_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype) {
-  MessagePointer message = make(Message::Kind::Receive, data, bytes, source, tag, dtype);
+  context_.fork_guard.check();
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!arrived_before_failure(source, tag)) context_.check_usable("recv");
+  MessagePointer message = make(Message::Kind::Receive, data, bytes, source, tag, dtype);
   register_message(*message);
   if (!take_unexpected(message)) {
     receives_.push_back(message);
@@ -202,8 +204,9 @@ bool Mailbox::wants(int source) const {
   });
 }
 
-bool Mailbox::pull(int source, bool drain) {
-  if (context_.aborted()) return false;
+bool Mailbox::pull(int source, bool drain) { return !context_.aborted() && take_in(source, drain); }
+
+bool Mailbox::take_in(int source, bool drain) {
   Incoming& from = incoming_[static_cast<size_t>(source)];
   bool moved = false;
   for (;;) {
@@ -338,10 +341,33 @@ bool Mailbox::take_unexpected(const MessagePointer& message) {
 // ---------------------------------------------------------------- probing
 
 bool Mailbox::ready(int source, int64_t tag, size_t* bytes, int* from) {
-  context_.check_usable("ready");
+  context_.fork_guard.check();
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!arrived_before_failure(source, tag)) context_.check_usable("ready");
   advance(false);
   return find_ready(source, tag, bytes, from);
+}
+
+// What a member sent before the group failed can still be read: it may say why it failed. Posted receives are over,
+// and their memory may be gone, so that nothing more is delivered to them.
+void Mailbox::keep_what_arrived() {
+  receives_.clear();
+  for (int source = 0; source < context_.size; ++source) {
+    Incoming& from = incoming_[static_cast<size_t>(source)];
+    if (from.active && !from.is_unexpected) {
+      from.to = nullptr;
+      from.message = nullptr;
+    }
+    take_in(source, true);
+  }
+}
+
+bool Mailbox::arrived_before_failure(int source, int64_t tag) {
+  if (!context_.aborted() || context_.left) return false;
+  keep_what_arrived();
+  return std::any_of(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& kept) {
+    return kept.arrived == kept.bytes && kept.tag == tag && (source == kAnySource || source == kept.source);
+  });
 }
 
 // What stands in front of a ring, if it has not begun to come out.

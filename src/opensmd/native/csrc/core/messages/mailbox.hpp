@@ -92,6 +92,7 @@ class Mailbox {
   bool push_message(Outgoing& to, Message& message, int destination);
   void push_header(Outgoing& to, Message& message);
   bool pull(int source, bool drain);
+  bool take_in(int source, bool drain);  // also in a group that failed
   bool begin(int source, Incoming& from, bool drain);
   bool accept(Message& message, const MessageHeader& header, int source) const;
   void deliver(Incoming& from, MessagePointer message, int source);
@@ -102,6 +103,8 @@ class Mailbox {
   MessagePointer find_receive(int source, int64_t tag);
   bool wants(int source) const;
   std::optional<MessageHeader> in_front(int source);
+  void keep_what_arrived();
+  bool arrived_before_failure(int source, int64_t tag);
   bool find_ready(int source, int64_t tag, size_t* bytes, int* from);
 
   size_t look(const Find& find, bool drain, bool* moved);

@@ -29,13 +29,20 @@ size_t Mailbox::wait_for_any(const Message* const* messages, size_t count, milli
 }
 
 size_t Mailbox::wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout) {
-  context_.check_usable("wait_ready");
+  context_.fork_guard.check();
   const auto find = [&] {
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (find_ready(wanted[i].first, wanted[i].second, nullptr, nullptr)) return i;
     }
     return kNotYet;
   };
+  if (context_.aborted()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (arrived_before_failure(wanted[i].first, wanted[i].second)) return i;
+    }
+  }
+  context_.check_usable("wait_ready");
   const auto expected = [&] {
     std::vector<Expectation> all;
     for (const auto& [source, tag] : wanted) {
