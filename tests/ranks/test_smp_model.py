@@ -152,6 +152,32 @@ def measured_plans() -> None:
         smp.shutdown()
 
 
+def levels_of_module() -> None:
+    """Both ``model.module`` and ``model.module.module`` are the user's module, inside steps too."""
+    smp.init({"partitions": 2, "microbatches": 2})
+    whole = net()
+    model = smp.DistributedModel(whole)
+    x, y, factor = batch()
+
+    @smp.step
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        scale = getattr(model.module.module, "scale", 1.0)
+        logits = model.module(x, factor)["logits"] * scale
+        model.backward(F.cross_entropy(logits, y))
+        return logits
+
+    logits = step(x, y)
+    wanted, gradients = plain()
+    torch.testing.assert_close(logits.outputs, wanted)
+    for name, parameter in model.module.module.named_parameters():
+        assert parameter is dict(whole.named_parameters())[name]
+        if model.is_local(name):
+            torch.testing.assert_close(parameter.grad, gradients[name], msg=name)
+    assert model.module.module.state_dict().keys() == whole.state_dict().keys()
+    model.module.scale = 2.0
+    torch.testing.assert_close(step(x, y).outputs, [2 * each for each in wanted])
+
+
 def plans_that_fail() -> None:
     """The rank that plans raises the cause, the other one that it was told so."""
     smp.init({"partitions": 2, "microbatches": 2})
@@ -171,7 +197,13 @@ def plans_that_fail() -> None:
 
 def everything() -> None:
     smp.shutdown()  # what an earlier test on these processes may have left
-    for check in (arguments_of_every_kind, answers_of_later_versions, measured_plans, plans_that_fail):
+    for check in (
+        arguments_of_every_kind,
+        answers_of_later_versions,
+        measured_plans,
+        levels_of_module,
+        plans_that_fail,
+    ):
         check()
         smp.shutdown()
 

@@ -12,9 +12,9 @@ from tests.zoo.training import plain_problem, split_problem
 
 __all__ = ["Line", "split", "traced"]
 
-TIMEOUT = 200.0
-GROUP_TIMEOUT = 100.0
-TRACE_TIMEOUT = 120.0
+TIMEOUT = 400.0
+GROUP_TIMEOUT = 200.0
+TRACE_TIMEOUT = 240.0
 
 Line = dict[str, Any]
 

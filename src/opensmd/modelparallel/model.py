@@ -114,7 +114,7 @@ class DistributedModel(NotForDDP, ModelState):
         """The module's forward, inside a step."""
         if self._step is None and not is_tracing():
             self._refuse("forward")
-        return self._modules["module"](*args, **kwargs)  # type: ignore[misc]  # quicker than self.module
+        return self._modules["module"](*args, **kwargs)  # type: ignore[misc]  # quicker than get_module()
 
     def backward(
         self,
@@ -176,7 +176,7 @@ class DistributedModel(NotForDDP, ModelState):
         tensors: Any = args[0] if args else kwargs["tensors"]
         roots = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         inner = step is None or step.in_backward  # a reentrant checkpoint calls it, or a hook
-        if inner or kwargs.get("inputs") is not None or not reaches(roots, self.module.parameters()):
+        if inner or kwargs.get("inputs") is not None or not reaches(roots, self.get_module().parameters()):
             original(*args, **kwargs)
             return
         assert step is not None
@@ -323,7 +323,7 @@ class DistributedModel(NotForDDP, ModelState):
 
     def _place(self, call: Callable[[], Any]) -> None:
         plan = agree_on_plan(
-            self.module,
+            self.get_module(),
             call,
             cfg=smp_state.cfg,
             optimizer=smp_state.optimizer,
@@ -334,8 +334,8 @@ class DistributedModel(NotForDDP, ModelState):
         )
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if pipeline.size() > 1:
-            self._engine = Engine(pipeline, smp_state.cfg, self.module, plan, self._sum_warning)
-            self._inner_hooks = InnerHooks(self.module, plan, self._engine.escaped)
+            self._engine = Engine(pipeline, smp_state.cfg, self.get_module(), plan, self._sum_warning)
+            self._inner_hooks = InnerHooks(self.get_module(), plan, self._engine.escaped)
             smp_state.engine = self._engine
         self._warn_of_untraced()
         self.finish_partition(plan)
@@ -344,7 +344,7 @@ class DistributedModel(NotForDDP, ModelState):
         group = smp_state.groups[CommGroup.DP_GROUP]
         if smp_state.cfg.ddp and group.size() > 1:
             self._replicas = Replicas(
-                self.module,
+                self.get_module(),
                 is_local=self.is_here,
                 group=group,
                 comm_hooks=self._comm_hooks,
@@ -353,7 +353,7 @@ class DistributedModel(NotForDDP, ModelState):
             if self._engine is not None:
                 self._engine.reducer = self._replicas
         if self._engine is not None or self._replicas is not None:
-            self._placed = PlacedParameters(self.module)
+            self._placed = PlacedParameters(self.get_module())
         if self._joins_from_first_step is not None:
             self._joins_from_first_step()
 

@@ -61,7 +61,7 @@ class ModelState(Moves):
         Raises:
             SMPError: it has, and a step with several microbatches runs.
         """
-        own = {id(each) for each in self.module.parameters()}
+        own = {id(each) for each in self.get_module().parameters()}
         if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
             self.require_whole_batch(name)
 
@@ -105,13 +105,15 @@ class ModelState(Moves):
     def finish_partition(self, plan: Plan) -> None:
         """Told by the engine when parts are in place: load what waited, cut the optimizer, run the hooks."""
         self.plan = plan
-        homes = {self._home_of(name) for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        homes = {
+            self._home_of(name) for name, _ in self.get_module().named_parameters(remove_duplicate=False)
+        }
         if homes:
             state.groups.split_off_owners(sorted(homes))
         split = plan.split()
         self._everywhere = {
             name: weakref.ref(buffer)
-            for name, buffer in self.module.named_buffers()
+            for name, buffer in self.get_module().named_buffers()
             if name.rpartition(".")[0] in split
         }
         self._share_what_is_everywhere()

@@ -81,18 +81,19 @@ class Moves(StateDicts):
         :meth:`get_module`; it cannot be trained in steps any more.
         """
         if self.partitioned and not self.gathered:
-            with stand_ins(self.module, self.is_here):
-                tensors = dict([*self.module.named_parameters(), *self.module.named_buffers()])
+            module = self.get_module()
+            with stand_ins(module, self.is_here):
+                tensors = dict([*module.named_parameters(), *module.named_buffers()])
             whole = collect(tensors, self._home_of, group=state.groups[CommGroup.MP_GROUP])
             self.gathered = True
             with torch.no_grad():
-                for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+                for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                     if isinstance(tensor, RemoteParameter):
                         tensor.__class__ = nn.Parameter  # type: ignore[assignment]
                     found = whole[name].detach().cpu().clone()
                     if isinstance(tensor, Placeholder):
                         owner, _, last = name.rpartition(".")
-                        self.module.get_submodule(owner)._buffers[last] = found
+                        module.get_submodule(owner)._buffers[last] = found
                     else:
                         tensor.data = found
         return super().cpu()

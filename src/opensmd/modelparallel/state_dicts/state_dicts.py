@@ -62,7 +62,7 @@ class StateDicts(Whereabouts):
             SMPUnsupportedError: ``keep_vars`` of a model that is split: the parameters are on several ranks.
         """
         if not self.partitioned or state.groups.size(CommGroup.MP_GROUP) == 1:
-            plain: dict[str, Any] = self.module.state_dict(*args, **kwargs)
+            plain: dict[str, Any] = self.get_module().state_dict(*args, **kwargs)
             return plain
         destination, prefix = _into(*args, **kwargs)
         group = state.groups[CommGroup.MP_GROUP]
@@ -76,7 +76,7 @@ class StateDicts(Whereabouts):
     def orig_state_dict(self) -> dict[str, Any]:
         """The module's own ``state_dict`` without asking other ranks; what lives elsewhere is left out."""
         if not self.partitioned:
-            plain: dict[str, Any] = self.module.state_dict()
+            plain: dict[str, Any] = self.get_module().state_dict()
             return plain
         return self._own_entries()
 
@@ -86,12 +86,13 @@ class StateDicts(Whereabouts):
         Raises:
             SMPUnsupportedError: code of the module needs tensors of several ranks at once.
         """
-        with stand_ins(self.module, self.is_here):
+        module = self.get_module()
+        with stand_ins(module, self.is_here):
             try:
-                whole: dict[str, Any] = self.module.state_dict()
+                whole: dict[str, Any] = module.state_dict()
             except (RuntimeError, NotImplementedError) as error:  # torch's, of meta tensors
                 raise SMPUnsupportedError(
-                    f"state_dict of {type(self.module).__name__} is code of its own, which needs data of "
+                    f"state_dict of {type(module).__name__} is code of its own, which needs data of "
                     f"several partitions at once ({error}). Place the part that it belongs to whole on one "
                     "partition with smp.set_partition"
                 ) from error
@@ -118,8 +119,9 @@ class StateDicts(Whereabouts):
         That is what lives here, what hooks of the module have made of it, and buffers of split modules that
         the forward has replaced by what this rank has computed.
         """
-        names = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
-        buffers = dict(self.module.named_buffers(remove_duplicate=False))
+        module = self.get_module()
+        names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        buffers = dict(module.named_buffers(remove_duplicate=False))
         whole = self._entries()
         own = {
             name: each
@@ -169,14 +171,15 @@ class StateDicts(Whereabouts):
             given = gather_full(given, group=state.require("load_state_dict").groups[CommGroup.MP_GROUP])
         given = marked(given)
         self._check(given, strict=strict and self.partitioned)
+        module = self.get_module()
         if not self.partitioned:
-            return self.module.load_state_dict(given, strict=strict, assign=assign)
+            return module.load_state_dict(given, strict=strict, assign=assign)
         if assign:
             raise ValueError(
                 "assign=True would undo the partition; load before the first step, or without it"
             )
-        with stand_ins(self.module, self.is_here):
-            return self.module.load_state_dict(given, strict=strict)
+        with stand_ins(module, self.is_here):
+            return module.load_state_dict(given, strict=strict)
 
     def _load_same_partition(self, given: dict[str, Any]) -> Any:
         if not self.partitioned:
@@ -191,21 +194,23 @@ class StateDicts(Whereabouts):
                 "same_partition_load=True"
             )
         self._check(own, strict=False)
-        with stand_ins(self.module, self.is_here):
-            self.module.load_state_dict(with_versions({**self.module.state_dict(), **own}, own), strict=False)
+        module = self.get_module()
+        with stand_ins(module, self.is_here):
+            module.load_state_dict(with_versions({**module.state_dict(), **own}, own), strict=False)
         self._share_what_is_everywhere()
         return torch.nn.modules.module._IncompatibleKeys([], [])
 
     def _check(self, given: Mapping[str, Any], *, strict: bool) -> None:
         """Names (``strict``) and shapes, before torch changes anything; own code of modules does it."""
-        if loads_by_itself(self.module):
+        module = self.get_module()
+        if loads_by_itself(module):
             return
-        own = self._entries() if self.partitioned else self.module.state_dict()
+        own = self._entries() if self.partitioned else module.state_dict()
         missing = [name for name in own if name not in given]
         unexpected = [name for name in given if name not in own]
         if strict and (missing or unexpected):
             raise RuntimeError(
-                f"Error(s) in loading state_dict for {type(self.module).__name__}: missing keys {missing}, "
+                f"Error(s) in loading state_dict for {type(module).__name__}: missing keys {missing}, "
                 f"unexpected keys {unexpected}"
             )
         wrong = [
@@ -218,7 +223,7 @@ class StateDicts(Whereabouts):
         ]
         if wrong:
             raise RuntimeError(
-                f"Error(s) in loading state_dict for {type(self.module).__name__}: size mismatch for "
+                f"Error(s) in loading state_dict for {type(module).__name__}: size mismatch for "
                 + "; ".join(wrong)
             )
 

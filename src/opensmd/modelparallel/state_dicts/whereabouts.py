@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from opensmd.modelparallel.compatibility.module_view import is_view_of, view_of, viewed
 from opensmd.modelparallel.compatibility.quirks import name_original_forwards
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan, ancestors
@@ -30,15 +31,15 @@ class Whereabouts(nn.Module):
         module: the user's module.
 
     Attributes:
-        module: the user's module.
         plan: where everything lives; None before the first step.
         gathered: ``cpu()`` has put the whole model on every rank.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        self._modules["module"] = module = viewed(module)
         name_original_forwards(module)
-        self.module = module
+        self._view: Any = None
         self.plan: Plan | None = None
         self.gathered = False
         self._everywhere: dict[str, weakref.ref[Tensor]] = {}  # and the buffer that it was first
@@ -65,9 +66,19 @@ class Whereabouts(nn.Module):
         """False until the first step has placed the model's parts."""
         return self.plan is not None
 
+    @property
+    def module(self) -> Any:
+        """The user's module, or a view of it if it has no attribute ``module``: :mod:`.module_view`."""
+        module = self.get_module()
+        if hasattr(module, "module"):
+            return module
+        if not is_view_of(self._view, module):
+            self.__dict__["_view"] = view_of(module)
+        return self._view
+
     def get_module(self) -> nn.Module:
-        """The user's module."""
-        return self.module
+        """The user's module itself."""
+        return self._modules["module"]  # type: ignore[return-value]
 
     def is_local(self, name: str) -> bool:
         """Whether the parameter or buffer of this full name, or the module, has its data on this rank."""
@@ -84,7 +95,7 @@ class Whereabouts(nn.Module):
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this rank with their full names; may be empty."""
         self._require_partitioned("local_named_parameters")
-        return ((name, each) for name, each in self.module.named_parameters() if self.is_local(name))
+        return ((name, each) for name, each in self.get_module().named_parameters() if self.is_local(name))
 
     def local_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of this rank; may be empty."""
@@ -93,7 +104,7 @@ class Whereabouts(nn.Module):
     def local_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers of this rank with their full names."""
         self._require_partitioned("local_named_buffers")
-        return ((name, each) for name, each in self.module.named_buffers() if self.is_local(name))
+        return ((name, each) for name, each in self.get_module().named_buffers() if self.is_local(name))
 
     def local_buffers(self) -> Iterator[Tensor]:
         """The buffers of this rank."""
@@ -102,7 +113,7 @@ class Whereabouts(nn.Module):
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The modules of this rank with their full names."""
         self._require_partitioned("local_named_modules")
-        return ((name, each) for name, each in self.module.named_modules() if self.is_local(name))
+        return ((name, each) for name, each in self.get_module().named_modules() if self.is_local(name))
 
     def local_modules(self) -> Iterator[nn.Module]:
         """The modules of this rank."""
@@ -120,7 +131,7 @@ class Whereabouts(nn.Module):
         They may have been drawn at random, or a checkpoint have told that rank alone. Called on all ranks.
         """
         group = state.groups[CommGroup.PP_GROUP]
-        for name, buffer in self.module.named_buffers():
+        for name, buffer in self.get_module().named_buffers():
             if name in self._everywhere:
                 data = sendable(buffer)
                 dist.broadcast(data, group=group, group_src=self._home_of(name))
