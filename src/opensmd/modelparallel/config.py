@@ -48,7 +48,6 @@ _UNDOCUMENTED = {
 _OF_TENSORFLOW = {"horovod": False, "contiguous": True}
 # Keys whose features do not exist here; their defaults ask for nothing.
 _ABSENT = (
-    "tensor_parallel_degree",
     "offload_activations",
     "fp16_params",
     "shard_optimizer_state",
@@ -67,8 +66,6 @@ _WITHOUT_EFFECT = {
     "sdp_max_live_parameters",
     "sdp_hierarchical_allgather",
     "sdp_gradient_clipping",
-    "prescaled_batch",
-    "skip_tracing",
     "ddp_port",
     "ddp_dist_backend",
 }
@@ -90,6 +87,10 @@ class Config(BaseModel):
         default_partition: where modules without a place go when ``auto_partition`` is False.
         ddp: data parallelism over replicas of the partitioned model.
         deterministic_server: the same order of work on all replicas.
+        tensor_parallel_degree: ranks that share every stage's distributed modules; more than one needs ddp.
+        prescaled_batch: the ranks that share a stage are given the same batch. False: each has its own, and
+            distributed modules work on all of them.
+        skip_tracing: partition by the sizes of parameters alone, without a dry run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -109,7 +110,7 @@ class Config(BaseModel):
     default_partition: int = Field(default=0, ge=0)
     ddp: bool = False
     deterministic_server: bool = False
-    tensor_parallel_degree: int = 1
+    tensor_parallel_degree: int = Field(default=1, ge=1)
     activation_loading_horizon: int = Field(default=4, ge=1)
     offload_activations: bool = False
     fp16_params: bool = False
@@ -134,6 +135,11 @@ class Config(BaseModel):
     def partitions(self) -> int:
         """The older name of ``pipeline_parallel_degree``."""
         return self.pipeline_parallel_degree
+
+    @property
+    def fixed_order(self) -> bool:
+        """All ranks take a stage's microbatches in one order: those that share tensors must meet in it."""
+        return self.deterministic_server or self.tensor_parallel_degree > 1
 
     @model_validator(mode="before")
     @classmethod
@@ -165,7 +171,8 @@ class Config(BaseModel):
             )
         if not self.auto_partition and "default_partition" not in self.model_fields_set:
             raise ValueError("auto_partition=False needs default_partition, the place of unplaced modules")
-        asked = [name for name in ("ddp_port", "ddp_dist_backend") if self._asks(name) and not self.ddp]
+        need_replicas = ("ddp_port", "ddp_dist_backend", "tensor_parallel_degree")
+        asked = [name for name in need_replicas if self._asks(name) and not self.ddp]
         if asked:
             raise ValueError(f"{' and '.join(asked)} {'needs' if len(asked) == 1 else 'need'} ddp=True")
         self._refuse_absent()

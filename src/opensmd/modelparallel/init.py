@@ -81,7 +81,7 @@ def _add_settings(new: Config) -> None:
         )
     cfg = load_config({**before, **after})
     grid, groups = _grid(cfg, state.grid.size), state.groups
-    if (cfg.partitions, cfg.placement_strategy) != (old.partitions, old.placement_strategy):
+    if grid != state.grid:
         groups.destroy()
         groups = Groups(grid, state.rank)
     state.refill(cfg=cfg, grid=grid, groups=groups)
@@ -99,7 +99,9 @@ def _join_world() -> None:
 
 
 def _grid(cfg: Config, size: int) -> RankGrid:
-    grid = RankGrid(size, cfg.pipeline_parallel_degree, placement=cfg.placement_strategy)
+    grid = RankGrid(
+        size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, placement=cfg.placement_strategy
+    )
     if grid.data > 1 and not cfg.ddp:
         partitions = cfg.pipeline_parallel_degree
         raise ValueError(

@@ -118,7 +118,7 @@ class _Methods(WrappedOptimizer):
         if self._smp_layout is None:
             return self._plain_state_dict()
         own = self._renumbered()
-        if state.groups.size(CommGroup.MP_GROUP) > 1:
+        if state.groups.size(CommGroup.PP_GROUP) > 1:
             own["state"] = _gathered(own["state"])
         return own
 
@@ -363,7 +363,7 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
 def _gathered(own: Mapping[Any, Any]) -> dict[Any, Any]:
     """The state of all ranks' parameters, by number."""
     flat = {(number, key): each for number, entries in own.items() for key, each in entries.items()}
-    united = unite(flat, group=state.groups[CommGroup.MP_GROUP])
+    united = unite(flat, group=state.groups[CommGroup.PP_GROUP])
     gathered: dict[Any, Any] = {}
     for number, key in sorted(united, key=lambda each: each[0]):
         gathered.setdefault(number, {})[key] = united[(number, key)]
@@ -372,7 +372,7 @@ def _gathered(own: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _merged(given: Mapping[str, Any]) -> dict[str, Any]:
     """The full state dict of which every rank of the replica gave a part."""
-    group = state.require("load_state_dict").groups[CommGroup.MP_GROUP]
+    group = state.require("load_state_dict").groups[CommGroup.PP_GROUP]
     layouts: list[Any] = [None] * dist.get_world_size(group)
     mine = {"state": {}, "param_groups": given.get("param_groups", [])} if is_partial(given) else None
     dist.all_gather_object(layouts, mine, group=group)

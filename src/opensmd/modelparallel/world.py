@@ -93,12 +93,12 @@ def pp_size() -> int:
 
 
 def tp_rank() -> int:
-    """This process among those that share each tensor; always 0 here."""
+    """This process among those that share each tensor."""
     return _rank(CommGroup.TP_GROUP, "smp.tp_rank")
 
 
 def tp_size() -> int:
-    """How many processes share each tensor; always 1 here."""
+    """How many processes share each tensor."""
     return _size(CommGroup.TP_GROUP, "smp.tp_size")
 
 

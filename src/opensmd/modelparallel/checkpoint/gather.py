@@ -96,7 +96,7 @@ def gather_full(given: Mapping[str, Any], *, group: dist.ProcessGroup) -> dict[s
     if not all(kinds):
         full = [rank for rank, partial in enumerate(kinds) if not partial]
         raise SMPCheckpointError(
-            f"mp_ranks {full} gave a full state dict and the others a partial one; give the same kind on all"
+            f"pp_ranks {full} gave a full state dict and the others a partial one; give the same kind on all"
         )
     return with_versions(unite(marked(given), group=group), given)
 

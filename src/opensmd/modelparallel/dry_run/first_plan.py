@@ -109,8 +109,12 @@ def _plan(
             return plan
         trace = _what_hooks_carry(module, call, device)
         return plan if trace is None else by_hand(trace)
+    if cfg.skip_tracing:
+        trace = describe(module)
+    else:
+        trace = capture(module, call, device=device, times=times, memory=memory)
     return partition(
-        capture(module, call, device=device, times=times, memory=memory),
+        trace,
         stages,
         memory_weight=cfg.memory_weight,
         fixed=fixed,
@@ -145,6 +149,6 @@ def _what_hooks_carry(
 def _late_microbatches(module: nn.Module, cfg: Config, group: dist.ProcessGroup, replicas: int) -> int | None:
     """How many the engine computes weights' gradients of late, at most; None where nothing bounds them."""
     on_cpu = all(each.device.type == "cpu" for each in module.parameters())
-    if cfg.deterministic_server or not on_cpu or not has_mailbox(group):
+    if cfg.fixed_order or not on_cpu or not has_mailbox(group):
         return 0
     return 1 if replicas > 1 else None

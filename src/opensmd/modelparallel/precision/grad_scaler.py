@@ -88,8 +88,8 @@ class GradScaler(UnscalingScaler):
         :meth:`update` there, but the loss may be scaled on it.
         """
         groups = state.groups
-        if not self.is_enabled() or len(groups.owner_stages) == groups.size(CommGroup.MP_GROUP):
+        if not self.is_enabled() or len(groups.owner_stages) == groups.size(CommGroup.PP_GROUP):
             return
         values = self.scale_state()
-        dist.broadcast(values, group=groups[CommGroup.MP_GROUP], group_src=groups.owner_stages[0])
+        dist.broadcast(values, group=groups[CommGroup.PP_GROUP], group_src=groups.owner_stages[0])
         self.set_scale_state(values)

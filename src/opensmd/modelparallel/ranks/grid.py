@@ -82,7 +82,7 @@ class RankGrid:
         if self.size % replica:
             raise ValueError(
                 f"{self.size} ranks cannot hold whole replicas of {replica} ranks each "
-                f"({self.pipeline} partitions); start a multiple of {replica} processes"
+                f"({self.pipeline} partitions{self._shares}); start a multiple of {replica} processes"
             )
 
     @property
@@ -114,6 +114,10 @@ class RankGrid:
             by_letter = {"D": place.data, "P": place.pipeline, "T": place.tensor}
             groups[tuple(by_letter[letter] for letter in sorted(fixed))].append(rank)
         return sorted(tuple(each) for each in groups.values())
+
+    @property
+    def _shares(self) -> str:
+        return f" of {self.tensor} tensor-parallel ranks" if self.tensor > 1 else ""
 
     @property
     def _order(self) -> str:

@@ -29,7 +29,7 @@ class Groups:
     Attributes:
         messages: all ranks, for objects; its traffic never meets the user's.
         owners: the ranks of this replica that have parameters, or None on one without.
-        owner_stages: their numbers in the replica. All of it until :meth:`split_off_owners` says otherwise.
+        owner_stages: the stages of these. All of them until :meth:`split_off_owners` says otherwise.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Groups:
         self.messages = _new_group(world, backend, timeout)
         self._groups = {kind: made[grid.members(kind, rank)] for kind in CommGroup}
         self.owners: dist.ProcessGroup | None = self._groups[CommGroup.MP_GROUP]
-        self.owner_stages = tuple(range(self.size(CommGroup.MP_GROUP)))
+        self.owner_stages = tuple(range(grid.pipeline))
         self._like = backend, timeout
         self._made = [group for members, group in made.items() if members != world] + [self.messages]
 
@@ -67,16 +67,16 @@ class Groups:
         return len(self.members(kind))
 
     def split_off_owners(self, stages: Sequence[int]) -> None:
-        """Set :attr:`owners` to the ranks with these numbers in each replica; called on all ranks alike.
+        """Set :attr:`owners` to the ranks of these stages in each replica; called on all ranks alike.
 
         Scripts skip ``optimizer.step()`` and its kind on a rank without parameters, so what such a call
         exchanges may go through this group only.
         """
-        if len(stages) == self.size(CommGroup.MP_GROUP):
+        if len(stages) == self.grid.pipeline:
             return
         self.owners, self.owner_stages = None, tuple(stages)
         for members in self.grid.partition(CommGroup.MP_GROUP):
-            owners = tuple(members[stage] for stage in stages)
+            owners = tuple(rank for rank in members if self.grid.coordinates(rank).pipeline in stages)
             group = _new_group(owners, *self._like)
             self._made.append(group)
             if self.rank in owners:

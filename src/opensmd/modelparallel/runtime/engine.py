@@ -100,7 +100,7 @@ class Engine:
             partitions=size,
             pipeline=config.pipeline,
             active_microbatches=config.active_microbatches,
-            in_order=self._context.transport.ordered or config.deterministic_server,
+            in_order=self._context.transport.ordered or config.fixed_order,
         )
         atexit.register(self.close)
 

@@ -61,11 +61,11 @@ class StateDicts(Whereabouts):
         Raises:
             SMPUnsupportedError: ``keep_vars`` of a model that is split: the parameters are on several ranks.
         """
-        if not self.partitioned or state.groups.size(CommGroup.MP_GROUP) == 1:
+        if not self.partitioned or state.groups.size(CommGroup.PP_GROUP) == 1:
             plain: dict[str, Any] = self.get_module().state_dict(*args, **kwargs)
             return plain
         destination, prefix = _into(*args, **kwargs)
-        group = state.groups[CommGroup.MP_GROUP]
+        group = state.groups[CommGroup.PP_GROUP]
         whole = collect(self._entries_of_all(), self._home_of, group=group, only_first=gather_to_rank0)
         if destination is None and not prefix:
             return whole
@@ -106,10 +106,10 @@ class StateDicts(Whereabouts):
             whole = self._entries()
         except SMPUnsupportedError as error:
             failure = error
-        group = state.groups[CommGroup.MP_GROUP]
+        group = state.groups[CommGroup.PP_GROUP]
         failures: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(failures, failure and str(failure), group=group)
-        if failed := [f"mp_rank {rank}: {text}" for rank, text in enumerate(failures) if text]:
+        if failed := [f"pp_rank {rank}: {text}" for rank, text in enumerate(failures) if text]:
             raise SMPUnsupportedError("; ".join(failed)) from failure
         return whole
 
@@ -168,7 +168,7 @@ class StateDicts(Whereabouts):
         if is_partial(given):
             if same_partition_load:
                 return self._load_same_partition(given)
-            given = gather_full(given, group=state.require("load_state_dict").groups[CommGroup.MP_GROUP])
+            given = gather_full(given, group=state.require("load_state_dict").groups[CommGroup.PP_GROUP])
         given = marked(given)
         self._check(given, strict=strict and self.partitioned)
         module = self.get_module()
