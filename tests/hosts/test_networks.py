@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from benchmarks.hosts.networks import ADDRESSES, CABLE, two_networks
+from benchmarks.hosts.networks import ADDRESSES, CABLE
 
-from tests.support.ranks import free_port
+from tests.support.networks import started
+from tests.support.ranks import ROOT, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
-BEGIN = """
-import sys, time, torch, torch.distributed as dist
-from datetime import timedelta
-import smdistributed.dataparallel.torch.torch_smddp
-torch.set_num_threads(1)
-dist.init_process_group("smddp", timeout=timedelta(seconds=float(sys.argv[1])))
-"""
 TRAIN = """
 for count in (1, 1000, 1_000_000):
     tensor = torch.full((count,), float(dist.get_rank() + 1))
@@ -50,50 +41,6 @@ print("ready", flush=True)
 while True:
     dist.new_group(timeout=timedelta(seconds=float(sys.argv[1])))
 """
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[str, str]]:
-    """Names of two network namespaces with a cable between them."""
-    with contextlib.ExitStack() as stack:
-        try:
-            yield stack.enter_context(two_networks())
-        except PermissionError as error:
-            pytest.skip(str(error))
-
-
-@contextlib.contextmanager
-def started(
-    hosts: tuple[str, str], script: Path, text: str, *, size: int, timeout: float, env: Mapping[str, str]
-) -> Iterator[list[subprocess.Popen[str]]]:
-    """Half of the ranks in each namespace, as pods are started whose master is told that it is localhost."""
-    script.write_text(BEGIN + text)
-    port = str(free_port())
-    processes = []
-    for rank in range(size):
-        host = rank * 2 // size
-        full = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT / "src"),
-            "OMP_NUM_THREADS": "1",
-            "OPENSMD_HOST_ID": f"host {host}",
-            "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-            "MASTER_ADDR": ADDRESSES[0] if rank else "localhost",
-            "MASTER_PORT": port,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            **env,
-        }
-        command = ["ip", "netns", "exec", hosts[host], sys.executable, str(script), str(timeout)]
-        processes.append(
-            subprocess.Popen(command, env=full, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:

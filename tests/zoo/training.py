@@ -40,14 +40,14 @@ def plain_problem(name: str) -> str | None:
     """Why a model cannot be compared: plain PyTorch does not train it twice alike; None if it does."""
     model = find(name)
     with quiet():
-        one, other = (_train_plain(model, load=False, seed=seed) for seed in (1, 2))
+        one, other = (_train_plain(model, load=False, checkpoint=False, seed=seed) for seed in (1, 2))
     return "draws random numbers" if list(_differences(one, other)) else None
 
 
-def _tried_plain(name: str, *, load: bool) -> tuple[Trained, str | None]:
+def _tried_plain(name: str, *, load: bool, checkpoint: bool) -> tuple[Trained, str | None]:
     """The model trained in plain PyTorch, or why it does not train."""
     try:
-        trained = _train_plain(find(name), load=load, seed=1)
+        trained = _train_plain(find(name), load=load, checkpoint=checkpoint, seed=1)
     except Exception as error:
         return Trained(), f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return trained, _does_not_train(trained)
@@ -70,7 +70,7 @@ def split_problem(name: str, stages: int, load: bool, checkpoint: bool) -> dict[
 
     began = time.monotonic()
     with quiet():
-        wanted, why = _tried_plain(name, load=load)
+        wanted, why = _tried_plain(name, load=load, checkpoint=checkpoint)
         told: list[str | None] = [None] * stages
         dist.all_gather_object(told, why)
         if any(told):
@@ -89,8 +89,8 @@ def split_problem(name: str, stages: int, load: bool, checkpoint: bool) -> dict[
     }
 
 
-def _train_plain(model: Model, *, load: bool, seed: int) -> Trained:
-    module = seeded(model, load=load, checkpoint=False)
+def _train_plain(model: Model, *, load: bool, checkpoint: bool, seed: int) -> Trained:
+    module = seeded(model, load=load, checkpoint=checkpoint)
     optimizer = torch.optim.SGD(_trainable(module), lr=LEARNING_RATE)
     result = Trained()
     torch.manual_seed(seed)
