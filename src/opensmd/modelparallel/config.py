@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -49,10 +50,7 @@ _OF_TENSORFLOW = {"horovod": False, "contiguous": True}
 # Keys whose features do not exist here; their defaults ask for nothing.
 _ABSENT = (
     "offload_activations",
-    "fp16_params",
     "shard_optimizer_state",
-    "fp16",
-    "bf16",
     "sharded_data_parallel_degree",
     "load_partition",
     "partition_file",
@@ -66,6 +64,7 @@ _WITHOUT_EFFECT = {
     "sdp_max_live_parameters",
     "sdp_hierarchical_allgather",
     "sdp_gradient_clipping",
+    "fp16_params",
     "ddp_port",
     "ddp_dist_backend",
 }
@@ -91,6 +90,7 @@ class Config(BaseModel):
         prescaled_batch: the ranks that share a stage are given the same batch. False: each has its own, and
             distributed modules work on all of them.
         skip_tracing: partition by the sizes of parameters alone, without a dry run.
+        fp16, bf16: parameters of 16 bits, trained through FP32 copies that the optimizer keeps.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -130,6 +130,11 @@ class Config(BaseModel):
     partition_file: str | None = None
     ddp_port: int | None = Field(default=None, ge=0)
     ddp_dist_backend: Literal["auto", "nccl"] = "auto"
+
+    @property
+    def half_dtype(self) -> torch.dtype | None:
+        """The type of parameters that ``fp16`` and ``bf16`` ask for; None for the script's own."""
+        return torch.float16 if self.fp16 else torch.bfloat16 if self.bf16 else None
 
     @property
     def partitions(self) -> int:
@@ -175,6 +180,8 @@ class Config(BaseModel):
         asked = [name for name in need_replicas if self._asks(name) and not self.ddp]
         if asked:
             raise ValueError(f"{' and '.join(asked)} {'needs' if len(asked) == 1 else 'need'} ddp=True")
+        if self.fp16 and self.bf16:
+            raise ValueError("fp16 and bf16 are two types for the same parameters; set one of them")
         self._refuse_absent()
         return self
 

@@ -22,6 +22,7 @@ from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.dry_run.first_plan import agree_on_plan
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.outputs import detached
+from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
 from opensmd.modelparallel.replicas.backward_count import Backwards
@@ -84,6 +85,9 @@ class DistributedModel(NotForDDP, ModelState):
         _check_passes(backward_passes_per_step)
         require_bucket_size(bucket_cap_mb, "smp.DistributedModel")
         super().__init__(module)
+        self._half = smp_state.cfg.half_dtype
+        if self._half is not None:
+            to_half(module, self._half)
         self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._trace_device = trace_device
         self._average = average_grads_across_microbatches
@@ -103,6 +107,7 @@ class DistributedModel(NotForDDP, ModelState):
         self._step: _Step | None = None
         self._sum_warning = SumWarning(is_due=self._average and smp_state.rank == 0)
         self._joins_from_first_step: Callable[[], None] | None = None
+        self.joining = False
         smp_state.model = self
 
     @property
@@ -114,7 +119,11 @@ class DistributedModel(NotForDDP, ModelState):
         """The module's forward, inside a step."""
         if self._step is None and not is_tracing():
             self._refuse("forward")
-        return self._modules["module"](*args, **kwargs)  # type: ignore[misc]  # quicker than get_module()
+        module: nn.Module = self._modules["module"]  # type: ignore[assignment]  # quicker than get_module()
+        if self._half is None:
+            return module(*args, **kwargs)
+        narrow = narrowed(args, self._half), narrowed(kwargs, self._half)
+        return widened(module(*narrow[0], **narrow[1]), self._half)
 
     def backward(
         self,
@@ -146,6 +155,8 @@ class DistributedModel(NotForDDP, ModelState):
                 return
             self._refuse("backward")
         share = 1 / step.microbatches if self._average else 1.0
+        if smp_state.loss_scale is not None:
+            share *= smp_state.loss_scale.apply()
         if self._engine is not None:
             self._engine.backward(tensors, grad_tensors, retain_graph, share=share)
             return
@@ -206,6 +217,7 @@ class DistributedModel(NotForDDP, ModelState):
                 "model.join() makes replicas wait for each other, of which there is one without ddp=True"
             )
         options = (divide_by_initial_world_size, enable, throw_on_early_termination)
+        self.joining = True
         with contextlib.ExitStack() as joined:
             if self.partitioned:
                 self._enter_join(joined, options)
@@ -220,6 +232,7 @@ class DistributedModel(NotForDDP, ModelState):
                     )
             finally:
                 self._joins_from_first_step = None
+                self.joining = False
 
     def _enter_join(self, joined: contextlib.ExitStack, options: tuple[bool, bool, bool]) -> None:
         if self._replicas is not None:
@@ -352,6 +365,7 @@ class DistributedModel(NotForDDP, ModelState):
             )
             if self._engine is not None:
                 self._engine.reducer = self._replicas
+        smp_state.follow_model()  # the first replica's values are everybody's now
         if self._engine is not None or self._replicas is not None:
             self._placed = PlacedParameters(self.get_module())
         if self._joins_from_first_step is not None:

@@ -21,22 +21,14 @@ from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_optimizers
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
+from opensmd.modelparallel.precision.half_optimizer import HalfMethods
+from opensmd.modelparallel.precision.loss_scale import DYNAMIC_ARGUMENTS, shared_loss_scale
+from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
+from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.state import WrappedOptimizer, state
-from opensmd.optim.norm import global_norm
+from opensmd.modelparallel.state import state
 
 __all__ = ["DistributedOptimizer"]
-
-# Of later versions: for the setting fp16 alone, by themselves or as a dict.
-_DYNAMIC_LOSS_ARGUMENTS = {
-    "dynamic_loss_args",
-    "init_scale",
-    "scale_factor",
-    "scale_window",
-    "min_scale",
-    "delayed_shift",
-    "consecutive_hysteresis",
-}
 
 
 @dataclass
@@ -62,10 +54,9 @@ class _Layout:
         return sum(map(len, self.numbers))
 
 
-class _Methods(WrappedOptimizer):
+class _Methods(PrecisionAttributes):
     """What a distributed optimizer does differently; mixed in front of the optimizer's own class."""
 
-    param_groups: list[dict[str, Any]]
     defaults: dict[str, Any]
     state: Any
     _smp_layout: _Layout | None
@@ -131,6 +122,7 @@ class _Methods(WrappedOptimizer):
                 changed.
         """
         given = self._smp_fitting(state_dict)
+        _, given = split_masters(given)
         if self._smp_layout is not None:
             given = self._localised(given)
         super().load_state_dict(given)  # type: ignore[misc]
@@ -166,19 +158,6 @@ class _Methods(WrappedOptimizer):
         super().add_param_group(param_group)  # type: ignore[misc]
         if getattr(self, "_smp_layout", None) is not None:
             self._cut(self.param_groups[-1])
-
-    def clip_master_grads(self, max_norm: float) -> float:
-        """Clip the gradients of all partitions together to the 2-norm ``max_norm``; return their norm.
-
-        Called on all ranks of the replica. Without fp16 the parameters are their own master copies.
-        """
-        parameters = [each for group in self.param_groups for each in group["params"]]
-        grads = [each.grad for each in parameters if each.grad is not None]
-        norm = global_norm(grads, group=state.require("clip_master_grads").groups[CommGroup.MP_GROUP])
-        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for grad in grads:
-            grad.mul_(scale.to(grad.device, grad.dtype))
-        return float(norm)
 
     def _smp_names(self) -> list[str]:
         """The module's name of every parameter, in the whole optimizer's order."""
@@ -328,22 +307,22 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
 
     Args:
         optimizer: any torch optimizer over parameters of the model.
-        static_loss_scale, dynamic_loss_scale, dynamic_loss_args: for the setting fp16 alone, which does not
-            exist here, so they are accepted and have no effect, as documented.
+        static_loss_scale: for the setting fp16 alone, as all that follows: what losses are multiplied by;
+            None is 1.
+        dynamic_loss_scale: begin at ``init_scale`` instead, skip steps whose gradients overflow, and adapt.
+        dynamic_loss_args: ``init_scale`` (2**32), ``scale_factor`` (2), ``scale_window`` (1000),
+            ``min_scale`` (1), ``delayed_shift`` (1) and ``consecutive_hysteresis`` (False), by themselves or
+            as the dict ``dynamic_loss_args``.
 
     Raises:
         TypeError: not a torch optimizer, or a keyword that no version had.
-        ValueError: an optimizer that needs all gradients in one process (LBFGS).
+        ValueError: an optimizer that needs all gradients in one process (LBFGS), or a loss scale that cannot
+            be.
     """
     state.require("smp.DistributedOptimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"smp.DistributedOptimizer: expected a torch.optim.Optimizer, got {optimizer!r:.80}")
-    unknown = sorted(set(dynamic_loss_args) - _DYNAMIC_LOSS_ARGUMENTS)
-    if unknown:
-        raise TypeError(
-            f"smp.DistributedOptimizer takes no {', '.join(unknown)}; besides the optimizer it takes "
-            f"static_loss_scale, dynamic_loss_scale, {', '.join(sorted(_DYNAMIC_LOSS_ARGUMENTS))}"
-        )
+    arguments = _of_dynamic_scale(dynamic_loss_args)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "smp.DistributedOptimizer: LBFGS works on all parameters as one vector, but each rank has only "
@@ -351,13 +330,33 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
         )
     if not isinstance(optimizer, _Methods):
         kind = type(optimizer)
-        optimizer.__class__ = type(kind.__name__, (_Methods, kind), {"__module__": kind.__module__})
+        methods: tuple[type, ...] = (_Methods,)
+        if state.cfg.half_dtype is not None:
+            is_fp16 = state.cfg.fp16
+            shared_loss_scale(
+                static_loss_scale if is_fp16 else 1.0, dynamic_loss_scale and is_fp16, arguments
+            )
+            methods = (HalfMethods, _Methods)
+        optimizer.__class__ = type(kind.__name__, (*methods, kind), {"__module__": kind.__module__})
         optimizer._smp_layout = None  # type: ignore[attr-defined]
     state.optimizers.pop(id(optimizer), None)
     state.optimizers[id(optimizer)] = optimizer
     if state.model is not None and state.model.partitioned:
         state.cut_optimizers()
     return optimizer
+
+
+def _of_dynamic_scale(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a dynamic loss scale, given by themselves or as one dict."""
+    arguments = dict(given)
+    arguments.update(arguments.pop("dynamic_loss_args", None) or {})
+    unknown = sorted(set(arguments) - set(DYNAMIC_ARGUMENTS))
+    if unknown:
+        raise TypeError(
+            f"smp.DistributedOptimizer takes no {', '.join(unknown)}; besides the optimizer it takes "
+            f"static_loss_scale, dynamic_loss_scale, dynamic_loss_args, {', '.join(DYNAMIC_ARGUMENTS)}"
+        )
+    return arguments
 
 
 def _gathered(own: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -374,7 +373,7 @@ def _merged(given: Mapping[str, Any]) -> dict[str, Any]:
     """The full state dict of which every rank of the replica gave a part."""
     group = state.require("load_state_dict").groups[CommGroup.PP_GROUP]
     layouts: list[Any] = [None] * dist.get_world_size(group)
-    mine = {"state": {}, "param_groups": given.get("param_groups", [])} if is_partial(given) else None
+    mine = {"param_groups": [], **given, "state": {}} if is_partial(given) else None
     dist.all_gather_object(layouts, mine, group=group)
     if None in layouts:
         raise SMPCheckpointError("some ranks gave a full optimizer state dict and some a partial one")

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from opensmd.modelparallel.ranks.groups import Groups
     from opensmd.modelparallel.runtime.engine import Engine
 
-__all__ = ["ModuleManager", "State", "WrappedModel", "WrappedOptimizer", "WrappedScaler", "state"]
+__all__ = [
+    "ModuleManager",
+    "SharedScale",
+    "State",
+    "WrappedModel",
+    "WrappedOptimizer",
+    "WrappedScaler",
+    "state",
+]
 
 
 class WrappedModel(Protocol):
@@ -37,6 +45,13 @@ class WrappedModel(Protocol):
     @property
     def running(self) -> int:
         """The number of microbatches of the step that runs; 0 outside steps."""
+
+    @property
+    def joining(self) -> bool:
+        """Replicas may make different numbers of steps now."""
+
+    def backward(self, tensors: Any, *, retain_graph: bool | None = None) -> None:
+        """The backward of a loss over all partitions."""
 
     def is_local(self, name: str) -> bool:
         """Whether this rank has the data of that parameter, buffer or module."""
@@ -59,12 +74,24 @@ class WrappedOptimizer:
         """The module's name of every parameter, in the whole optimizer's order."""
         raise NotImplementedError
 
+    def _smp_follow_model(self) -> None:
+        """The model's parameters have been given other values than the optimizer's."""
+
 
 class WrappedScaler(Protocol):
     """The script's ``smp.amp.GradScaler``, as others need it."""
 
     def follow_owners(self) -> None:
         """Take the scale of a rank that has parameters."""
+
+
+class SharedScale(WrappedScaler, Protocol):
+    """The loss scale of the settings ``fp16`` and ``bf16``, as others need it."""
+
+    settings: dict[str, Any]
+
+    def apply(self) -> float:
+        """What to multiply a loss by, now."""
 
 
 @dataclass
@@ -88,7 +115,8 @@ class State:
         engine: what runs steps; set when the model has been partitioned.
         model: the script's DistributedModel.
         optimizers: the script's DistributedOptimizers by identity, the latest last.
-        scalers: the script's GradScalers, in the order in which it made them.
+        scalers: the script's GradScalers, in the order in which it made them, and the loss scale.
+        loss_scale: of the settings fp16 and bf16; None without a DistributedOptimizer.
         owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
     """
 
@@ -105,6 +133,7 @@ class State:
         self.model: WrappedModel | None = None
         self.optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
         self.scalers: WeakValueDictionary[int, WrappedScaler] = WeakValueDictionary()
+        self.loss_scale: SharedScale | None = None
         self.engine: Engine | None = None
         self.owns_world = False
         self.module_manager = ModuleManager()
@@ -186,6 +215,12 @@ class State:
         for optimizer in self.optimizers.values():
             assert isinstance(optimizer, WrappedOptimizer)
             optimizer._smp_after_partition()
+
+    def follow_model(self) -> None:
+        """Tell every distributed optimizer that the model's parameters have got other values."""
+        for optimizer in self.optimizers.values():
+            assert isinstance(optimizer, WrappedOptimizer)
+            optimizer._smp_follow_model()
 
     def _parameter_names(self) -> list[str]:
         """The module's names of the latest optimizer's parameters, in its order.

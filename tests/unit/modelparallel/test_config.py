@@ -99,7 +99,7 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
         ({"ddp_dist_backend": "nccl"}, "ddp_dist_backend needs ddp=True"),
         ({"tensor_parallel_degree": 2}, "tensor_parallel_degree needs ddp=True"),
         ({"tensor_parallel_degree": 0, "ddp": True}, "tensor_parallel_degree=0"),
-        ({"fp16": True}, "fp16=True .*does not exist here"),
+        ({"fp16": True, "bf16": True}, "fp16 and bf16 are two types for the same parameters"),
         ({"shard_optimizer_state": True}, "shard_optimizer_state=True .*does not exist"),
         ({"sharded_data_parallel_degree": 2}, "sharded_data_parallel_degree=2 .*does not exist"),
         ({"offload_activations": True}, "offload_activations=True .*does not exist"),
@@ -148,14 +148,21 @@ def test_defaults_of_features_that_are_off_are_silent() -> None:
 
 def test_all_settings_that_do_not_exist_here_are_named_at_once() -> None:
     with pytest.raises(ValueError, match="does not exist here") as refused:
-        load({"fp16": True, "bf16": True, "sharded_data_parallel_degree": 4})
-    for part in ("fp16=True", "bf16=True", "sharded_data_parallel_degree=4", "leave them out"):
+        load({"offload_activations": True, "shard_optimizer_state": True, "sharded_data_parallel_degree": 4})
+    for part in (
+        "offload_activations=True",
+        "shard_optimizer_state=True",
+        "sharded_data_parallel_degree=4",
+        "leave them out",
+    ):
         assert part in str(refused.value)
     with pytest.raises(ValueError, match="ddp_port and ddp_dist_backend need ddp=True"):
         load({"ddp_port": 1, "ddp_dist_backend": "nccl"})
 
 
 def test_keys_without_effect_warn_only_when_they_ask_for_something() -> None:
+    with pytest.warns(UserWarning, match="fp16_params=True has no effect"):
+        load({"fp16_params": True})
     with pytest.warns(UserWarning, match="delayed_parameter_initialization=True has no effect"):
         load({"delayed_parameter_initialization": True})
     with warnings.catch_warnings():

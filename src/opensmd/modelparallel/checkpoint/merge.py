@@ -90,6 +90,7 @@ def merge_optimizers(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             state.setdefault(number, each)
     ordered = sorted(state, key=lambda number: (not isinstance(number, int), number))
     return {
+        **marked(parts[0]),
         "state": {number: state[number] for number in ordered},
         "param_groups": [dict(group) for group in parts[0]["param_groups"]],
     }

@@ -89,7 +89,7 @@ def _plan(
 ) -> Plan:
     stages = cfg.pipeline_parallel_degree
     fixed = fixed_places(module)
-    ratio = optimizer_state_ratio(optimizer)
+    ratio = optimizer_state_ratio(optimizer, masters=cfg.half_dtype is not None)
     if not cfg.auto_partition or stages == 1:
 
         def by_hand(trace: ModelTrace) -> Plan:

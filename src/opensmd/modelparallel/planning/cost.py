@@ -99,8 +99,17 @@ def accumulation_seconds(size: int, device: torch.device) -> float:
     return machine_for(device).seconds(0.0, 3.0 * size)
 
 
-def optimizer_state_ratio(optimizer: torch.optim.Optimizer | None) -> float:
-    """Bytes of optimizer state for each byte of parameters; 2 (that of Adam) where it is not known."""
+def optimizer_state_ratio(optimizer: torch.optim.Optimizer | None, *, masters: bool = False) -> float:
+    """Bytes of optimizer state for each byte of parameters; 2 (that of Adam) where it is not known.
+
+    Args:
+        masters: parameters have 16 bits, and the optimizer has FP32 copies of them with FP32 gradients.
+    """
+    ratio = _state_ratio(optimizer)
+    return 2 * (2 + ratio) if masters else ratio
+
+
+def _state_ratio(optimizer: torch.optim.Optimizer | None) -> float:
     if optimizer is None:
         return 2.0
     defaults = optimizer.defaults

@@ -11,10 +11,9 @@ import itertools
 from typing import Any, overload
 
 import torch
-import torch.distributed as dist
 
 from opensmd.modelparallel.precision._torch_internals import UnscalingScaler
-from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.precision.owners import from_owners, share_among_owners
 from opensmd.modelparallel.state import state
 
 __all__ = ["GradScaler"]
@@ -72,12 +71,9 @@ class GradScaler(UnscalingScaler):
 
     def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
         """Leave the maximum over this rank's devices and all ranks with parameters in every entry."""
-        group = state.require("smp.amp.GradScaler").groups.owners
-        if group is None or dist.get_world_size(group) == 1:
-            return
         first = next(iter(found.values()))
         worst = torch.stack([each.to(first.device) for each in found.values()]).max()
-        dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
+        share_among_owners(worst, name="smp.amp.GradScaler")
         for each in found.values():
             each.copy_(worst)
 
@@ -87,9 +83,5 @@ class GradScaler(UnscalingScaler):
         A rank without parameters takes no part in :meth:`step`, and scripts may skip :meth:`step` and
         :meth:`update` there, but the loss may be scaled on it.
         """
-        groups = state.groups
-        if not self.is_enabled() or len(groups.owner_stages) == groups.size(CommGroup.PP_GROUP):
-            return
-        values = self.scale_state()
-        dist.broadcast(values, group=groups[CommGroup.PP_GROUP], group_src=groups.owner_stages[0])
-        self.set_scale_state(values)
+        if self.is_enabled():
+            self.set_scale_state(from_owners(self.scale_state()))

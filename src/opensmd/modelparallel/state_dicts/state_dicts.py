@@ -179,7 +179,9 @@ class StateDicts(Whereabouts):
                 "assign=True would undo the partition; load before the first step, or without it"
             )
         with stand_ins(module, self.is_here):
-            return module.load_state_dict(given, strict=strict)
+            keys = module.load_state_dict(given, strict=strict)
+        state.follow_model()
+        return keys
 
     def _load_same_partition(self, given: dict[str, Any]) -> Any:
         if not self.partitioned:
@@ -198,6 +200,7 @@ class StateDicts(Whereabouts):
         with stand_ins(module, self.is_here):
             module.load_state_dict(with_versions({**module.state_dict(), **own}, own), strict=False)
         self._share_what_is_everywhere()
+        state.follow_model()
         return torch.nn.modules.module._IncompatibleKeys([], [])
 
     def _check(self, given: Mapping[str, Any], *, strict: bool) -> None:

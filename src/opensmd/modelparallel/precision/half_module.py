@@ -1,0 +1,44 @@
+"""A model whose parameters have 16 bits, between step functions that compute losses with 32.
+
+As with the original library's wrapper: arguments of the model's forward are made narrow, what it returns is
+made wide again, and everything between is computed in the narrow type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.runtime.tensors import structure
+
+__all__ = ["narrowed", "to_half", "widened"]
+
+_WIDE = (torch.float32, torch.float64)
+
+
+def to_half(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert floating-point parameters and buffers in place; the parameters stay the same objects."""
+    if dtype is torch.float16:
+        module.half()
+    else:
+        module.bfloat16()
+
+
+def narrowed(values: Any, dtype: torch.dtype) -> Any:
+    """``values`` with its wide floating-point tensors converted to ``dtype``, also inside containers."""
+    return _converted(values, _WIDE, dtype)
+
+
+def widened(values: Any, dtype: torch.dtype) -> Any:
+    """``values`` with its tensors of ``dtype`` converted to FP32, also inside containers."""
+    return _converted(values, (dtype,), torch.float32)
+
+
+def _converted(values: Any, given: tuple[torch.dtype, ...], wanted: torch.dtype) -> Any:
+    tensors: list[Tensor] = structure.tensors_in(values)
+    if not any(tensor.dtype in given for tensor in tensors):
+        return values
+    converted = iter([tensor.to(wanted) if tensor.dtype in given else tensor for tensor in tensors])
+    return structure.substitute(values, converted)

@@ -1,0 +1,233 @@
+"""What ``smp.DistributedOptimizer`` does with the settings ``fp16`` and ``bf16``: FP32 masters, a loss scale.
+
+From the first step on, which places the parameters, the groups have masters in the place of parameters::
+
+    smp.step            model.backward(loss) multiplies the loss by the scale
+    clip_master_grads   gradients to the masters, divided by the scale; then clipped
+    step                skipped if any rank found an infinity; else masters trained and rounded into the model
+
+State dicts have each master as ``master_weight`` in its parameter's state, and the loss scale beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.precision.loss_scale import LossScale
+from opensmd.modelparallel.precision.master_weights import MasterWeights, dense_gradients
+from opensmd.modelparallel.precision.masters_in_state_dicts import MASTER, SCALE, split_masters
+from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
+from opensmd.modelparallel.precision.owners import device_of, share_among_owners, share_over_replicas
+from opensmd.modelparallel.state import state
+
+__all__ = ["HalfMethods"]
+
+
+class HalfMethods(PrecisionAttributes):
+    """Mixed in front of a distributed optimizer's own class."""
+
+    _smp_masters: MasterWeights | None = None
+    _smp_waiting: dict[str, Any] | None = None  # a state dict until there are masters to load it into
+    _smp_fresh = False  # the masters have the gradients that the model has
+    _smp_updated_at = 0  # how many backwards there had been when the masters got them
+
+    @property
+    def loss_scaler(self) -> LossScale:
+        """The loss scale and how it changes."""
+        assert isinstance(state.loss_scale, LossScale)
+        return state.loss_scale
+
+    @property
+    def fp16_groups(self) -> list[list[nn.Parameter]]:
+        """The model's parameters of 16 bits on this rank, by parameter group."""
+        return [[pair[0] for pair in self._smp_pairs(group)] for group in self.param_groups]
+
+    @property
+    def fp32_from_fp16_groups(self) -> list[list[nn.Parameter]]:
+        """Their masters, by parameter group."""
+        return [[pair[1] for pair in self._smp_pairs(group)] for group in self.param_groups]
+
+    @property
+    def fp32_from_fp32_groups(self) -> list[list[nn.Parameter]]:
+        """The parameters of other types, which are their own masters, by parameter group."""
+        mastered = {id(master) for _, master in self._smp_masters or ()}
+        return [[own for own in group["params"] if id(own) not in mastered] for group in self.param_groups]
+
+    def update_master_grads(self) -> None:
+        """Bring the gradients to the masters, divided by the loss scale, and look for infinities (fp16).
+
+        Raises:
+            SMPError: before the first step, or the gradients are not those of ``model.backward``.
+        """
+        masters, scaler = self._smp_require_masters("update_master_grads"), self.loss_scaler
+        masters.take_gradients()
+        grads = dense_gradients(self.master_params)
+        if grads and scaler.backwards == self._smp_updated_at and scaler.applied != 1.0:
+            raise SMPError(
+                "the gradients have not been multiplied by the loss scale: with fp16, call "
+                "model.backward(loss) in the step function instead of loss.backward()"
+            )
+        self._smp_updated_at = scaler.backwards
+        self._smp_fresh = True
+        if grads and scaler.applied != 1.0:
+            torch._foreach_mul_(grads, 1 / scaler.applied)
+        if state.cfg.fp16:
+            self.overflow = self._smp_found_infinity(grads)
+
+    def clip_master_grads(self, max_norm: float) -> float:
+        """Clip the masters' gradients of all partitions together; as without fp16 and bf16."""
+        self._smp_update_if_due()
+        norm = super().clip_master_grads(max_norm)
+        if state.cfg.fp16 and (self.overflow or not math.isfinite(norm)):
+            self.overflow = True  # known from the norm alone on a rank without parameters
+            return -1.0
+        return norm
+
+    def init_master_params(self) -> None:
+        """Make the masters what the model's parameters are."""
+        if self._smp_masters is not None:
+            self._smp_masters.reload()
+
+    def step(self, closure: None = None) -> Any:
+        """Train the masters and round them into the model; skipped if gradients overflowed (fp16).
+
+        Raises:
+            SMPError: before the first step, or inside one with several microbatches.
+            ValueError: a closure, which would compute the loss outside a step.
+        """
+        if closure is not None:
+            raise ValueError(
+                "optimizer.step takes no closure with fp16 and bf16: losses are made in smp.step"
+            )
+        masters = self._smp_require_masters("step")
+        self._smp_update_if_due()
+        result = None
+        if not self.overflow:
+            result = super().step()  # type: ignore[misc]
+            masters.round_into_model()
+        if state.cfg.fp16:
+            self.loss_scaler.update(self.overflow)
+        self._smp_fresh = False
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, for the masters and the model's parameters."""
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+        self._smp_fresh = False
+        for parameter, _ in self._smp_masters or ():
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.detach_().zero_()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; after the first step its parameters get masters."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        if self._smp_masters is not None:
+            self._smp_replace(self.param_groups[-1])
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As without fp16 and bf16; before the first step it waits for the masters.
+
+        A state dict without masters leaves them what the model's parameters are.
+        """
+        given = self._smp_fitting(state_dict)  # type: ignore[attr-defined]
+        if self._smp_masters is None:
+            self._smp_waiting = given
+            return
+        self._smp_load(given)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As without fp16 and bf16, with the masters; before the first step, what waits to be loaded."""
+        if self._smp_masters is None and self._smp_waiting is not None:
+            return dict(self._smp_waiting)
+        own: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        return own
+
+    def _smp_after_partition(self) -> None:
+        super()._smp_after_partition()
+        if self._smp_masters is None:
+            self._smp_masters = MasterWeights()
+            for group in self.param_groups:
+                self._smp_replace(group)
+            if self._smp_waiting is not None:
+                waiting, self._smp_waiting = self._smp_waiting, None
+                self._smp_load(waiting)
+
+    def _smp_follow_model(self) -> None:
+        if self._smp_masters is not None:
+            self._smp_masters.follow_model()
+
+    def _renumbered(self) -> dict[str, Any]:
+        own: dict[str, Any] = super()._renumbered()  # type: ignore[misc]
+        for _, master in self._smp_masters or ():
+            own["state"].setdefault(self._smp_number(master), {})[MASTER] = master.detach()
+        if state.cfg.fp16:
+            own[SCALE] = self.loss_scaler.state_dict()
+        return own
+
+    def _smp_load(self, given: dict[str, Any]) -> None:
+        stored = [number for group in given["param_groups"] for number in group["params"]]
+        masters, rest = split_masters(given)
+        pairs = [
+            (master, masters.get(stored[self._smp_number(master)])) for _, master in self._smp_masters or ()
+        ]
+        for master, value in pairs:
+            if value is not None and value.shape != master.shape:
+                raise ValueError(
+                    f"the loaded optimizer state does not fit the parameters: a master weight of shape "
+                    f"{tuple(value.shape)} in the checkpoint, {tuple(master.shape)} here. Nothing has been "
+                    "changed"
+                )
+        super().load_state_dict(rest)  # type: ignore[misc]
+        with torch.no_grad():
+            for master, value in pairs:
+                if value is not None:
+                    master.copy_(value)
+        if state.cfg.fp16 and SCALE in given:
+            self.loss_scaler.load_state_dict(given[SCALE])
+
+    def _smp_number(self, master: nn.Parameter) -> int:
+        number: int = self._smp_layout.local[id(master)]  # type: ignore[attr-defined]
+        return number
+
+    def _smp_pairs(self, group: dict[str, Any]) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        pairs = {id(master): (parameter, master) for parameter, master in self._smp_masters or ()}
+        return [pairs[id(master)] for master in group["params"] if id(master) in pairs]
+
+    def _smp_replace(self, group: dict[str, Any]) -> None:
+        assert self._smp_masters is not None
+        local = self._smp_layout.local  # type: ignore[attr-defined]
+        for parameter, master in self._smp_masters.replace(group):
+            local[id(master)] = local.pop(id(parameter))
+
+    def _smp_require_masters(self, name: str) -> MasterWeights:
+        if state.model is not None:
+            state.model.require_whole_batch(f"optimizer.{name}")
+        if self._smp_masters is None:
+            raise SMPError(
+                f"optimizer.{name} was called before the first smp.step function, which makes gradients and, "
+                "with fp16 and bf16, the FP32 master weights"
+            )
+        return self._smp_masters
+
+    def _smp_update_if_due(self) -> None:
+        if not self._smp_fresh or self.loss_scaler.backwards != self._smp_updated_at:
+            self.update_master_grads()
+
+    def _smp_found_infinity(self, grads: list[torch.Tensor]) -> bool:
+        """Whether a gradient of any rank that holds the model is infinite or no number."""
+        found = torch.zeros((), device=device_of(self.master_params))
+        if grads:
+            largest = torch.stack([norm.to(found) for norm in torch._foreach_norm(grads, math.inf)])
+            found += ~largest.isfinite().all()
+        share_among_owners(found, name="optimizer.step")
+        if state.model is None or not state.model.joining:  # then some replicas have ended
+            share_over_replicas(found)
+        return bool(found.item())

@@ -1,0 +1,182 @@
+"""What losses are multiplied by, so that small gradients do not vanish in 16 bits, and how that changes.
+
+Pure, apart from :meth:`LossScale.follow_owners`. A dynamic scale falls after an overflow and rises after a
+while without one::
+
+    overflow        scale / scale_factor, once delayed_shift overflows have come
+    scale_window    steps without an overflow: scale * scale_factor
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from opensmd.modelparallel.precision.owners import from_owners
+from opensmd.modelparallel.state import state
+
+__all__ = ["DYNAMIC_ARGUMENTS", "LossScale", "shared_loss_scale"]
+
+DYNAMIC_ARGUMENTS: dict[str, Any] = {
+    "init_scale": 2.0**32,
+    "scale_factor": 2.0,
+    "scale_window": 1000,
+    "min_scale": 1.0,
+    "delayed_shift": 1,
+    "consecutive_hysteresis": False,
+}
+_CHANGING = ("loss_scale", "steps", "last_overflow", "hysteresis")
+
+
+class LossScale:
+    """The scale of a training's losses, the same on all ranks.
+
+    Args:
+        dynamic: adapt the scale to overflows.
+        loss_scale: the scale; the first one if ``dynamic``.
+        scale_factor: by what a dynamic scale rises and falls.
+        scale_window: steps without an overflow until it rises.
+        min_scale: it does not fall below.
+        delayed_shift: overflows until it falls.
+        consecutive_hysteresis: only overflows of consecutive steps count for ``delayed_shift``.
+
+    Attributes:
+        settings: what it was made with.
+        backwards: how many losses have been scaled.
+        applied: by what the last loss was multiplied.
+
+    Raises:
+        ValueError: a number that no scale can have.
+    """
+
+    def __init__(
+        self,
+        *,
+        dynamic: bool = False,
+        loss_scale: float = 1.0,
+        scale_factor: float = 2.0,
+        scale_window: int = 1000,
+        min_scale: float = 1.0,
+        delayed_shift: int = 1,
+        consecutive_hysteresis: bool = False,
+    ) -> None:
+        _require(loss_scale > 0, f"a loss scale must be positive, got {loss_scale!r}")
+        _require(scale_factor > 1, f"scale_factor must be more than 1, got {scale_factor!r}")
+        _require(scale_window >= 1, f"scale_window must be at least 1, got {scale_window!r}")
+        _require(min_scale > 0, f"min_scale must be positive, got {min_scale!r}")
+        _require(delayed_shift >= 1, f"delayed_shift must be at least 1, got {delayed_shift!r}")
+        self.dynamic = dynamic
+        self.loss_scale = float(loss_scale)
+        self.scale_factor = float(scale_factor)
+        self.scale_window = scale_window
+        self.min_scale = float(min_scale)
+        self.delayed_shift = delayed_shift
+        self.consecutive_hysteresis = consecutive_hysteresis
+        self.settings = {
+            "dynamic": dynamic,
+            "loss_scale": self.loss_scale,
+            **{name: getattr(self, name) for name in DYNAMIC_ARGUMENTS if name != "init_scale"},
+        }
+        self.steps = 0
+        self.last_overflow = 0
+        self.hysteresis = delayed_shift
+        self.backwards = 0
+        self.applied = self.loss_scale
+        self._warned = False
+
+    @property
+    def cur_scale(self) -> float:
+        """The scale, under the name that scripts print it with."""
+        return self.loss_scale
+
+    def apply(self) -> float:
+        """What to multiply a loss by, now."""
+        self.backwards += 1
+        self.applied = self.loss_scale
+        return self.loss_scale
+
+    def update(self, overflow: bool) -> None:
+        """A step of the optimizer has ended: it was skipped because of an ``overflow``, or done.
+
+        Warns:
+            UserWarning: once, if gradients overflow at the smallest scale.
+        """
+        if not self.dynamic:
+            return
+        if overflow:
+            self._fall()
+        else:
+            if self.consecutive_hysteresis:
+                self.hysteresis = self.delayed_shift
+            if (self.steps + 1 - self.last_overflow) % self.scale_window == 0:
+                self.hysteresis = self.delayed_shift
+                self.loss_scale *= self.scale_factor
+        self.steps += 1
+
+    def _fall(self) -> None:
+        self.last_overflow = self.steps + 1
+        if self.hysteresis > 1:
+            self.hysteresis -= 1
+            return
+        if self.loss_scale == self.min_scale and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"gradients overflow at the smallest loss scale, {self.min_scale:g}, so steps are skipped "
+                "and nothing is learnt: the loss itself is infinite or no number, or values of the model "
+                "exceed 65504, the largest of fp16",
+                stacklevel=2,
+            )
+        self.loss_scale = max(self.loss_scale / self.scale_factor, self.min_scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes in training, as plain numbers."""
+        return {name: getattr(self, name) for name in _CHANGING}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on as the scale that gave ``state_dict``; a static scale keeps its own value."""
+        if self.dynamic:
+            for name in _CHANGING:
+                setattr(self, name, type(getattr(self, name))(state_dict[name]))
+        self.applied = self.loss_scale
+
+    def follow_owners(self) -> None:
+        """Take the scale over from the ranks with parameters; called on all ranks when a step begins."""
+        values = torch.tensor([float(getattr(self, name)) for name in _CHANGING], dtype=torch.float64)
+        taken = from_owners(values).tolist()
+        for name, value in zip(_CHANGING, taken, strict=True):
+            setattr(self, name, type(getattr(self, name))(value))
+
+
+def shared_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[str, Any]) -> None:
+    """Make the scale that all optimizers of the training share, as the first one asks for it.
+
+    Args:
+        static: the scale; None is 1.
+        dynamic: begin at ``arguments["init_scale"]`` instead, and adapt.
+        arguments: of :data:`DYNAMIC_ARGUMENTS`; others have their defaults.
+
+    Raises:
+        ValueError: a number that no scale can have, or another optimizer asks for another scale.
+    """
+    wanted = {**DYNAMIC_ARGUMENTS, **arguments}
+    first = wanted.pop("init_scale")
+    if not dynamic:
+        first = 1.0 if static is None else static
+    made = LossScale(dynamic=dynamic, loss_scale=first, **wanted)
+    if state.loss_scale is None:
+        state.loss_scale = made
+        state.scalers[id(made)] = made
+    elif state.loss_scale.settings != made.settings:
+        raise ValueError(
+            "smp.DistributedOptimizer: all optimizers of a training share one loss scale, because "
+            f"model.backward scales a loss once; asked for are {state.loss_scale.settings} and "
+            f"{made.settings}"
+        )
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(f"smp.DistributedOptimizer: {message}")

@@ -1,0 +1,95 @@
+"""FP32 copies of parameters that have 16 bits: what the optimizer really trains.
+
+A small update of a weight with 8 or 11 bits of mantissa is rounded away. So the optimizer has a copy with
+all bits of each such parameter in its groups, and every step ends with rounding the copies into the model::
+
+    model's gradient --- to FP32, times 1 / loss scale ---> master's gradient
+                                                                 | optimizer
+    model's parameter <--------------- rounded ------------ master
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["MasterWeights", "dense_gradients"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class MasterWeights:
+    """The masters of an optimizer's parameters."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by the master's identity
+
+    def replace(self, group: dict[str, Any]) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Put masters in the place of a parameter group's parameters of 16 bits.
+
+        Returns:
+            The pairs of parameters and their masters.
+        """
+        made = []
+        for position, parameter in enumerate(group["params"]):
+            if parameter.dtype in _HALF:
+                master = nn.Parameter(parameter.detach().float())
+                self._pairs[id(master)] = (parameter, master)
+                group["params"][position] = master
+                made.append((parameter, master))
+        return made
+
+    def __iter__(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """The pairs of parameters and their masters."""
+        return iter(self._pairs.values())
+
+    def parameter_of(self, trained: nn.Parameter) -> nn.Parameter:
+        """The model's parameter behind one of the optimizer's groups."""
+        pair = self._pairs.get(id(trained))
+        return trained if pair is None else pair[0]
+
+    def take_gradients(self) -> None:
+        """Give every master its parameter's gradient in FP32, or none."""
+        for parameter, master in self:
+            grad = parameter.grad
+            if grad is None or master.grad is None or grad.is_sparse:
+                master.grad = None if grad is None else grad.float()
+            else:
+                master.grad.copy_(grad)
+
+    def round_into_model(self) -> None:
+        """Write the masters into the model."""
+        with torch.no_grad():
+            for parameter, master in self:
+                parameter.copy_(master)
+
+    def follow_model(self) -> None:
+        """Take over what the model was given from elsewhere.
+
+        A master that still rounds to its parameter stays: it knows more than the parameter.
+        """
+        with torch.no_grad():
+            for parameter, master in self:
+                changed = master.to(parameter.dtype) != parameter
+                torch.where(changed, parameter.to(master.dtype), master, out=master)
+
+    def reload(self) -> None:
+        """Make every master what its parameter is."""
+        with torch.no_grad():
+            for parameter, master in self:
+                master.copy_(parameter)
+
+
+def dense_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradients' values, to be changed in place; of sparse ones those that are stored."""
+    dense = []
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+            dense.append(parameter.grad.values())
+        elif parameter.grad is not None:
+            dense.append(parameter.grad)
+    return dense

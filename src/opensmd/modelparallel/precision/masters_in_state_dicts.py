@@ -1,0 +1,34 @@
+"""Where an optimizer's state dict has FP32 master weights and the loss scale; pure.
+
+A master is an entry of its parameter's state, so it is gathered, merged and cut with the rest of it, and
+plain PyTorch's optimizers pass it over. The loss scale stands beside ``state`` and ``param_groups``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["MASTER", "SCALE", "split_masters"]
+
+MASTER = "master_weight"
+SCALE = "loss_scale"
+
+
+def split_masters(given: Mapping[str, Any]) -> tuple[dict[int, Tensor], dict[str, Any]]:
+    """The masters of a full state dict by their numbers, and what an optimizer without them would have.
+
+    A parameter whose state was its master alone has none: its optimizer has not made any step yet.
+    """
+    masters: dict[int, Tensor] = {}
+    rest: dict[Any, Any] = {}
+    for number, entries in given["state"].items():
+        if isinstance(entries, Mapping) and MASTER in entries:
+            masters[number] = entries[MASTER]
+            entries = {key: value for key, value in entries.items() if key != MASTER}
+            if not entries:
+                continue
+        rest[number] = entries
+    return masters, {key: value for key, value in given.items() if key != SCALE} | {"state": rest}
