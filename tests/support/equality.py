@@ -39,6 +39,7 @@ __all__ = [
     "equal_gradients",
     "find",
     "reference",
+    "round_gradients",
     "run_smp",
 ]
 
@@ -135,7 +136,7 @@ def reference(
         for step in range(steps):
             _plain_backward(case, model, optimizer, result, step, pieces, replicas)
             if rounded:
-                _round(model, step)
+                round_gradients(model, step)
             optimizer.step()
     result.parameters = {each: p.detach().clone() for each, p in model.named_parameters()}
     result.buffers = {each: b.detach().clone() for each, b in model.named_buffers()}
@@ -294,7 +295,8 @@ def _plain_backward(
     result.gradients.append({each: _copy(p.grad) for each, p in model.named_parameters()})
 
 
-def _round(model: nn.Module, seed: int) -> None:
+def round_gradients(model: nn.Module, seed: int) -> None:
+    """Change gradients at random by one rounding of their largest entry."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if (gradient := parameter.grad) is not None and gradient.numel():

@@ -26,8 +26,9 @@ is trained for three steps of plain SGD, on 4 microbatches, once in one process 
 with the automatic plan on as many processes as there are stages. Losses, gradients of every step, and the
 whole state dict at the end, buffers included, must agree within 1e-5 of each tensor's largest entry. Half
 of the cases have their weights in a mapped safetensors file (transformers: `from_pretrained`), a quarter
-use the activation checkpointing of their library. Architectures whose tiny configuration does not train in
-plain PyTorch are no cases.
+use the activation checkpointing of their library, if it has one; running statistics of norms are not
+compared there ([why](restrictions.md#what-works-differently-without-a-message)). Architectures whose tiny
+configuration does not train in plain PyTorch are no cases.
 
 - *Equal*: as plain PyTorch.
 - *Refused*: an error of OpenSMD's own that says what is not supported and what to do.
