@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from opensmd.collectives.buckets import require_bucket_size
 from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
 from opensmd.modelparallel.dry_run.capture import is_tracing
-from opensmd.modelparallel.dry_run.first_plan import agree_on_plan
+from opensmd.modelparallel.dry_run.first_plan import PlanRequest, agree_on_plan
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
@@ -292,7 +292,7 @@ class DistributedModel(NotForDDP, ModelState):
         else:
             with (
                 explained(function, "before or after its microbatches", pipeline),
-                self._engine.ending_alike(confirm=first),
+                self._engine.errors.alike(confirm=first),
             ):
                 results = self._run_placed(function, calls, detach)
         self.finish_step()
@@ -335,16 +335,16 @@ class DistributedModel(NotForDDP, ModelState):
         return results
 
     def _place(self, call: Callable[[], Any]) -> None:
-        plan = agree_on_plan(
-            self.get_module(),
-            call,
+        request = PlanRequest(
+            module=self.get_module(),
+            call=call,
             cfg=smp_state.cfg,
             optimizer=smp_state.optimizer,
             device=torch.device("cpu") if self._trace_device == "cpu" else None,
-            group=smp_state.groups.messages,
             replicas=smp_state.groups[CommGroup.DP_GROUP].size() if smp_state.cfg.ddp else 1,
             **self._trace,
         )
+        plan = agree_on_plan(request, smp_state.groups.messages)
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if pipeline.size() > 1:
             self._engine = Engine(pipeline, smp_state.cfg, self.get_module(), plan, self._sum_warning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,32 +23,39 @@ from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.ranks.heartbeat import keep_waiting, wait_for
 from opensmd.modelparallel.runtime.calls.inner_hooks import may_carry
 
-__all__ = ["agree_on_plan"]
+__all__ = ["PlanRequest", "agree_on_plan"]
 
 
-def agree_on_plan(
-    module: nn.Module,
-    call: Callable[[], Any],
-    *,
-    cfg: Config,
-    optimizer: torch.optim.Optimizer | None,
-    times: bool,
-    memory: bool,
-    device: torch.device | None,
-    group: dist.ProcessGroup,
-    replicas: int,
-) -> Plan:
-    """Collective over ``group``: its first rank plans, the others wait for as long as that takes, and learn.
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What a plan is made from.
 
-    Args:
+    Attributes:
         module: the user's model, whole on every rank.
         call: the step function on the first microbatch's arguments.
         cfg: the settings.
         optimizer: whose state counts as memory; Adam's is assumed without one.
         times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``).
-        device: where a timed run takes place.
-        group: the pipeline's ranks.
+        device: where a timed run takes place; None: where the model is.
         replicas: how many copies of the model reduce their gradients.
+    """
+
+    module: nn.Module
+    call: Callable[[], Any]
+    cfg: Config
+    optimizer: torch.optim.Optimizer | None
+    times: bool
+    memory: bool
+    device: torch.device | None
+    replicas: int
+
+
+def agree_on_plan(request: PlanRequest, group: dist.ProcessGroup) -> Plan:
+    """Collective over ``group``: its first rank plans, the others wait for as long as that takes, and learn.
+
+    Args:
+        request: what to plan, alike on all ranks.
+        group: the pipeline's ranks.
 
     Raises:
         PeerFailed: planning failed on the first rank; it raises the cause itself.
@@ -57,8 +65,7 @@ def agree_on_plan(
     if dist.get_rank(group) == 0:
         with keep_waiting(group):
             try:
-                late = _late_microbatches(module, cfg, group, replicas)
-                told = [_plan(module, call, cfg, optimizer, times, memory, device, late).to_json()]
+                told = [_plan(request, _late_microbatches(request, group)).to_json()]
             except BaseException as error:
                 failure = error
                 told = [error_text(error)]
@@ -77,19 +84,11 @@ def error_text(error: BaseException) -> tuple[str]:
     return (f"{type(error).__name__}: {error}",)
 
 
-def _plan(
-    module: nn.Module,
-    call: Callable[[], Any],
-    cfg: Config,
-    optimizer: torch.optim.Optimizer | None,
-    times: bool,
-    memory: bool,
-    device: torch.device | None,
-    late: int | None,
-) -> Plan:
+def _plan(request: PlanRequest, late: int | None) -> Plan:
+    module, cfg = request.module, request.cfg
     stages = cfg.pipeline_parallel_degree
     fixed = fixed_places(module)
-    ratio = optimizer_state_ratio(optimizer, masters=cfg.half_dtype is not None)
+    ratio = optimizer_state_ratio(request.optimizer, masters=cfg.half_dtype is not None)
     if not cfg.auto_partition or stages == 1:
 
         def by_hand(trace: ModelTrace) -> Plan:
@@ -107,12 +106,14 @@ def _plan(
         plan = by_hand(describe(module))
         if stages == 1 or not may_carry(module, plan):
             return plan
-        trace = _what_hooks_carry(module, call, device)
+        trace = _what_hooks_carry(request)
         return plan if trace is None else by_hand(trace)
     if cfg.skip_tracing:
         trace = describe(module)
     else:
-        trace = capture(module, call, device=device, times=times, memory=memory)
+        trace = capture(
+            module, request.call, device=request.device, times=request.times, memory=request.memory
+        )
     return partition(
         trace,
         stages,
@@ -125,16 +126,14 @@ def _plan(
     )
 
 
-def _what_hooks_carry(
-    module: nn.Module, call: Callable[[], Any], device: torch.device | None
-) -> ModelTrace | None:
+def _what_hooks_carry(request: PlanRequest) -> ModelTrace | None:
     """The dry run for places given by hand, which only hooks make necessary; None if it fails.
 
     Warns:
         UserWarning: it failed. What hooks carry out is then refused where it is used.
     """
     try:
-        return capture(module, call, device=device)
+        return capture(request.module, request.call, device=request.device)
     except Exception as error:
         warnings.warn(
             "the dry run of the step function, which shows what forward hooks carry out of modules, "
@@ -146,9 +145,9 @@ def _what_hooks_carry(
         return None
 
 
-def _late_microbatches(module: nn.Module, cfg: Config, group: dist.ProcessGroup, replicas: int) -> int | None:
+def _late_microbatches(request: PlanRequest, group: dist.ProcessGroup) -> int | None:
     """How many the engine computes weights' gradients of late, at most; None where nothing bounds them."""
-    on_cpu = all(each.device.type == "cpu" for each in module.parameters())
-    if cfg.fixed_order or not on_cpu or not has_mailbox(group):
+    on_cpu = all(parameter.device.type == "cpu" for parameter in request.module.parameters())
+    if request.cfg.fixed_order or not on_cpu or not has_mailbox(group):
         return 0
-    return 1 if replicas > 1 else None
+    return 1 if request.replicas > 1 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,22 +12,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import DistBackendError
 
-from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.config import Config
-from opensmd.modelparallel.exceptions import PeerFailed, SMPError
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
-from opensmd.modelparallel.runtime.messages.transport import abort, control_device, open_transport
+from opensmd.modelparallel.runtime.messages.transport import control_device, open_transport
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
-from opensmd.modelparallel.runtime.step_errors import poison, require_sound
+from opensmd.modelparallel.runtime.step_errors import StepErrors, require_sound
 from opensmd.modelparallel.runtime.step_run import Call, StepRun
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
@@ -66,6 +65,7 @@ class Engine:
     Attributes:
         plan: where everything lives.
         reducer: of the replicas, once there are any.
+        errors: of its steps.
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class Engine:
         self._config = config
         self._sum_warning = sum_warning
         self._control_device = control_device(group)
-        self._failure: str | None = None
         self._threads = Threads()
         self._record = Record()
         rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -94,14 +93,16 @@ class Engine:
             placed_memory=placed.placed_memory,
             replicated_memory=placed.replicated_memory,
         )
+        transport = self._context.transport
         self._schedule = RankSchedule(
             plan=plan,
             stage=rank,
             partitions=size,
             pipeline=config.pipeline,
             active_microbatches=config.active_microbatches,
-            in_order=self._context.transport.ordered or config.fixed_order,
+            in_order=transport.ordered or config.fixed_order,
         )
+        self.errors = StepErrors(group, transport, self._context.others, in_order=self._schedule.in_order)
         atexit.register(self.close)
 
     @property
@@ -116,7 +117,7 @@ class Engine:
 
     def close(self) -> None:
         """Let everything that was sent leave, as the end of the process must not overtake it."""
-        if self._failure is None:
+        if not self.errors:
             with contextlib.suppress(RuntimeError):  # the group may be gone
                 self._context.transport.flush()
         atexit.unregister(self.close)
@@ -129,44 +130,15 @@ class Engine:
         Raises:
             SMPError: an earlier step failed, here or on another rank.
         """
-        if self._failure is not None:
-            raise SMPError(f"an earlier step of this pipeline failed, and it cannot go on: {self._failure}")
+        self.errors.require_none()
         transport = self._context.transport
-        with self.ending_alike(confirm=False):
+        with self.errors.alike(confirm=False):
             transport.require_no_abort()
             try:
                 return agreed_inputs(function, args, kwargs, self._group, self._control_device)
             except RuntimeError:
                 with contextlib.suppress(DistBackendError):
                     transport.require_no_abort()  # which may know the cause
-                raise
-
-    @contextlib.contextmanager
-    def ending_alike(self, *, confirm: bool) -> Iterator[None]:
-        """What the body raises on one rank is raised on all, at the latest when they begin their next step.
-
-        Args:
-            confirm: already at the body's end, for which every rank then waits.
-
-        Raises:
-            PeerFailed: the body failed on another rank.
-        """
-        try:
-            yield
-        except BaseException as error:
-            self._poison(error)
-            # In a fixed order the others may wait for any message of this rank, so they would not come here;
-            # a KeyboardInterrupt shall end this process at once.
-            if confirm and isinstance(error, Exception) and not self._schedule.in_order:
-                with contextlib.suppress(RuntimeError):
-                    self._confirm(ended=False)
-            raise
-        if confirm and not self._confirm(ended=True):
-            try:
-                self._context.transport.require_no_abort()
-                raise PeerFailed("another rank of the pipeline failed at the end of this step")
-            except PeerFailed as error:
-                self._poison(error)
                 raise
 
     def run(
@@ -199,7 +171,7 @@ class Engine:
         try:
             return step.run()
         except BaseException as error:
-            self._poison(error, step.failed_at)
+            self.errors.add(error, step.failed_at)
             step.abandon()
             raise
         finally:
@@ -244,24 +216,6 @@ class Engine:
         self._placed.trained.begin_step(may_change=alone and self.reducer is None)
         self._context.random.begin_step()
         self._context.borrowed.clear()
-
-    def _poison(self, error: BaseException, where: str = "") -> None:
-        """Go no further after ``error``, and announce it to the others, once."""
-        if self._failure is not None:
-            return
-        self._failure = f"{type(error).__name__}: {error}"
-        poison(self._group)
-        if isinstance(error, PeerFailed):  # whoever failed first has told all
-            return
-        stage = self._context.rank
-        rank = dist.get_global_rank(self._group, stage)
-        text = f"rank {rank} (pipeline rank {stage}) failed{where}: {self._failure}"
-        abort(self._context.transport, self._context.others, text)
-
-    def _confirm(self, *, ended: bool) -> bool:
-        """Whether all ranks ended this step well."""
-        mine = torch.tensor([ended], dtype=torch.int64, device=self._control_device)
-        return bool(gathered(mine, self._group).all())
 
     def _agreed_seed(self) -> int:
         """The first rank's, for random numbers that all ranks draw alike."""

@@ -1,26 +1,36 @@
-"""Failures of a step outside its microbatches: they name the step, and no later step waits for them again."""
+"""How a step fails: what its errors say, that all ranks hear of them, and that no later step waits again.
+
+An error of the process group says which operation failed, but nothing of the step. It gets these words here,
+once, by where it came from::
+
+    before or after the microbatches    explained      "the step 'train' stopped while ..."
+    a turn, with all of them waiting    stopped        "the pipeline stopped: microbatch 0 waits ..."
+    inside of a microbatch              located        "the pipeline stopped: microbatch 0 was at ..."
+
+Whatever a step raises, of the group or of the user, goes through :class:`StepErrors` of its engine.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import DistBackendError
 
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel._torch_internals import gathered
+from opensmd.modelparallel.exceptions import PeerFailed, SMPError
+from opensmd.modelparallel.planning.schedule import Progress
+from opensmd.modelparallel.runtime.messages.transport import Transport, abort, control_device
+from opensmd.modelparallel.runtime.microbatch import Microbatch
 
-__all__ = ["explained", "poison", "require_sound"]
+__all__ = ["StepErrors", "explained", "located", "require_sound", "stopped"]
 
 # Groups on which a step has failed: messages of it may be left, which another engine would take for its own.
 _poisoned: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-
-
-def poison(group: dist.ProcessGroup) -> None:
-    """A step has failed on this group."""
-    _poisoned.add(group)
 
 
 def require_sound(group: dist.ProcessGroup) -> None:
@@ -38,7 +48,7 @@ def require_sound(group: dist.ProcessGroup) -> None:
 
 @contextlib.contextmanager
 def explained(function: Callable[..., Any], moment: str, group: dist.ProcessGroup) -> Iterator[None]:
-    """Name the step in what the process group raises in the body.
+    """Name the step in what the process group raises in the body, outside of microbatches.
 
     Args:
         function: the user's step function.
@@ -51,6 +61,111 @@ def explained(function: Callable[..., Any], moment: str, group: dist.ProcessGrou
     try:
         yield
     except DistBackendError as error:
-        poison(group)
+        _poisoned.add(group)
         name = getattr(function, "__qualname__", repr(function))
         raise SMPError(f"the step {name!r} stopped {moment}: {error}") from error
+
+
+def stopped(error: DistBackendError, microbatches: Iterable[tuple[Microbatch, Progress]]) -> SMPError:
+    """The error of a rank that waits for messages, with what each of its microbatches was waiting for."""
+    waiting = [
+        f"microbatch {microbatch.index} {progress.value} for {microbatch.point}"
+        for microbatch, progress in microbatches
+        if progress not in (Progress.NEW, Progress.DONE)
+    ]
+    return SMPError(f"the pipeline stopped: {'; '.join(waiting)}. {error}")
+
+
+def located(error: BaseException, microbatch: Microbatch) -> BaseException:
+    """The error of a microbatch that ran; the process group's with where that was."""
+    if not isinstance(error, DistBackendError):
+        return error
+    found = SMPError(
+        f"the pipeline stopped: microbatch {microbatch.index} was at {microbatch.point}. {error}"
+    )
+    found.__cause__ = error
+    return found
+
+
+class StepErrors:
+    """The first error of an engine's steps, which is their last: its ranks end alike.
+
+    Args:
+        group: the pipeline's ranks.
+        transport: to the other ranks.
+        others: these, in the group.
+        in_order: all ranks do everything in one order.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, transport: Transport, others: list[int], *, in_order: bool
+    ) -> None:
+        self._group = group
+        self._transport = transport
+        self._others = others
+        self._in_order = in_order
+        self._control_device = control_device(group)
+        self._failure: str | None = None
+
+    def __bool__(self) -> bool:
+        return self._failure is not None
+
+    def require_none(self) -> None:
+        """Begin a step only where none has failed.
+
+        Raises:
+            SMPError: one has.
+        """
+        if self._failure is not None:
+            raise SMPError(f"an earlier step of this pipeline failed, and it cannot go on: {self._failure}")
+
+    def add(self, error: BaseException, where: str = "") -> None:
+        """Go no further after ``error``, and announce it to the others, once.
+
+        Args:
+            error: of a step on this rank.
+            where: it was raised, to be put into a sentence.
+        """
+        if self._failure is not None:
+            return
+        self._failure = f"{type(error).__name__}: {error}"
+        _poisoned.add(self._group)
+        if isinstance(error, PeerFailed):  # whoever failed first has told all
+            return
+        stage = dist.get_rank(self._group)
+        rank = dist.get_global_rank(self._group, stage)
+        text = f"rank {rank} (pipeline rank {stage}) failed{where}: {self._failure}"
+        abort(self._transport, self._others, text)
+
+    @contextlib.contextmanager
+    def alike(self, *, confirm: bool) -> Iterator[None]:
+        """What the body raises on one rank is raised on all, at the latest when they begin their next step.
+
+        Args:
+            confirm: already at the body's end, for which every rank then waits.
+
+        Raises:
+            PeerFailed: the body failed on another rank.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self.add(error)
+            # In a fixed order the others may wait for any message of this rank, so they would not come here;
+            # a KeyboardInterrupt shall end this process at once.
+            if confirm and isinstance(error, Exception) and not self._in_order:
+                with contextlib.suppress(RuntimeError):
+                    self._confirm(ended=False)
+            raise
+        if confirm and not self._confirm(ended=True):
+            try:
+                self._transport.require_no_abort()
+                raise PeerFailed("another rank of the pipeline failed at the end of this step")
+            except PeerFailed as error:
+                self.add(error)
+                raise
+
+    def _confirm(self, *, ended: bool) -> bool:
+        """Whether all ranks ended this step well."""
+        mine = torch.tensor([ended], dtype=torch.int64, device=self._control_device)
+        return bool(gathered(mine, self._group).all())

@@ -35,6 +35,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.schedule import Policy, Progress
 from opensmd.modelparallel.runtime.messages.transport import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
+from opensmd.modelparallel.runtime.step_errors import located, stopped
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.modelparallel.runtime.turns.threads import Threads
@@ -316,7 +317,7 @@ class Turns:
         except BaseException as error:
             if self.error is None:  # a StepAborted follows the error that aborted the step
                 microbatch = self._microbatches[index]
-                self.error, self.failed = _located(error, microbatch), microbatch
+                self.error, self.failed = located(error, microbatch), microbatch
         self._record.end()
         if awaited is None:
             self._set(index, _DONE)
@@ -348,7 +349,7 @@ class Turns:
         try:
             return self._policy.pick(self.progress, self._can_go_on)
         except DistBackendError as error:  # the group has been aborted
-            raise self._explained(error) from error
+            raise self._stopped(error) from error
 
     def _next_to_abort(self) -> int | None:
         """A microbatch whose function waits: it ends with a StepAborted, so that its thread is free again."""
@@ -389,24 +390,7 @@ class Turns:
         try:
             self._arrivals.wait_any(messages)
         except DistBackendError as error:
-            raise self._explained(error) from error
+            raise self._stopped(error) from error
 
-    def _explained(self, error: DistBackendError) -> SMPError:
-        """The transport's error, with what each microbatch was waiting for."""
-        waiting = [
-            f"microbatch {microbatch.index} {progress.value} for {microbatch.point}"
-            for microbatch, progress in zip(self._microbatches, self.progress, strict=True)
-            if progress not in (_NEW, _DONE)
-        ]
-        return SMPError(f"the pipeline stopped: {'; '.join(waiting)}. {error}")
-
-
-def _located(error: BaseException, microbatch: Microbatch) -> BaseException:
-    """The error of a running microbatch; the transport's with where that was."""
-    if not isinstance(error, DistBackendError):
-        return error
-    located = SMPError(
-        f"the pipeline stopped: microbatch {microbatch.index} was at {microbatch.point}. {error}"
-    )
-    located.__cause__ = error
-    return located
+    def _stopped(self, error: DistBackendError) -> SMPError:
+        return stopped(error, zip(self._microbatches, self.progress, strict=True))
