@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPError
-from tests.support.equality import Pools, equal_gradients
+from tests.support.equality import Pools, train_beside
 from tests.support.partitioned import restart
 
 WIDTH = 6
@@ -156,12 +156,7 @@ def changing(looped: bool, evaluate_first: bool) -> None:
         smp.set_partition(module.get_submodule(name), place)
     model = smp.DistributedModel(module)
 
-    @smp.step
-    def step(x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        if torch.is_grad_enabled():
-            model.backward(loss)
-        return loss
+    step = smp.step(lambda x: model(x).square().mean())
 
     def evaluate(seed: int) -> None:
         model.eval()
@@ -174,14 +169,8 @@ def changing(looped: bool, evaluate_first: bool) -> None:
 
     if evaluate_first:
         evaluate(7)
-    for number in range(3):
-        losses = []
-        for part in rows(number).chunk(4):
-            losses.append(reference(part).square().mean())
-            torch.autograd.backward(losses[-1] / 4)
-        torch.testing.assert_close(step(rows(number)).stack(), torch.stack(losses).detach())
+    train_beside(model, reference, [(rows(number),) for number in range(3)], microbatches=4)
     evaluate(8)
-    equal_gradients(module, reference)
     for name, found in model.state_dict().items():
         if "." not in name:
             torch.testing.assert_close(found, reference.state_dict()[name])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from tests.support.equality import Pools, equal_gradients
+from tests.support.equality import Pools, train_beside
 from tests.support.partitioned import restart
 
 WIDTH, WORDS, PADDING = 6, 10, -100
@@ -52,20 +52,10 @@ def trained(stages: int, settings: dict[str, bool]) -> None:
     module, plain = Translator(), Translator()
     for part in (module.target, module.decoder):
         smp.set_partition(part, stages - 1)
-    model = smp.DistributedModel(module)
-
-    @smp.step
-    def step(*given: Tensor) -> None:
-        model.backward(model(*given).square().mean())
-
     mine, other = batch(), batch()
-    for _ in range(2):
-        step(*mine)
-        for pieces in zip(*(each.chunk(4) for each in other), strict=True):
-            torch.autograd.backward(plain(*[each.clone() for each in pieces]).square().mean() / 4)
+    train_beside(smp.DistributedModel(module), plain, [mine, mine], microbatches=4)
     with torch.no_grad():
         plain(*other)
-    equal_gradients(module, plain)
     for found, wanted in zip(mine, other, strict=True):
         torch.testing.assert_close(found, wanted)
     smp.shutdown()

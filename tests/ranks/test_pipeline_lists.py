@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from tests.support.equality import Pools, equal_gradients
+from tests.support.equality import Pools, train_beside
 from tests.support.partitioned import restart
 
 WIDTH, MICROBATCHES = 6, 4
@@ -147,11 +147,17 @@ class Recorded(Mixture):
         return torch.zeros(())
 
 
-def rows(seed: int) -> Tensor:
-    return torch.randn(2 * MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(seed))
+def rows(seed: int) -> tuple[Tensor]:
+    return (torch.randn(2 * MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(seed)),)
 
 
-def left(module: nn.Module, model: smp.DistributedModel) -> list[float]:
+def with_what_was_kept(model: nn.Module, x: Tensor) -> Tensor:
+    out, extra = model(x)
+    loss: Tensor = out.square().mean() + extra
+    return loss
+
+
+def left(module: nn.Module) -> list[float]:
     """The losses that are on this rank."""
     kept = module.losses if hasattr(module, "losses") else []
     lists = kept.values() if isinstance(kept, dict) else [kept]
@@ -164,24 +170,8 @@ def trained(kind: Callable[[], Mixture], looped: bool) -> None:
     for number, expert in enumerate(module.experts):
         smp.set_partition(expert, (2, 0, 1)[number] if looped else number)
     model = smp.DistributedModel(module)
-
-    @smp.step
-    def step(x: Tensor) -> Tensor:
-        out, extra = model(x)
-        loss = out.square().mean() + extra
-        model.backward(loss)
-        return loss
-
-    for number in range(3):
-        found = step(rows(number)).stack()
-        wanted = []
-        for part in rows(number).chunk(MICROBATCHES):
-            out, extra = plain(part)
-            wanted.append(out.square().mean() + extra)
-            torch.autograd.backward(wanted[-1] / MICROBATCHES)
-        torch.testing.assert_close(found, torch.stack(wanted).detach())
-    assert equal_gradients(module, plain)
-    assert len(left(module, model)) == len(left(plain, model))
+    train_beside(model, plain, map(rows, range(3)), microbatches=MICROBATCHES, loss=with_what_was_kept)
+    assert len(left(module)) == len(left(plain))
     smp.shutdown()
 
 

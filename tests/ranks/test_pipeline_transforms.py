@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, hessian, jvp, vjp, vmap
 from torch.nn.utils import parametrize
 
 import smdistributed.modelparallel.torch as smp
-from tests.support.equality import Pools, equal_gradients
+from tests.support.equality import Pools, train_beside
 from tests.support.partitioned import restart
 
 WIDTH, MICROBATCHES = 6, 4
@@ -102,30 +102,17 @@ class Around(nn.Module):
         return out
 
 
+def rows(seed: int) -> tuple[Tensor]:
+    return (torch.randn(2 * MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(seed)),)
+
+
 def trained(kind: Callable[[], nn.Module], places: dict[str, int]) -> None:
     by_hand = {"auto_partition": False, "default_partition": 0} if places else {}
     restart(partitions=max(places.values(), default=1) + 1, microbatches=MICROBATCHES, **by_hand)
     module, plain = Around(kind), Around(kind)
     for name, place in places.items():
         smp.set_partition(module.get_submodule(name), place)
-    model = smp.DistributedModel(module)
-
-    @smp.step
-    def step(x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
-    for number in range(2):
-        x = torch.randn(2 * MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(number))
-        found = step(x).reduce_mean()
-        wanted = torch.zeros(())
-        for part in x.chunk(MICROBATCHES):
-            loss = plain(part).square().mean() / MICROBATCHES
-            wanted += loss.detach()
-            torch.autograd.backward(loss)
-        torch.testing.assert_close(found, wanted)
-    assert equal_gradients(module, plain)
+    train_beside(smp.DistributedModel(module), plain, map(rows, range(2)), microbatches=MICROBATCHES)
     smp.shutdown()
 
 

@@ -20,7 +20,7 @@ import contextlib
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ __all__ = [
     "reference",
     "round_gradients",
     "run_smp",
+    "train_beside",
 ]
 
 LEARNING_RATE = 0.02
@@ -247,6 +248,49 @@ def equal_gradients(module: nn.Module, plain: nn.Module) -> list[str]:
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-7)
             compared.append(name)
     return compared
+
+
+def train_beside(
+    model: Any,
+    plain: nn.Module,
+    batches: Iterable[tuple[Tensor, ...]],
+    *,
+    microbatches: int,
+    loss: Callable[..., Tensor] | None = None,
+) -> None:
+    """On every rank: train a model in steps and ``plain`` a microbatch at a time, which must stay equal.
+
+    Parameters stay as they are, so gradients add up. Equal are the losses of every microbatch, and after the
+    last step the gradients of what lives on this rank, none of which may be missing.
+
+    Args:
+        model: the ``smp.DistributedModel``.
+        plain: the same module.
+        batches: the arguments of each step, which are cut along their first axis.
+        microbatches: of ``smp.init``.
+        loss: ``loss(model, *arguments)``; the mean square of the result by default.
+    """
+    import smdistributed.modelparallel.torch as smp
+
+    compute: Callable[..., Tensor] = loss or (lambda model, *given: model(*given).square().mean())
+
+    @smp.step
+    def step(*given: Tensor) -> Tensor:
+        found = compute(model, *given)
+        model.backward(found)
+        return found
+
+    for batch in batches:
+        # Both may write into what they are given.
+        pieces = [[piece.clone() for piece in tensor.chunk(microbatches)] for tensor in batch]
+        found = step(*batch).stack()
+        wanted = []
+        for given in zip(*pieces, strict=True):
+            wanted.append(compute(plain, *given))
+            torch.autograd.backward(wanted[-1] / microbatches)
+        torch.testing.assert_close(found, torch.stack(wanted).detach())
+    local = {name for name, _ in model.local_named_parameters()}
+    assert local == set(equal_gradients(model.get_module(), plain))
 
 
 def _apart(one: Mapping[str, Tensor | None], other: Mapping[str, Tensor | None]) -> dict[str, float]:
