@@ -118,16 +118,18 @@ def _tensor_pieces(value: Tensor, axis: int, count: int, where: str) -> list[Ten
             f"{axis}, which {count} microbatches do not divide. Use a batch size that is a multiple of "
             f"{count} (drop_last=True in the loader), or name the argument in non_split_inputs"
         )
-    return [value.view_as(value)] if count == 1 else list(map(_by_itself, value.tensor_split(count, axis)))
+    return [value.view_as(value)] if count == 1 else _by_themselves(value.tensor_split(count, axis))
 
 
-def _by_itself(piece: Tensor) -> Tensor:
-    """The same memory with a version counter of its own.
+def _by_themselves(pieces: Sequence[Tensor]) -> list[Tensor]:
+    """The same memory, each piece with a version counter of its own.
 
     What one microbatch writes into its piece is no change of what another's backward has kept. Pieces of a
     tensor with a graph stay in the graph: nothing may be written into them anyway.
     """
-    return piece if piece.requires_grad or piece.is_inference() else piece.data
+    if pieces[0].requires_grad or pieces[0].is_inference():  # and so are all
+        return list(pieces)
+    return [piece.data for piece in pieces]
 
 
 def _dataclass_pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:

@@ -68,7 +68,10 @@ class StepRun:
         self._placed = placed
         microbatches = [
             Microbatch(
-                index, begun=context.begun, borrowed=context.borrowed, inputs=memory_of((args, kwargs))
+                index,
+                begun=context.begun,
+                borrowed=context.borrowed,
+                inputs=memory_of((*args, *kwargs.values())),
             )
             for index, (args, kwargs) in enumerate(calls)
         ]

@@ -416,9 +416,12 @@ def _point(name: str, home: int) -> str:
 
 def _parents(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
     """Those of arguments that gradients go back to."""
-    if not torch.is_grad_enabled():
-        return ()
-    return tuple([tag for tag in tags if tag is not None and tag.requires_grad])
+    parents: tuple[Tag, ...] = ()
+    if torch.is_grad_enabled():
+        for tag in tags:
+            if tag is not None and tag.requires_grad:
+                parents += (tag,)
+    return parents
 
 
 def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:

@@ -23,7 +23,7 @@ def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: in
     # result requires depends on which parameters are trained.
     return (
         what,
-        *[argument_key(each) for each in args],
+        *map(argument_key, args),
         _named_key(kwargs) if kwargs else (),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

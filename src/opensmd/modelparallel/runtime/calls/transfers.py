@@ -62,7 +62,10 @@ class Transfers:
 
     def bring_all(self, call: Call, target: int) -> list[Tensor | None]:
         """The tensors of a call on rank ``target``; None on other ranks for those that are not everywhere."""
-        return [self.bring(leaf, tag, target) for leaf, tag in zip(call.leaves, call.tags, strict=True)]
+        tensors: list[Tensor | None] = []
+        for leaf, tag in zip(call.leaves, call.tags, strict=True):
+            tensors.append(leaf if tag is None else self.bring(leaf, tag, target))
+        return tensors
 
     def bring(self, tensor: Tensor, tag: Tag | None, target: int) -> Tensor | None:
         """The tensor with this tag on rank ``target``: None on the others.

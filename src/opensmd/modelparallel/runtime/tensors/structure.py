@@ -67,8 +67,9 @@ def tensors_in(structure: Any) -> list[Tensor]:
 
 def memory_of(structure: Any) -> frozenset[int]:
     """Where the tensors of ``structure`` are that are strided (``untyped_storage()._cdata``)."""
-    tensors = tensors_in(structure)
-    return frozenset(each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided)
+    tensors: list[Tensor] = []
+    collect(structure, tensors)
+    return frozenset([each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided])
 
 
 def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:

@@ -168,17 +168,20 @@ def form_of(tensor: Tensor, tag: Tag) -> Form:
 
 def tags_of(tensors: Sequence[Tensor]) -> list[Tag | None]:
     """The tensors' tags."""
-    return [tensor.__dict__.get(ATTRIBUTE) for tensor in tensors]
+    tags: list[Tag | None] = []
+    for tensor in tensors:  # a comprehension has a frame of its own, and every call passes here
+        tags.append(tensor.__dict__.get(ATTRIBUTE))
+    return tags
 
 
 def tensor_key(tensor: Tensor) -> tuple[Any, ...]:
     """What all ranks know of a tensor; hashable."""
-    tag = tag_of(tensor)
+    tag: Tag | None = tensor.__dict__.get(ATTRIBUTE)
     if tag is None:
         if is_sparse(tensor):
             return (tensor.shape, tensor.layout, tensor.dtype, tensor.requires_grad)
         return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
-    return (form_of(tensor, tag), tag.requires_grad, tag.home)
+    return (tag.form or form_of(tensor, tag), tag.requires_grad, tag.home)
 
 
 def put_tag(tensor: Tensor, tag: Tag) -> None:
