@@ -1,4 +1,7 @@
-"""The data-parallel examples run with tiny settings: learn, save, resume, and read the user's own data."""
+"""The data-parallel examples run with tiny settings: learn, save, resume, and read the user's own data.
+
+One is started with ``smdrun``; ranks of the pool run the others.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,10 +18,12 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.ranks import ROOT
+from tests.support.ranks import ROOT, RankPool
+from tests.support.scripts import run_script
 
 EXAMPLES = ROOT / "examples" / "data_parallel"
 SMDRUN = Path(sys.executable).with_name("smdrun")
+Pools = Callable[[int], RankPool]
 
 
 def smdrun(script: str, *args: object, ranks: int = 2) -> str:
@@ -49,7 +55,7 @@ def some_images(count: int = 40) -> tuple[np.ndarray, np.ndarray]:
     return (noise + 150 * labels[:, None, None]).astype(np.uint8), labels
 
 
-def test_digits_learns_own_images_saves_and_resumes(tmp_path: Path) -> None:
+def test_digits_learns_own_images_saves_and_resumes(pool: Pools, tmp_path: Path) -> None:
     pixels, labels = some_images(64)
     np.savez(tmp_path / "mine.npz", images=pixels, labels=labels)
     checkpoint = tmp_path / "digits.pt"
@@ -57,23 +63,25 @@ def test_digits_learns_own_images_saves_and_resumes(tmp_path: Path) -> None:
     first = smdrun("digits.py", *options, "--epochs", 3)
     assert losses(first)[-1] < losses(first)[0]
     assert "accuracy on 12 images" in first
-    second = smdrun("digits.py", *options, "--epochs", 4, "--resume")
+    second = run_script(pool(2), EXAMPLES / "digits.py", *options, "--epochs", 4, "--resume")
     assert "epoch 4" in second and "epoch 3" not in second
     assert torch.load(checkpoint)["epoch"] == 3
 
 
-def test_char_gpt_learns_own_text_saves_and_resumes(tmp_path: Path) -> None:
+def test_char_gpt_learns_own_text_saves_and_resumes(pool: Pools, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("the quick brown fox jumps over the lazy dog. " * 100)
     checkpoint = tmp_path / "gpt.pt"
     options = ["--data", tmp_path, "--pattern", "*.txt", "--checkpoint", checkpoint, "--batch-size", 4]
-    first = smdrun("char_gpt.py", *options, "--steps", 8)
+    script = EXAMPLES / "char_gpt.py"
+    first = run_script(pool(2), script, *options, "--steps", 8)
     assert losses(first)[-1] < losses(first)[0]
-    smdrun("char_gpt.py", *options, "--steps", 9, "--resume", "--backend", "gloo")
+    run_script(pool(2), script, *options, "--steps", 9, "--resume", "--backend", "gloo")
     assert torch.load(checkpoint)["step"] == 9
 
 
-def test_side_by_side_finds_the_same_losses_over_both_backends(tmp_path: Path) -> None:
-    printed = smdrun("side_by_side.py", "--steps", 3, "--plot", tmp_path / "plot.png")
+def test_side_by_side_finds_the_same_losses_over_both_backends(pool: Pools, tmp_path: Path) -> None:
+    options = ["--steps", 3, "--plot", tmp_path / "plot.png"]
+    printed = run_script(pool(2), EXAMPLES / "side_by_side.py", *options)
     assert "losses over both backends agree" in printed
     assert (tmp_path / "plot.png").stat().st_size > 5000
 

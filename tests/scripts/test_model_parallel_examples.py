@@ -1,4 +1,7 @@
-"""The model-parallel examples run split over processes, with tiny settings and the user's own text."""
+"""The model-parallel examples run split over processes, with tiny settings and the user's own text.
+
+One is started with ``smdrun``; ranks of the pool run the others.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.jobs import both
-from tests.support.ranks import ROOT
+from tests.support.ranks import ROOT, RankPool
+from tests.support.scripts import run_script
 
 EXAMPLES = ROOT / "examples" / "model_parallel"
 SMDRUN = Path(sys.executable).with_name("smdrun")
+Pools = Callable[[int], RankPool]
 SMALL = ["--layers", 2, "--width", 32, "--batch-size", 8, "--microbatches", 2]
 
 
@@ -38,6 +43,11 @@ def smdrun(script: str, text: Path, *options: object, ranks: int) -> str:
     return done.stdout + done.stderr
 
 
+def on_ranks(pool: RankPool, script: str, text: Path, *options: object) -> str:
+    """What the script printed, run by ranks of the pool."""
+    return run_script(pool, EXAMPLES / script, "--data", text, *SMALL, *options)
+
+
 def losses(printed: str) -> list[float]:
     return [float(each) for each in re.findall(r"step \d+: loss ([\d.]+)", printed)]
 
@@ -54,35 +64,35 @@ def test_pipeline_prints_the_plan_draws_a_step_and_learns_like_one_process(
     assert chart.stat().st_size > 5000
 
 
-def test_hybrid_learns_like_one_process(text: Path) -> None:
-    printed = smdrun("hybrid.py", text, "--steps", 10, "--placement", "spread", "--compare", ranks=4)
+def test_hybrid_learns_like_one_process(pool: Pools, text: Path) -> None:
+    options = ["--steps", 10, "--placement", "spread", "--compare"]
+    printed = on_ranks(pool(4), "hybrid.py", text, *options)
     assert "2 copies of 2 stages; ranks of the first: [0, 2]" in printed
     assert "the 10 losses differ from those of one process by at most" in printed
 
 
-def test_modules_live_where_the_script_says(text: Path) -> None:
-    printed = smdrun("manual.py", text, "--steps", 20, ranks=2)
+def test_modules_live_where_the_script_says(pool: Pools, text: Path) -> None:
+    printed = on_ranks(pool(2), "manual.py", text, "--steps", 20)
     assert "process 0 has letters, first, head" in printed
     assert "process 1 has second" in printed
     assert losses(printed)[1] < losses(printed)[0]
 
 
-def test_training_goes_on_with_another_number_of_processes(text: Path, tmp_path: Path) -> None:
+def test_training_goes_on_with_another_number_of_processes(pool: Pools, text: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts" / "gpt.pt"
-    straight, _ = both(
-        lambda: smdrun("resume.py", text, "--steps", 10, "--checkpoint", tmp_path / "straight", ranks=2),
-        lambda: smdrun("resume.py", text, "--steps", 5, "--checkpoint", parts, ranks=2),
-    )
+    straight_on = ["--steps", 10, "--checkpoint", tmp_path / "straight"]
+    straight = on_ranks(pool(2), "resume.py", text, *straight_on)
+    on_ranks(pool(2), "resume.py", text, "--steps", 5, "--checkpoint", parts)
     options = ["--checkpoint", parts, "--resume", "--export", whole]
-    resumed = smdrun("resume.py", text, "--steps", 10, *options, ranks=1)
+    resumed = on_ranks(pool(1), "resume.py", text, "--steps", 10, *options)
     assert losses(resumed)[-1] == pytest.approx(losses(straight)[-1], abs=2e-4)
     exported = torch.load(whole)
     assert not [name for name in exported if name.startswith("_smp")]
     assert exported["head.weight"].shape[1] == 32
 
 
-def test_a_hugging_face_model_learns_with_its_own_loss(text: Path) -> None:
-    printed = smdrun("huggingface.py", text, "--steps", 20, ranks=2)
+def test_a_hugging_face_model_learns_with_its_own_loss(pool: Pools, text: Path) -> None:
+    printed = on_ranks(pool(2), "huggingface.py", text, "--steps", 20)
     assert losses(printed)[1] < losses(printed)[0]
     counts = re.search(r"parameters in each process: ([\d,]+), ([\d,]+)", printed)
     assert counts is not None

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ import torch
 
 from tests.scripts.smp import digits
 from tests.support.jobs import both
-from tests.support.ranks import ROOT
+from tests.support.ranks import ROOT, RankPool
+from tests.support.scripts import run_script
 
 SCRIPT = ROOT / "tests" / "scripts" / "smp" / "digits.py"
 SMDRUN = Path(sys.executable).with_name("smdrun")
+Pools = Callable[[int], RankPool]
 
 
 def run(*options: str, ranks: int) -> str:
@@ -53,29 +56,36 @@ def plain_losses() -> list[float]:
     return [*found, torch.nn.functional.nll_loss(model(data), target).item()]
 
 
-def test_the_mnist_like_script_learns_like_plain_pytorch_alone_and_over_two_replicas(tmp_path: Path) -> None:
+def test_the_mnist_like_script_learns_like_plain_pytorch_alone_and_over_two_replicas(
+    pool: Pools, tmp_path: Path
+) -> None:
     *expected, afterwards = plain_losses()
-    alone, replicas = both(
+    alone, split = both(
         lambda: run("--save", str(tmp_path / "a.pt"), ranks=1),
-        lambda: run("--mp_parameters", "microbatches=4", ranks=2),
+        lambda: run("--mp_parameters", "partitions=2", ranks=2),
     )
     assert losses(alone) == pytest.approx(expected, rel=1e-4)
-    assert "correct 32/32" in alone
+    assert losses(split) == pytest.approx(expected, rel=1e-4)
+    assert "correct 32/32" in alone and "correct 32/32" in split
     full = torch.load(tmp_path / "a.pt_full")["model_state_dict"]
     digits.Net().load_state_dict(full)
+    replicas = run_script(pool(2), SCRIPT, "--mp_parameters", "microbatches=4")
     assert losses(replicas) == pytest.approx(expected, rel=1e-4)
-    resumed = run("--resume", str(tmp_path / "a.pt"), ranks=2)
+    resumed = run_script(pool(2), SCRIPT, "--resume", tmp_path / "a.pt")
     assert losses(resumed)[0] == pytest.approx(afterwards, rel=1e-4)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_mnist_like_script_learns_like_plain_pytorch_split_in_two(tmp_path: Path, ranks: int) -> None:
+def test_the_mnist_like_script_learns_like_plain_pytorch_split_in_two(
+    pool: Pools, tmp_path: Path, ranks: int
+) -> None:
     *expected, afterwards = plain_losses()
-    split = run("--mp_parameters", "partitions=2", "--save", str(tmp_path / "a.pt"), ranks=ranks)
+    options = ["--mp_parameters", "partitions=2", "--save", tmp_path / "a.pt"]
+    split = run_script(pool(ranks), SCRIPT, *options)
     assert losses(split) == pytest.approx(expected, rel=1e-4)
     assert "correct 32/32" in split
     digits.Net().load_state_dict(torch.load(tmp_path / "a.pt_full")["model_state_dict"])
-    resumed = run("--resume", str(tmp_path / "a.pt"), ranks=1)
+    resumed = run_script(pool(1), SCRIPT, "--resume", tmp_path / "a.pt")
     assert losses(resumed)[0] == pytest.approx(afterwards, rel=1e-4)
 
 

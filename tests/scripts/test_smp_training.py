@@ -1,4 +1,7 @@
-"""Two whole training scripts, split over processes, against the same training in plain PyTorch."""
+"""Whole training scripts, split over processes, against the same training in plain PyTorch.
+
+Each is started with ``smdrun`` once; its other runs are those of ranks of the pool.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +22,22 @@ from transformers import BertForPreTraining, GPT2LMHeadModel
 from opensmd.optim import FusedLAMB
 from tests.scripts.smp import bert, gpt2
 from tests.support.jobs import both
-from tests.support.ranks import ROOT
+from tests.support.ranks import ROOT, RankFailed, RankPool
+from tests.support.scripts import run_script
 
 SCRIPTS = ROOT / "tests" / "scripts" / "smp"
 SMDRUN = Path(sys.executable).with_name("smdrun")
+Pools = Callable[[int], RankPool]
 
 
-def run(script: str, *options: object, ranks: int, fails: bool = False) -> str:
+def run(script: str, *options: object, ranks: int) -> str:
     """What the script printed under smdrun."""
     command = [SMDRUN, "-n", ranks, SCRIPTS / script, *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, timeout=110, env=environ, check=False
     )
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -79,7 +84,7 @@ def plain_gpt2(steps: int, replicas: int) -> tuple[dict[int, float], float, dict
         return found, model(input_ids=ids, labels=ids).loss.item(), model.state_dict()
 
 
-def test_the_gpt2_like_script_learns_like_plain_pytorch_and_resumes(tmp_path: Path) -> None:
+def test_the_gpt2_like_script_learns_like_plain_pytorch_and_resumes(pool: Pools, tmp_path: Path) -> None:
     options = ["--checkpoint_dir", tmp_path, "--checkpoint_steps", 2, 4]
     full = tmp_path / "full.pt"
     saving = ["--logits_output", 1, "--save_final_full_model", full]
@@ -96,16 +101,16 @@ def test_the_gpt2_like_script_learns_like_plain_pytorch_and_resumes(tmp_path: Pa
         if not name.endswith("c_attn.bias"):  # a key's bias has no gradient but rounding, which Adam enlarges
             torch.testing.assert_close(saved[name], value, rtol=1e-3, atol=1e-5, msg=name)
 
-    resumed = run("gpt2.py", *options, "--load_partial", 1, "--pipeline_parallel_degree", 4, ranks=4)
+    resume = ["--load_partial", 1, "--pipeline_parallel_degree", 4]
+    resumed = run_script(pool(4), SCRIPTS / "gpt2.py", *options, *resume)
     assert losses(resumed) == pytest.approx({step: wanted[step] for step in (5, 6)}, rel=2e-5)
     assert evaluation(resumed) == pytest.approx(evaluated, rel=2e-5)
 
 
-def test_the_gpt2_like_script_learns_with_replicas_checkpointing_and_places_by_hand() -> None:
+def test_the_gpt2_like_script_learns_with_replicas_checkpointing_and_places_by_hand(pool: Pools) -> None:
     options = ["--activation_checkpointing", 1, "--manual", 1, "--microbatches", 4]
-    printed, (wanted, evaluated, _) = both(
-        lambda: run("gpt2.py", *options, ranks=4), lambda: plain_gpt2(6, replicas=2)
-    )
+    printed = run_script(pool(4), SCRIPTS / "gpt2.py", *options)
+    wanted, evaluated, _ = plain_gpt2(6, replicas=2)
     assert losses(printed) == pytest.approx(wanted, rel=2e-5)
     assert evaluation(printed) == pytest.approx(evaluated, rel=2e-5)
 
@@ -147,7 +152,9 @@ def _halves(batch: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...
     yield from zip(*(each.chunk(2) for each in batch), strict=True)
 
 
-def test_the_bert_like_script_learns_like_plain_pytorch_and_resumes_on_another_split(tmp_path: Path) -> None:
+def test_the_bert_like_script_learns_like_plain_pytorch_and_resumes_on_another_split(
+    pool: Pools, tmp_path: Path
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     split = "partitions=2,microbatches=2,ddp=True"
@@ -163,22 +170,23 @@ def test_the_bert_like_script_learns_like_plain_pytorch_and_resumes_on_another_s
     resume = ["--resume_step", 3, "--output_dir"]
     replicas = "partitions=2,microbatches=1,ddp=True,placement_strategy=spread"
     whole = ["--mp_parameters", "partitions=1,microbatches=2", "--partial_checkpoint", 0]
-    for resumed in both(
-        lambda: run("bert.py", "--mp_parameters", replicas, *resume, first, ranks=4),
-        lambda: run("bert.py", *whole, *resume, second, ranks=1),
+    for resumed in (
+        run_script(pool(4), SCRIPTS / "bert.py", "--mp_parameters", replicas, *resume, first),
+        run_script(pool(1), SCRIPTS / "bert.py", *whole, *resume, second),
     ):
         assert losses(resumed) == pytest.approx({4: wanted[4]}, rel=5e-5)
 
 
-def test_the_bert_like_script_learns_under_autocast() -> None:
+def test_the_bert_like_script_learns_under_autocast(pool: Pools) -> None:
     options = ["--mp_parameters", "partitions=2,microbatches=2,ddp=True", "--autocast", 1]
-    printed, wanted = both(lambda: run("bert.py", *options, ranks=2), lambda: plain_bert(4, autocast=True))
-    assert losses(printed) == pytest.approx(wanted, rel=1e-3)
+    printed = run_script(pool(2), SCRIPTS / "bert.py", *options)
+    assert losses(printed) == pytest.approx(plain_bert(4, autocast=True), rel=1e-3)
 
 
-def test_the_bert_like_script_is_told_why_its_debugging_helpers_do_not_exist() -> None:
-    printed = run("bert.py", "--debug", ranks=1, fails=True)
-    assert "dump_model: this helper of the original library's own tests was never documented" in printed
+def test_the_bert_like_script_hears_why_its_debugging_helpers_do_not_exist(pool: Pools) -> None:
+    why = "dump_model: this helper of the original library's own tests was never documented"
+    with pytest.raises(RankFailed, match=why):
+        run_script(pool(1), SCRIPTS / "bert.py", "--debug")
 
 
 # --- MNIST with CUDA hard-coded -------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opensmd.collectives import _torch_internals
-from opensmd.native.build import load
+from opensmd.native import core
 
 __all__ = ["Mailbox", "has_mailbox"]
 
@@ -45,8 +45,7 @@ class Mailbox:
                 "a mailbox needs a group of the smddp backend whose ranks are all on one host; use "
                 "torch.distributed's isend and irecv for other groups"
             )
-        self._native = load()
-        self._mailbox = self._native.Mailbox(_torch_internals.cpu_backend(group))
+        self._mailbox = core.Mailbox(_torch_internals.cpu_backend(group))
 
     def send(self, dst: int, tag: int, tensor: Tensor) -> None:
         """Send to group rank ``dst`` and return at once.
@@ -57,20 +56,18 @@ class Mailbox:
 
     def ready(self, src: int, tag: int) -> bool:
         """Whether a message from ``src`` with ``tag`` has begun to arrive."""
-        found: bool = self._mailbox.ready(src, tag)
-        return found
+        return self._mailbox.ready(src, tag)
 
     def receive(
         self, src: int, tag: int, count: int, dtype: torch.dtype, *, timeout: timedelta = _GROUPS_TIMEOUT
     ) -> Tensor:
-        """Receive ``count`` numbers as a vector. A large one stays where the sender has put it.
+        """Receive ``count`` elements as a vector. A large one stays where the sender has put it.
 
         Raises:
             DistBackendError: the message has another size, the sender is lost, or nothing came within
                 ``timeout`` (default: the group's).
         """
-        received: Tensor = self._mailbox.receive(src, tag, count, dtype, timeout)
-        return received
+        return self._mailbox.receive(src, tag, count, dtype, timeout)
 
     def take(
         self, src: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
@@ -83,8 +80,7 @@ class Mailbox:
         Raises:
             DistBackendError: as :meth:`receive`.
         """
-        found: Tensor | None = self._mailbox.take(src, tag, shape, stride, dtype)
-        return found
+        return self._mailbox.take(src, tag, shape, stride, dtype)
 
     def wait_any(self, wanted: Sequence[tuple[int, int]], *, timeout: timedelta = _GROUPS_TIMEOUT) -> int:
         """Wait until a message for one of the ``(src, tag)`` pairs has begun to arrive.
@@ -96,8 +92,7 @@ class Mailbox:
             DistBackendError: a member is lost, or nothing came within ``timeout`` (default: the group's),
                 which ends the group.
         """
-        found: int = self._mailbox.wait_any(wanted, timeout)
-        return found
+        return self._mailbox.wait_any(wanted, timeout)
 
     def flush(self, *, timeout: timedelta = _GROUPS_TIMEOUT) -> None:
         """Wait until everything sent has left this process's tensors."""
@@ -110,19 +105,17 @@ class Mailbox:
 
         Args:
             tag: of the gradient that will come in backward.
-            missing: the tag of the word that there is none.
+            missing: the tag of the message that says that there is no gradient.
             expect: called in backward if neither has come; returns when one has.
 
         Returns:
             A token: a tensor of no elements, at which backward begins.
         """
-        token: Tensor = self._native.send_edge(sent, self._mailbox, peer, tag, missing, expect)
-        return token
+        return core.send_edge(sent, self._mailbox, peer, tag, missing, expect)
 
     def receive_edge(self, received: Tensor, peer: int, tag: int, missing: int) -> tuple[Tensor, Tensor]:
         """The other end: ``received`` as part of the graph, and a token.
 
         In backward its gradient goes back to ``peer`` with ``tag``, or one byte with ``missing``.
         """
-        found: tuple[Tensor, Tensor] = self._native.receive_edge(received, self._mailbox, peer, tag, missing)
-        return found
+        return core.receive_edge(received, self._mailbox, peer, tag, missing)

@@ -7,23 +7,15 @@ idle (known from zero-bubble schedules, arXiv:2401.10241).
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 from torch import Tensor
 
 from opensmd.modelparallel.runtime.turns.record import Record
-from opensmd.native.build import load
+from opensmd.native import core
 
 __all__ = ["WeightGradients"]
-
-
-@functools.cache
-def _native() -> ModuleType:
-    return load()
 
 
 class WeightGradients:
@@ -35,7 +27,7 @@ class WeightGradients:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._parts: deque[tuple[int, Any]] = deque()
+        self._parts: deque[tuple[int, core.WeightBackward]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -46,7 +38,7 @@ class WeightGradients:
         Returns:
             Whether it has; False, and nothing has run, where no weights can wait.
         """
-        part = _native().split_backward(roots, gradients)
+        part = core.split_backward(roots, gradients)
         if part is None:  # hooks, Python or shared weights in the graph would notice
             return False
         self._parts.append((microbatch, part))

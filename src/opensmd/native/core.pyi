@@ -1,0 +1,173 @@
+"""What the compiled core shows to Python (csrc/torch/bindings.cpp, csrc/pipeline/mailbox_bindings.cpp)."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, TypedDict
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Backend, Store
+
+# --- shared memory ------------------------------------------------------------------------------------------
+
+class ArenaShape:
+    """How large an arena is: for how many ranks, and the bytes of zero-copy memory of each."""
+
+    size: int
+    heap_bytes: int
+
+    def __init__(self) -> None: ...
+
+class ArenaFile:
+    """An arena as its creator has it."""
+
+    @property
+    def fd(self) -> int: ...
+    @property
+    def path(self) -> str:
+        """Where others open it."""
+
+    @property
+    def token(self) -> int:
+        """What they must find in it."""
+
+def create_arena_file(shape: ArenaShape, named: bool, /) -> ArenaFile:
+    """A new arena, in memory alone or, ``named``, as a file in /dev/shm."""
+
+def open_arena_file(path: str, token: int, /) -> int:
+    """The descriptor of an arena that another process has created."""
+
+def unlink_arena_file(file: ArenaFile, /) -> None:
+    """Take the name from an arena that has one."""
+
+def default_heap_bytes(size: int, /) -> int:
+    """Zero-copy memory of each rank in a group of ``size``, if the user has not said otherwise."""
+
+# --- groups -------------------------------------------------------------------------------------------------
+
+class RecordEntry(TypedDict):
+    """One operation on record."""
+
+    sequence: int
+    operation: str
+    dtype: str
+    reduction: str
+    root: int
+    tag: int
+    count: int
+    bytes: int
+    start_ns: int
+    end_ns: int
+    text: str
+    description: str
+
+class Status(TypedDict):
+    """Where a member is."""
+
+    state: str
+    entered: int
+    completed: int
+    last: RecordEntry
+
+class Group:
+    """The members of a group that share an arena."""
+
+    def size(self) -> int: ...
+    def status(self, member: int, /) -> Status: ...
+    def record(self, member: int, /) -> list[RecordEntry]: ...
+    def message_record(self, member: int, /) -> list[RecordEntry]: ...
+    def heap_contains(self, tensor: Tensor, /) -> bool: ...
+
+class Options(Backend.Options):
+    """The options of a group."""
+
+    def __init__(self, timeout: timedelta = ...) -> None: ...
+    def __deepcopy__(self, memo: dict[Any, Any], /) -> Options: ...
+
+class SmddpBackend(Backend):
+    """The backend of a group, for torch."""
+
+    @property
+    def shared_group(self) -> Group: ...
+    @property
+    def options(self) -> Options: ...
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor: ...
+    def spans_hosts(self) -> bool: ...
+    def perform_nocolor_split(self, device: object, /) -> None: ...
+    def _set_default_timeout(self, timeout: timedelta, /) -> None: ...
+
+class Island:
+    """The members of this host, and the groups that join each to its counterparts on other hosts."""
+
+    LANES: ClassVar[int]
+
+    def __init__(
+        self,
+        *,
+        fd: int,
+        members: Sequence[int],
+        firsts: Sequence[int],
+        peers: Sequence[Backend],
+        crossing: int,
+    ) -> None: ...
+
+def make_shared_backend(
+    *,
+    fd: int,
+    names: Sequence[str],
+    rank: int,
+    size: int,
+    options: Options,
+    device_backend: Callable[[], Backend],
+    split: Callable[[Store, int, Sequence[int], Options], Backend],
+) -> SmddpBackend:
+    """The backend of a group on one host, in the arena ``fd``."""
+
+def make_gloo_backend(
+    *,
+    gloo: Backend,
+    store: Store,
+    island: Island | None,
+    names: Sequence[str],
+    rank: int,
+    size: int,
+    options: Options,
+    device_backend: Callable[[], Backend],
+    split: Callable[[Store, int, Sequence[int], Options], Backend],
+) -> SmddpBackend:
+    """The backend of a group that spans hosts."""
+
+# --- messages and the edges of autograd ---------------------------------------------------------------------
+
+class Mailbox:
+    """One rank's end of a group's messages."""
+
+    def __init__(self, backend: SmddpBackend, /) -> None: ...
+    def send(self, member: int, tag: int, tensor: Tensor, /) -> None: ...
+    def ready(self, member: int, tag: int, /) -> bool: ...
+    def receive(
+        self, source: int, tag: int, count: int, dtype: torch.dtype, timeout: timedelta = ...
+    ) -> Tensor: ...
+    def take(
+        self, member: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, /
+    ) -> Tensor | None: ...
+    def wait_any(self, wanted: Sequence[tuple[int, int]], timeout: timedelta = ...) -> int: ...
+    def flush(self, timeout: timedelta = ...) -> None: ...
+
+def send_edge(
+    sent: Tensor, mailbox: Mailbox, member: int, tag: int, missing: int, expect: Callable[[], None], /
+) -> Tensor:
+    """An edge of autograd to another rank; returns the token at which backward begins."""
+
+def receive_edge(
+    received: Tensor, mailbox: Mailbox, member: int, tag: int, missing: int, /
+) -> tuple[Tensor, Tensor]:
+    """The other end: the tensor as part of the graph, and a token."""
+
+class WeightBackward:
+    """The part of a backward that computes weights' gradients."""
+
+    def run(self) -> None: ...
+
+def split_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], /) -> WeightBackward | None:
+    """Run a backward up to the weights' gradients; None, and nothing has run, where it cannot be split."""
