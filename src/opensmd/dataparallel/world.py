@@ -82,7 +82,7 @@ def torch_op(op: ReduceOp | None) -> dist.ReduceOp.RedOpType:
     if op is None:
         return dist.ReduceOp.SUM
     if not isinstance(op, ReduceOp):
-        names = ", ".join(f"ReduceOp.{each.name}" for each in ReduceOp)
+        names = ", ".join(f"ReduceOp.{operation.name}" for operation in ReduceOp)
         raise TypeError(f"op={op!r}: expected one of {names} of smdistributed.dataparallel.torch.distributed")
     found: dist.ReduceOp.RedOpType = getattr(dist.ReduceOp, op.value)
     return found

@@ -94,7 +94,7 @@ def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid
         variables["LOCAL_RANK"] = variables["SMDATAPARALLEL_LOCAL_RANK"] = str(launch.rank)
     if launch is None and any(given.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
         # Half a place: torch says which variable is missing, where rank 0 of 2 would wait for rank 1.
-        variables = {name: each for name, each in variables.items() if name not in _GROUP}
+        variables = {name: variable for name, variable in variables.items() if name not in _GROUP}
     if launch is None and not any(name in given for name in _CONTAINER):
         variables.pop("LOCAL_RANK")
     address = master_address(launch, given)

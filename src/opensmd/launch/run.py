@@ -249,7 +249,7 @@ def _launch_config(options: Options, logs: Any) -> Any:
         max_restarts=options.max_restarts,
         logs_specs=logs,
         shutdown_timeout=SHUTDOWN,
-        signals_to_handle=",".join(each.name for each in signals.ending()),
+        signals_to_handle=",".join(number.name for number in signals.ending()),
     )
 
 
@@ -269,7 +269,7 @@ class _OutputFolders:
 
     def __enter__(self) -> None:
         for path in self._wanted:
-            self._made += [each for each in (path, *path.parents) if not each.exists()]
+            self._made += [parent for parent in (path, *path.parents) if not parent.exists()]
             try:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:

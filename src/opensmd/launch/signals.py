@@ -14,16 +14,16 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 def ending() -> list[signal.Signals]:
     """All, or all but SIGHUP. (A shell's background jobs ignore SIGINT, too, but nobody asked for that.)"""
     outlives_session = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [each for each in _ENDING if not (outlives_session and each == signal.SIGHUP)]
+    return [number for number in _ENDING if not (outlives_session and number == signal.SIGHUP)]
 
 
 def listen(stop: Callable[[int, FrameType | None], None]) -> None:
     """Call ``stop`` at these signals, until torch's agent has ranks: it installs handlers of its own."""
-    for each in ending():
-        signal.signal(each, stop)
+    for number in ending():
+        signal.signal(number, stop)
 
 
 def ignore() -> None:
     """The job is over: let nothing interrupt the tidying up."""
-    for each in _ENDING:
-        signal.signal(each, signal.SIG_IGN)
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)

@@ -165,7 +165,7 @@ def reaches(
 
     What lies behind a reentrant checkpoint cannot be seen, and is taken to.
     """
-    wanted = {id(each) for each in parameters}
+    wanted = {id(parameter) for parameter in parameters}
     if any(id(root) in wanted for root in roots):
         return True
     nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
@@ -176,7 +176,7 @@ def reaches(
             return True
         if nodes_named and node.name() in nodes_named:
             return True
-        following = {each for each, _ in node.next_functions if each is not None} - seen
+        following = {function for function, _ in node.next_functions if function is not None} - seen
         seen |= following
         nodes += following
     return False
@@ -247,7 +247,7 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
 
 def watchers(module: nn.Module) -> int:
     """How many hooks see what the module is given and returns in forward, besides torch's own for weights."""
-    before = [each for each in module._forward_pre_hooks.values() if not isinstance(each, _WEIGHT_HOOKS)]
+    before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, _WEIGHT_HOOKS)]
     return len(module._forward_hooks) + len(before)
 
 

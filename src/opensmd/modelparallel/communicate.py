@@ -91,7 +91,7 @@ def dp_barrier() -> None:
 def _group(given: object, name: str) -> CommGroup:
     state.require(name)
     if not isinstance(given, CommGroup):
-        valid = ", ".join(f"smp.{each.name}" for each in CommGroup)
+        valid = ", ".join(f"smp.{kind.name}" for kind in CommGroup)
         raise TypeError(f"{name}: group={given!r} is not a smp.CommGroup; expected one of {valid}")
     if state.groups.size(given) > 1:
         _require_no_step(name)
@@ -102,7 +102,7 @@ def _peer(rank: int, rank_type: object, name: str) -> int:
     """The global rank of another member of the caller's group."""
     state.require(name)
     if not isinstance(rank_type, RankType):
-        valid = ", ".join(f"smp.RankType.{each.name}" for each in RankType)
+        valid = ", ".join(f"smp.RankType.{kind.name}" for kind in RankType)
         raise TypeError(f"{name}: rank_type={rank_type!r} is not a smp.RankType; expected one of {valid}")
     _require_no_step(name)
     members = state.groups.members(rank_type.group)

@@ -52,7 +52,7 @@ def split_arguments(
     ]
     keyword = {name: pieces(name, value) for name, value in kwargs.items()}
     return [
-        (tuple(each[mb] for each in positional), {name: each[mb] for name, each in keyword.items()})
+        (tuple(pieces[mb] for pieces in positional), {name: pieces[mb] for name, pieces in keyword.items()})
         for mb in range(microbatches)
     ]
 
@@ -67,9 +67,13 @@ def _names(function: Callable[..., Any], count: int) -> tuple[list[str], str]:
     """The names of the first ``count`` positional parameters, and that of ``*args``."""
     parameters = _signature(function).parameters.values()
     positional = [
-        each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "args")
+    rest = next(
+        (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), "args"
+    )
     return positional[:count], rest
 
 
@@ -77,7 +81,7 @@ def _check_names(function: Callable[..., Any], wanted: Sequence[str]) -> None:
     if not wanted:
         return
     parameters = _signature(function).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     unknown = [name for name in wanted if name not in parameters]
     if unknown:
@@ -94,14 +98,16 @@ def _pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:
     if hasattr(value, "smp_slice"):
         return [value.smp_slice(count, mb, axis) for mb in range(count)]
     if isinstance(value, Mapping):
-        cut = {key: _pieces(each, axis, count, f"{where}[{key!r}]") for key, each in value.items()}
-        return [rebuild_mapping(value, {key: each[mb] for key, each in cut.items()}) for mb in range(count)]
+        cut = {key: _pieces(entry, axis, count, f"{where}[{key!r}]") for key, entry in value.items()}
+        return [
+            rebuild_mapping(value, {key: pieces[mb] for key, pieces in cut.items()}) for mb in range(count)
+        ]
     if isinstance(value, (list, tuple)):
-        items = [_pieces(each, axis, count, f"{where}[{i}]") for i, each in enumerate(value)]
-        return [rebuild_sequence(value, [each[mb] for each in items]) for mb in range(count)]
+        items = [_pieces(item, axis, count, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [rebuild_sequence(value, [pieces[mb] for pieces in items]) for mb in range(count)]
     if isinstance(value, (set, frozenset)):
-        members = [_pieces(each, axis, count, where) for each in value]
-        return [type(value)(each[mb] for each in members) for mb in range(count)]
+        members = [_pieces(member, axis, count, where) for member in value]
+        return [type(value)(pieces[mb] for pieces in members) for mb in range(count)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _dataclass_pieces(value, axis, count, where)
     return [value] * count
@@ -140,7 +146,7 @@ def _dataclass_pieces(value: Any, axis: int, count: int, where: str) -> list[Any
     made = []
     for mb in range(count):
         piece = copy.copy(value)
-        for name, each in fields.items():
-            object.__setattr__(piece, name, each[mb])
+        for name, pieces in fields.items():
+            object.__setattr__(piece, name, pieces[mb])
         made.append(piece)
     return made

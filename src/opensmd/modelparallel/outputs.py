@@ -112,10 +112,10 @@ def _has_structure(value: Any) -> bool:
 
 
 def _require_equal(found: list[Any], where: str, what: str) -> None:
-    for microbatch, each in enumerate(found):
-        if each != found[0]:
+    for microbatch, value in enumerate(found):
+        if value != found[0]:
             raise ValueError(
-                f"{where} differs between microbatches: {what} {found[0]!r} in microbatch 0, {each!r} in "
+                f"{where} differs between microbatches: {what} {found[0]!r} in microbatch 0, {value!r} in "
                 f"microbatch {microbatch}; return the same from each"
             )
 
@@ -144,7 +144,7 @@ def detached(result: Any) -> Any:
     if isinstance(result, Tensor):
         return result.detach()
     if isinstance(result, Mapping):
-        return rebuild_mapping(result, {key: detached(each) for key, each in result.items()})
+        return rebuild_mapping(result, {key: detached(value) for key, value in result.items()})
     if isinstance(result, (list, tuple)):
-        return rebuild_sequence(result, [detached(each) for each in result])
+        return rebuild_sequence(result, [detached(part) for part in result])
     return result

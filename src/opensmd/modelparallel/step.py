@@ -105,6 +105,6 @@ def _check_options(names: object, axes: object) -> None:
     if isinstance(names, str) or not isinstance(names, Sequence | Set | None):
         raise TypeError(f"smp.step: non_split_inputs is a list of arguments' names, got {names!r}")
     if not isinstance(axes, Mapping | None) or not all(
-        isinstance(each, int) for each in (axes or {}).values()
+        isinstance(axis, int) for axis in (axes or {}).values()
     ):
         raise TypeError(f"smp.step: input_split_axes is a dict of arguments' names and axes, got {axes!r}")

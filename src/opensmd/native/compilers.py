@@ -61,8 +61,8 @@ def _end_tree(process: subprocess.Popen[str]) -> None:
         tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
     except psutil.NoSuchProcess:
         return
-    for each in tree:
+    for member in tree:
         try:
-            each.kill()
+            member.kill()
         except psutil.NoSuchProcess:
             continue

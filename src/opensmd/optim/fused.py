@@ -25,7 +25,8 @@ class Batch:
     def working(self) -> list[Tensor]:
         """The parameters in float32 (themselves, if they are), as half precision would lose updates."""
         return [
-            each if each.dtype in (torch.float32, torch.float64) else each.float() for each in self.parameters
+            parameter if parameter.dtype in (torch.float32, torch.float64) else parameter.float()
+            for parameter in self.parameters
         ]
 
     def moment(self, name: str) -> list[Tensor]:
@@ -83,8 +84,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _refuse_sparse(self) -> None:
-        parameters = (each for group in self.param_groups for each in group["params"])
-        if any(each.grad is not None and each.grad.is_sparse for each in parameters):
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
             raise RuntimeError(
                 f"{type(self).__name__} does not take sparse gradients; use torch.optim.SparseAdam for "
                 "the embedding, or Embedding(sparse=False)"

@@ -68,8 +68,8 @@ class FusedLAMB(FusedOptimizer):
     def prepare(self) -> None:
         """Find the factor that brings the norm of all gradients down to ``max_grad_norm``."""
         limit = self.defaults["max_grad_norm"]
-        parameters = [each for group in self.param_groups for each in group["params"]]
-        grads = [each.grad for each in parameters if each.grad is not None]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = global_norm(grads, group=self.norm_group)
         self._shrink = torch.where(norm > limit, limit / norm, 1.0) if limit > 0 else torch.ones_like(norm)
 

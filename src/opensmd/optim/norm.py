@@ -23,9 +23,9 @@ def global_norm(grads: Sequence[Tensor], *, group: dist.ProcessGroup | None = No
     """
     square = torch.zeros((), dtype=torch.float64, device=_device(grads, group))
     if grads:
-        wide = [each if each.dtype in (torch.float32, torch.float64) else each.float() for each in grads]
+        wide = [grad if grad.dtype in (torch.float32, torch.float64) else grad.float() for grad in grads]
         norms = torch._foreach_norm(wide)
-        square = torch.stack([each.to(square) for each in norms]).square().sum()
+        square = torch.stack([norm.to(square) for norm in norms]).square().sum()
     if group is not None and dist.get_world_size(group) > 1:
         dist.all_reduce(square, group=group)
     return square.sqrt()

@@ -54,9 +54,9 @@ def collect(
         SMPUnsupportedError: on every rank, if an entry is computed from tensors of several ranks.
     """
     me = dist.get_rank(group)
-    lacking = [name for name, each in whole.items() if home_of(name) == me and not has_data(each)]
+    lacking = [name for name, value in whole.items() if home_of(name) == me and not has_data(value)]
     homes = _owners_of(lacking, whole, group)
-    own = {name: each for name, each in whole.items() if homes.get(name, home_of(name)) == me}
+    own = {name: value for name, value in whole.items() if homes.get(name, home_of(name)) == me}
     found = unite(own, group=group, only_first=only_first)
     ordered: OrderedDict[str, Any] = OrderedDict(
         (name, found[name]) for name in [*whole, *found] if name in found

@@ -37,9 +37,11 @@ def forget_fake_results() -> None:
     transformers (since 4.30, in vision and detection models) keeps index tensors and positional embeddings in
     ``functools.lru_cache``: what the dry run has left there has no data, and is there for all who ask later.
     """
-    for each in gc.get_objects():
-        if type(each) is functools._lru_cache_wrapper and _holds_fakes(gc.get_referents(each), _DEPTH):
-            each.cache_clear()
+    for candidate in gc.get_objects():
+        if type(candidate) is functools._lru_cache_wrapper and _holds_fakes(
+            gc.get_referents(candidate), _DEPTH
+        ):
+            candidate.cache_clear()
 
 
 def name_original_forwards(module: nn.Module) -> None:
@@ -48,8 +50,8 @@ def name_original_forwards(module: nn.Module) -> None:
     SageMaker's documentation (smdistributed.modelparallel 1.6 to 1.15) tells users to write this in a module
     that extends another one, because there ``super().forward`` recursed. Here both do the same.
     """
-    for cls in {type(each) for each in module.modules()}:
-        if not any(_mentions(each, "_orig_forward") for each in cls.__mro__):
+    for cls in {type(submodule) for submodule in module.modules()}:
+        if not any(_mentions(base, "_orig_forward") for base in cls.__mro__):
             continue
         for parent in cls.__mro__[: cls.__mro__.index(nn.Module)]:
             if "forward" in vars(parent) and "_orig_forward" not in vars(parent):
@@ -71,16 +73,16 @@ def reader_of_gradient(frame: FrameType, level: int) -> int | None:
 
 
 def _holds_fakes(values: Iterable[Any], depth: int) -> bool:
-    for each in values:
-        if type(each) is FakeTensor:
+    for value in values:
+        if type(value) is FakeTensor:
             return True
-        if depth and type(each) in (tuple, list) and _holds_fakes(each, depth - 1):
+        if depth and type(value) in (tuple, list) and _holds_fakes(value, depth - 1):
             return True
-        if depth and type(each) is dict and _holds_fakes([*each.values()], depth - 1):
+        if depth and type(value) is dict and _holds_fakes([*value.values()], depth - 1):
             return True
     return False
 
 
 def _mentions(cls: type, name: str) -> bool:
-    functions = (getattr(each, "__code__", None) for each in vars(cls).values())
+    functions = (getattr(attribute, "__code__", None) for attribute in vars(cls).values())
     return any(code is not None and name in code.co_names for code in functions)

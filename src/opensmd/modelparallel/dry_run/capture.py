@@ -107,16 +107,16 @@ class _Tree:
     def __init__(self, module: nn.Module) -> None:
         self.names: dict[nn.Module, str] = {}
         self.aliases: dict[str, str] = {}
-        for name, each in module.named_modules(remove_duplicate=False):
-            if each in self.names:
-                self.aliases[name] = self.names[each]
+        for name, submodule in module.named_modules(remove_duplicate=False):
+            if submodule in self.names:
+                self.aliases[name] = self.names[submodule]
             else:
-                self.names[each] = name
+                self.names[submodule] = name
         self.owners: dict[int, list[str]] = {}
         self.parameters: dict[int, nn.Parameter] = {}
         full_names: dict[str, nn.Parameter] = {}
-        for each, name in self.names.items():
-            for own, parameter in each._parameters.items():
+        for key, name in self.names.items():
+            for own, parameter in key._parameters.items():
                 if parameter is None:
                     continue
                 if nn.parameter.is_lazy(parameter):
@@ -127,10 +127,10 @@ class _Tree:
                 self.parameters[id(parameter)] = parameter
                 self.owners.setdefault(id(parameter), []).append(name)
                 full_names[f"{name}.{own}" if name else own] = parameter
-            for buffer in each._buffers.values():
+            for buffer in key._buffers.values():
                 if buffer is not None:
                     self.owners.setdefault(id(buffer), []).append(name)
-        self.first_names = {id(each): name for name, each in reversed(full_names.items())}
+        self.first_names = {id(key): name for name, key in reversed(full_names.items())}
         self.shared = _shared(full_names)
         first = next(module.parameters(), None)
         self.device = first.device if first is not None else torch.device("cpu")

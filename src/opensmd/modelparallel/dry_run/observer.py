@@ -49,7 +49,7 @@ class Position:
 
     def enter(self, module: str) -> None:
         """``module`` is being called."""
-        self.guests.update((each, module) for each in self.stack if not is_inside(module, each))
+        self.guests.update((frame, module) for frame in self.stack if not is_inside(module, frame))
         if self.stack and in_transform():
             self.transforming.add(self.stack[-1])
         self.stack.append(module)
@@ -183,7 +183,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         since = self.position.now()
         kwargs = kwargs or {}
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        needs_gradient = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+        needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         out = func(*args, **kwargs)
         unit = self.position.current
         if unit < 0 or not isinstance(func, torch._ops.OpOverload):
@@ -191,12 +191,12 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if self.weights.follows(inputs, out):
             unit = self.weights.unit_of(inputs, unit)  # runs where the weights live
         else:
-            for each in inputs:
-                self._consume(each, unit)
-        of_parameter = func.is_view and any(self._is_parameter(each) for each in inputs)
-        for each in tree_leaves(out):
-            if isinstance(each, Tensor) and (of_parameter or each not in self.weights):
-                self._produce(each, unit, of_parameter=of_parameter)
+            for tensor in inputs:
+                self._consume(tensor, unit)
+        of_parameter = func.is_view and any(self._is_parameter(tensor) for tensor in inputs)
+        for result in tree_leaves(out):
+            if isinstance(result, Tensor) and (of_parameter or result not in self.weights):
+                self._produce(result, unit, of_parameter=of_parameter)
         self.escapes.operation(inputs, out)
         differentiated = needs_gradient or self.unseen.differentiates
         cost = cost_of(func, args, kwargs, out, needs_gradient=differentiated)

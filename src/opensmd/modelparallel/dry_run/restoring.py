@@ -28,9 +28,9 @@ class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._parameters: dict[int, list[Tensor]] = defaultdict(list)
-        for each in module.parameters():
-            if has_storage(each):
-                self._parameters[_memory(each)].append(each)
+        for parameter in module.parameters():
+            if has_storage(parameter):
+                self._parameters[_memory(parameter)].append(parameter)
         self._memory = frozenset(self._parameters)
         self._kept: dict[int, list[Tensor]] = {}
 
@@ -52,7 +52,9 @@ class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
             memory = _memory(written)
             if memory not in self._kept:
                 with without_modes():  # a copy of numbers, under fake tensors, too
-                    self._kept[memory] = [each.detach().clone() for each in self._parameters[memory]]
+                    self._kept[memory] = [
+                        parameter.detach().clone() for parameter in self._parameters[memory]
+                    ]
 
     def put_back(self) -> None:
         """Every parameter has the numbers again that it had at first."""
@@ -70,20 +72,22 @@ def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[
         written: sees what is written into parameters; None where nothing is.
     """
     modules = list(module.modules())
-    attributes = [dict(each.__dict__) for each in modules]
+    attributes = [dict(submodule.__dict__) for submodule in modules]
     held = [containers_in(value) for kept in attributes for value in kept.values()]
     contents = [(container, content_of(container)) for containers in held for container in containers]
-    parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
+    parameters = [(weight, weight.grad, weight.requires_grad) for weight in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    data = [(each, each.data) for each in (*module.parameters(), *module.buffers()) if has_storage(each)]
+    data = [
+        (weight, weight.data) for weight in (*module.parameters(), *module.buffers()) if has_storage(weight)
+    ]
     for parameter, *_ in parameters:
         parameter.grad = None
     try:
         yield
     finally:
-        for each, kept in zip(modules, attributes, strict=True):
-            each.__dict__.clear()
-            each.__dict__.update(kept)
+        for submodule, kept in zip(modules, attributes, strict=True):
+            submodule.__dict__.clear()
+            submodule.__dict__.update(kept)
         for container, content in contents:
             set_content(container, content)
         for tensor, kept_tensor in data:

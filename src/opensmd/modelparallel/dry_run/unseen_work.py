@@ -69,7 +69,7 @@ class UnseenWork:
                 self._suspected.add(self._unit())
             self.differentiates = around or (
                 torch.is_grad_enabled()
-                and any(isinstance(each, Tensor) and each.requires_grad for each in args)
+                and any(isinstance(argument, Tensor) and argument.requires_grad for argument in args)
             )
             try:
                 return original(*args, **kwargs)

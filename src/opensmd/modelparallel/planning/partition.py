@@ -108,8 +108,8 @@ def manual_partition(
     notes = []
     for owners, tensors in _sharing(trace):
         if len({homes[owner] for owner in owners}) > 1:
-            each = "; ".join(f"{', '.join(names)} are one tensor" for names in tensors)
-            notes.append(f"{each}, so their modules all go to stage {homes[owners[0]]}")
+            same = "; ".join(f"{', '.join(names)} are one tensor" for names in tensors)
+            notes.append(f"{same}, so their modules all go to stage {homes[owners[0]]}")
         for owner in owners:
             homes[owner] = homes[owners[0]]
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
@@ -172,7 +172,7 @@ def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[s
     given = {trace.aliases.get(name, name): stage for name, stage in fixed.items()}
     placed: dict[str, int] = {}
     for name in trace.modules:
-        found = next((each for each in (name, *ancestors(name)) if each in given), None)
+        found = next((ancestor for ancestor in (name, *ancestors(name)) if ancestor in given), None)
         if found is not None:
             placed[name] = given[found]
     return placed
@@ -183,7 +183,7 @@ def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[tuple[str, ...]]]]
     found: list[tuple[list[str], list[tuple[str, ...]]]] = []
     for names in trace.shared:
         owners, tensors = [trace.owner(name) for name in names], [names]
-        for other in [each for each in found if not set(owners).isdisjoint(each[0])]:
+        for other in [shared for shared in found if not set(owners).isdisjoint(shared[0])]:
             found.remove(other)
             owners, tensors = other[0] + owners, other[1] + tensors
         found.append((owners, tensors))

@@ -173,11 +173,12 @@ class Plan:
                 stages=given["stages"],
                 homes=given["homes"],
                 shared=tuple(
-                    SharedParameter(names=tuple(each["names"]), home=each["home"]) for each in given["shared"]
+                    SharedParameter(names=tuple(shared["names"]), home=shared["home"])
+                    for shared in given["shared"]
                 ),
-                loads=tuple(StageLoad(**each) for each in given["loads"]),
-                crossings=tuple(Crossing(**each) for each in given["crossings"]),
-                rows=tuple(PlanRow(**each) for each in given["rows"]),
+                loads=tuple(StageLoad(**load) for load in given["loads"]),
+                crossings=tuple(Crossing(**crossing) for crossing in given["crossings"]),
+                rows=tuple(PlanRow(**row) for row in given["rows"]),
                 notes=tuple(given["notes"]),
                 opened=tuple(given["opened"]),
                 hooked=tuple(given["hooked"]),

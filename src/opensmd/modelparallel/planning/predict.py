@@ -27,7 +27,7 @@ def predict(
     """``plan`` with its ``loads``, ``crossings`` and ``rows`` filled in, and a note of empty stages."""
     rows = _rows(plan, trace)
     crossings = _crossings(plan, trace)
-    chain = bool(crossings) and all(each.source < each.target for each in crossings)
+    chain = bool(crossings) and all(crossing.source < crossing.target for crossing in crossings)
     most_late = min(late_microbatches, active_microbatches)
     held = in_flight(
         partitions=plan.stages,
@@ -102,8 +102,8 @@ def _crossings(plan: Plan, trace: ModelTrace) -> tuple[Crossing, ...]:
     for (_, source, target), (_, size) in _sent(plan, trace).items():
         sizes[source, target].append(size)
     return tuple(
-        Crossing(source=source, target=target, tensors=len(each), bytes=sum(each))
-        for (source, target), each in sorted(sizes.items())
+        Crossing(source=source, target=target, tensors=len(crossing), bytes=sum(crossing))
+        for (source, target), crossing in sorted(sizes.items())
     )
 
 
@@ -124,7 +124,7 @@ def _rows(plan: Plan, trace: ModelTrace) -> tuple[PlanRow, ...]:
         crossing[place[trace.deciders[source]]] += size
     rows = []
     for name in sorted(members, key=lambda name: trace.anchors[name]):
-        own = [trace.modules[each] for each in members[name]]
+        own = [trace.modules[member] for member in members[name]]
         if name in split and not (seconds[name] or any(info.parameters for info in own)):
             continue
         rows.append(

@@ -142,15 +142,15 @@ class ReadyFirst:
             first += 1
         self._done = first
         for microbatch in range(first, count):
-            each = progress[microbatch]
-            if each is _NEW:
+            state = progress[microbatch]
+            if state is _NEW:
                 fresh = microbatch  # and all after it
                 break
-            if each is _AT_BACKWARD:
+            if state is _AT_BACKWARD:
                 at_backward.append(microbatch)
-            elif each is _FORWARD:
+            elif state is _FORWARD:
                 forward.append(microbatch)
-            elif each is _BACKWARD:
+            elif state is _BACKWARD:
                 backward.append(microbatch)
         only_forwards = self.simple and (forward or fresh is not None)
         for microbatch in forward if only_forwards else [*backward, *at_backward, *forward]:
@@ -163,7 +163,7 @@ class ReadyFirst:
         """See :class:`Policy`."""
         if not self._last_goes_last or microbatch != len(progress) - 1:
             return False
-        return any(each is not _DONE for each in progress[:-1])
+        return any(state is not _DONE for state in progress[:-1])
 
 
 class FixedOrder:
@@ -184,7 +184,7 @@ class FixedOrder:
 
     def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
         """See :class:`Policy`; never None, because a microbatch that waits does so in place."""
-        waiting = [i for i, each in enumerate(progress) if each is _AT_BACKWARD]
+        waiting = [i for i, state in enumerate(progress) if state is _AT_BACKWARD]
         if self._forwards and (len(waiting) < self._ahead):
             return self._forwards.popleft()
         return waiting[0] if waiting else None

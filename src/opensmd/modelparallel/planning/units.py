@@ -232,7 +232,7 @@ class UnitSequence:
                 opened = ancestors(self.trace.units[unit].module)
                 cost[item] = sum(operations[name] for name in opened) * OPERATION_SECONDS
         least = min(cost[1:], default=0.0)
-        return [max(0.0, each - least) for each in cost]
+        return [max(0.0, share - least) for share in cost]
 
     def stages_of_units(self, split: Split) -> dict[int, int]:
         """The stage of every unit under ``split``."""

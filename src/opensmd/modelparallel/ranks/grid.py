@@ -99,7 +99,7 @@ class RankGrid:
 
     def members(self, group: CommGroup, rank: int) -> tuple[int, ...]:
         """The global ranks, ascending, that make up ``group`` as ``rank`` sees it."""
-        return next(each for each in self.partition(group) if rank in each)
+        return next(ranks for ranks in self.partition(group) if rank in ranks)
 
     def rank_in(self, group: CommGroup, rank: int) -> int:
         """The number of a global rank within its ``group``."""
@@ -113,7 +113,7 @@ class RankGrid:
             place = self.coordinates(rank)
             by_letter = {"D": place.data, "P": place.pipeline, "T": place.tensor}
             groups[tuple(by_letter[letter] for letter in sorted(fixed))].append(rank)
-        return sorted(tuple(each) for each in groups.values())
+        return sorted(tuple(ranks) for ranks in groups.values())
 
     @property
     def _shares(self) -> str:

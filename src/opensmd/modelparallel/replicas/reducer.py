@@ -104,8 +104,8 @@ class Replicas:
             "gradient_as_bucket_view": gradient_as_bucket_view and overlapping_allreduce,
             "find_unused_parameters": find_unused_parameters,
         }
-        self._local = [each for name, each in module.named_parameters() if is_local(name)]
-        self._trained = [each.requires_grad for each in self._local]
+        self._local = [parameter for name, parameter in module.named_parameters() if is_local(name)]
+        self._trained = [parameter.requires_grad for parameter in self._local]
         self._ddp: DistributedDataParallel | None = None
         if self._parameters:
             self._ddp = self._make_ddp(first=True)
@@ -122,7 +122,7 @@ class Replicas:
         """
         if self._inside:
             raise RuntimeError("a step began before the one before it ended")
-        if [each.requires_grad for each in self._local] != self._trained:
+        if [parameter.requires_grad for parameter in self._local] != self._trained:
             self._follow_requires_grad()
         self._inside, self._announced = True, False
         if self._ddp is None:
@@ -240,13 +240,13 @@ class Replicas:
     @property
     def _parameters(self) -> list[nn.Parameter]:
         """Those whose gradients are reduced."""
-        return [each for each, trained in zip(self._local, self._trained, strict=True) if trained]
+        return [parameter for parameter, trained in zip(self._local, self._trained, strict=True) if trained]
 
     def _without_gradient(self) -> str:
         names = [
             name
-            for name, each in self._module.named_parameters()
-            if self._is_local(name) and each.requires_grad and each.grad is None
+            for name, parameter in self._module.named_parameters()
+            if self._is_local(name) and parameter.requires_grad and parameter.grad is None
         ]
         return f" ({len(names)} have no gradient: {', '.join(names[:3])})" if names else ""
 
@@ -259,7 +259,7 @@ class Replicas:
             )
         if self._ddp is not None and self._passes % self.backward_passes_per_step:
             self._reduce_now()  # earlier passes' gradients: no reducer will know a frozen parameter
-        self._trained = [each.requires_grad for each in self._local]
+        self._trained = [parameter.requires_grad for parameter in self._local]
         self._replace_ddp()
 
     def _replace_ddp(self) -> None:
@@ -277,7 +277,11 @@ class Replicas:
 
     def _send_from_first(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast what this stage has but no reducer looks after."""
-        local = {id(each) for name, each in _tensors(self._module) if self._is_local(name)}
+        local = {
+            id(buffer_or_parameter)
+            for name, buffer_or_parameter in _tensors(self._module)
+            if self._is_local(name)
+        }
         for tensor in tensors:
             if id(tensor) in local:
                 dist.broadcast(tensor.detach(), group=self.group, group_src=0)

@@ -30,8 +30,8 @@ def stand_ins(module: nn.Module, is_here: Callable[[str], bool]) -> Iterator[Non
     """
     made: dict[int, Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, Tensor]] = []
-    for prefix, each in module.named_modules():
-        for table in (each._parameters, each._buffers):
+    for prefix, submodule in module.named_modules():
+        for table in (submodule._parameters, submodule._buffers):
             for name, tensor in table.items():
                 full = f"{prefix}.{name}" if prefix else name
                 if tensor is not None and (isinstance(tensor, Placeholder) or not is_here(full)):
@@ -57,10 +57,10 @@ def has_data(value: Any) -> bool:
 def loads_by_itself(module: nn.Module) -> bool:
     """Whether code that is not torch's decides which names and shapes a part of ``module`` takes."""
     return any(
-        each._load_state_dict_pre_hooks
-        or not type(each)._load_from_state_dict.__module__.startswith("torch.nn.")
-        or type(each).load_state_dict is not nn.Module.load_state_dict
-        for each in module.modules()
+        submodule._load_state_dict_pre_hooks
+        or not type(submodule)._load_from_state_dict.__module__.startswith("torch.nn.")
+        or type(submodule).load_state_dict is not nn.Module.load_state_dict
+        for submodule in module.modules()
     )
 
 

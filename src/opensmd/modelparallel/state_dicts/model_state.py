@@ -61,8 +61,8 @@ class ModelState(Moves):
         Raises:
             SMPError: it has, and a step with several microbatches runs.
         """
-        own = {id(each) for each in self.get_module().parameters()}
-        if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+        own = {id(parameter) for parameter in self.get_module().parameters()}
+        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
             self.require_whole_batch(name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -38,18 +38,18 @@ class Moves(StateDicts):
         if not self.partitioned or self.gathered:
             return super().to(*args, **kwargs)
         tensors = [*self.local_parameters(), *self.local_buffers()]
-        moved = [each.detach().to(*args, **kwargs) for each in tensors]
-        for each, new in zip(tensors, moved, strict=True):
-            same_dtype = new.dtype == each.dtype or not each.is_floating_point()
-            if not same_dtype or new.device.type != each.device.type:
+        moved = [tensor.detach().to(*args, **kwargs) for tensor in tensors]
+        for tensor, new in zip(tensors, moved, strict=True):
+            same_dtype = new.dtype == tensor.dtype or not tensor.is_floating_point()
+            if not same_dtype or new.device.type != tensor.device.type:
                 raise SMPError(
-                    f"model.to: the model is partitioned and cannot go from {each.dtype} on "
-                    f"{each.device.type} to {new.dtype} on {new.device.type} any more; do it before the "
+                    f"model.to: the model is partitioned and cannot go from {tensor.dtype} on "
+                    f"{tensor.device.type} to {new.dtype} on {new.device.type} any more; do it before the "
                     "first step"
                 )
-        for each, new in zip(tensors, moved, strict=True):
-            if new.dtype == each.dtype:
-                each.data = new
+        for tensor, new in zip(tensors, moved, strict=True):
+            if new.dtype == tensor.dtype:
+                tensor.data = new
         return self
 
     def cuda(self, device: int | torch.device | None = None) -> Self:

@@ -85,7 +85,7 @@ class Whereabouts(nn.Module):
         if self.plan is None:
             return True
         homes = self.plan.homes
-        found = next(each for each in (name, *ancestors(name)) if each in homes)
+        found = next(ancestor for ancestor in (name, *ancestors(name)) if ancestor in homes)
         return homes[found] == state.groups.rank_in(CommGroup.PP_GROUP)
 
     def is_here(self, name: str) -> bool:
@@ -95,35 +95,39 @@ class Whereabouts(nn.Module):
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this rank with their full names; may be empty."""
         self._require_partitioned("local_named_parameters")
-        return ((name, each) for name, each in self.get_module().named_parameters() if self.is_local(name))
+        return (
+            (name, parameter)
+            for name, parameter in self.get_module().named_parameters()
+            if self.is_local(name)
+        )
 
     def local_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of this rank; may be empty."""
-        return (each for _, each in self.local_named_parameters())
+        return (parameter for _, parameter in self.local_named_parameters())
 
     def local_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers of this rank with their full names."""
         self._require_partitioned("local_named_buffers")
-        return ((name, each) for name, each in self.get_module().named_buffers() if self.is_local(name))
+        return ((name, buffer) for name, buffer in self.get_module().named_buffers() if self.is_local(name))
 
     def local_buffers(self) -> Iterator[Tensor]:
         """The buffers of this rank."""
-        return (each for _, each in self.local_named_buffers())
+        return (buffer for _, buffer in self.local_named_buffers())
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The modules of this rank with their full names."""
         self._require_partitioned("local_named_modules")
-        return ((name, each) for name, each in self.get_module().named_modules() if self.is_local(name))
+        return ((name, module) for name, module in self.get_module().named_modules() if self.is_local(name))
 
     def local_modules(self) -> Iterator[nn.Module]:
         """The modules of this rank."""
-        return (each for _, each in self.local_named_modules())
+        return (module for _, module in self.local_named_modules())
 
     def _home_of(self, name: str) -> int:
         """The rank in the replica that holds an entry of the state dict."""
         assert self.plan is not None
         homes = self.plan.homes
-        return homes[next(each for each in (name, *ancestors(name)) if each in homes)]
+        return homes[next(ancestor for ancestor in (name, *ancestors(name)) if ancestor in homes)]
 
     def _share_what_is_everywhere(self) -> None:
         """Make all copies of a buffer what the rank has that it is said to live on.

@@ -46,7 +46,7 @@ def interleaved(ranks: int, microbatches: int, *, chunks: int) -> Table:
 
 def _row(rank: int, ranks: int, microbatches: int, chunks: int) -> tuple[Action, ...]:
     forwards = [_turn(turn, ranks, chunks) for turn in range(microbatches * chunks)]
-    backwards = [Action("B", each.microbatch, chunks - 1 - each.chunk) for each in forwards]
+    backwards = [Action("B", first.microbatch, chunks - 1 - first.chunk) for first in forwards]
     # One chunk: the ranks after this one. More: twice as far, and the whole first rounds.
     ahead = ranks - 1 - rank if chunks == 1 else 2 * (ranks - 1 - rank) + (chunks - 1) * ranks
     ahead = min(ahead, len(forwards))
