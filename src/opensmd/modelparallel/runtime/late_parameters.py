@@ -34,6 +34,8 @@ class PlacedParameters:
         Raises:
             SMPError: a parameter has been added or replaced.
         """
+        # Comparing what modules hold by identity takes microseconds; names are asked for only if something
+        # moved.
         for module, parameters, children in self._seen:
             if not (_same(module._parameters, parameters) and _same(module._modules, children)):
                 self._look_again()
@@ -51,6 +53,7 @@ class PlacedParameters:
         self._remember()
 
     def _remember(self) -> None:
+        # The objects are kept with their ids, which could otherwise be given to new ones.
         self._known = {id(each): each for each in self._module.parameters()}
         self._seen = [
             (each, tuple(each._parameters.values()), tuple(each._modules.values()))

@@ -52,6 +52,7 @@ class PlacedModel:
         self._whole: dict[str, tuple[nn.Module, int]] = {}
         seen: set[nn.Module] = set()
         for name, home in plan.atomic().items():
+            # A module that is used under several names is placed, and called, as one.
             if modules[name] not in seen:
                 seen.add(modules[name])
                 self._whole[name] = (modules[name], home)
@@ -66,6 +67,7 @@ class PlacedModel:
         self.placed_memory = buffers | frozenset(
             parameter.untyped_storage()._cdata
             for parameter, tag in tagged
+            # Sparse parameters have no storage that views could share.
             if tag.home == rank and parameter.layout is torch.strided
         )
 
@@ -128,6 +130,7 @@ class PlacedModel:
                     replicated.add(buffer.untyped_storage()._cdata)
                     continue
                 home = plan.homes[name]
+                # Out of the mapped file: a placeholder must not keep a checkpoint's memory alive.
                 if home != self._rank:
                     if buffer not in moved:
                         moved[buffer] = out_of_mapping(buffer)

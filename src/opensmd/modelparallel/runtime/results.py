@@ -21,6 +21,7 @@ from opensmd.modelparallel.runtime.tensors.tags import Form, form_of, real_tenso
 
 __all__ = ["Results"]
 
+# A message costs about as much as copying this.
 _SMALL_BYTES = 4096
 
 
@@ -99,6 +100,7 @@ class Results:
         tags = tags_of(tensors)
         context.escaped.require_replicated(tensors, tags, "the step function has returned")
         for place, (leaf, tag) in enumerate(zip(tensors, tags, strict=True)):
+            # Computed on all ranks: nothing to send.
             if tag is None:
                 tensors[place] = leaf.detach() if self._detach else leaf
                 continue
@@ -110,6 +112,7 @@ class Results:
             form = form_of(leaf, tag)
             part = _Part(index, place, math.prod(form[0]), form, data)
             self._parts[tag.home].append(part)
+            # By the tag, which all ranks know alike: on a rank without the data nothing requires gradients.
             if tag.requires_grad and not self._detach:
                 self._in_graphs.append((index, place))
             if data is not None and not context.transport.ordered and not part.is_small:
@@ -122,6 +125,7 @@ class Results:
     def received(self) -> list[Any]:
         """All results; waits for what is still to come."""
         for home, parts in enumerate(self._parts):
+            # Microbatches end in another order on every rank; messages must be put together alike.
             parts.sort(key=lambda part: part[:2])
             for together in _messages(parts):
                 if home != self._context.rank:
@@ -130,6 +134,7 @@ class Results:
                     self._send(together[0], torch.cat([part.leaving() for part in together]))
         for microbatch, place in self._in_graphs:
             tensors = self._tensors[microbatch]
+            # Something that requires gradients, for autograd to make a node that can answer.
             graph = torch.empty(0, requires_grad=True)
             tensors[place] = _Ended.apply(graph, tensors[place])  # type: ignore[no-untyped-call]
         return [
@@ -155,6 +160,7 @@ def _messages(parts: list[_Part]) -> list[list[_Part]]:
             small.setdefault(part.form[2], []).append(part)
         else:
             alone.append([part])
+    # By dtype, because torch.cat promotes: an integer among floats would come back rounded.
     return [*small.values(), *alone]
 
 

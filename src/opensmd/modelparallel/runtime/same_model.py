@@ -24,6 +24,7 @@ def require_same_model(module: nn.Module, group: dist.ProcessGroup, device: torc
         SMPError: on all ranks, naming the first parameter that differs.
     """
     mine = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
+    # One number each; the names travel only where they differ, for the error.
     own = torch.tensor([stable_hash(tuple(mine), 63)], device=device)
     hashes = gathered(own, group)
     if bool((hashes == hashes[0]).all()):
@@ -31,6 +32,7 @@ def require_same_model(module: nn.Module, group: dist.ProcessGroup, device: torc
     models: list[Any] = [None] * group.size()
     dist.all_gather_object(models, mine, group=group)
     other = next(rank for rank, model in enumerate(models) if model != models[0])
+    # The None lets a model that merely has more parameters differ somewhere.
     pairs = zip([*models[0], None], [*models[other], None], strict=False)
     first, second = next((a, b) for a, b in pairs if a != b)
     raise SMPError(

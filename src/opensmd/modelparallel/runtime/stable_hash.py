@@ -13,6 +13,7 @@ __all__ = ["stable_hash"]
 
 def stable_hash(key: Any, bits: int) -> int:
     """A hash of a key that is the same in every process."""
+    # Python salts the hashes of texts, and repr of a key holds no addresses once functions are named.
     digest = hashlib.blake2b(repr(_stable(key)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - bits)
 

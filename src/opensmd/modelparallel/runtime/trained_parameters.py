@@ -39,6 +39,7 @@ class TrainedParameters:
                 wanted = parameter.requires_grad
                 tag.requires_grad = wanted
                 trained.append(wanted)
+        # Hashes of truth values are the same in every process, so ranks agree without talking.
         self.epoch = hash(tuple(trained))
 
     def change(self, parameter: nn.Parameter, tag: Tag, wanted: bool) -> None:

@@ -29,6 +29,8 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
                 f"grad can be implicitly created only for scalar outputs, and this one has shape "
                 f"{tuple(root.shape)}: pass grad_tensors, or reduce the loss to one element"
             )
+        # The share of a microbatch in the batch's mean goes in here: scaling the loss would be one
+        # operation more.
         return torch.full_like(root, share)
     if given.shape != root.shape:
         raise RuntimeError(

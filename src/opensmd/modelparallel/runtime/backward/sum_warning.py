@@ -30,4 +30,5 @@ class SumWarning:
                 "model.backward(loss)",
                 stacklevel=5,
             )
+        # Also where it was not due: with one microbatch the sum is the mean, and later steps mean the same.
         self._is_due = False

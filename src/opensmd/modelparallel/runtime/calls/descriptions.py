@@ -59,10 +59,12 @@ class TensorDescription:
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
+        # Made once: every tag of every microbatch refers to this one tuple.
         object.__setattr__(self, "form", (self.shape, self.stride, self.dtype))
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether a tensor is what was told, as far as the other ranks rely on it."""
+        # Strides may differ from call to call (a transposed input): messages go by those of the tag.
         return (
             self.shape == tensor.shape
             and self.dtype == tensor.dtype
@@ -141,6 +143,7 @@ class Description:
         object.__setattr__(
             self, "is_plain", not self.depends_on_data and not self.changed and self.left is None
         )
+        # Nearly all calls are plain and return one new tensor: that case must cost no search.
         alone = self.form == "tensor" and self.tensors[0].argument is None
         object.__setattr__(self, "new_tensor", self.tensors[0] if self.is_plain and alone else None)
 
@@ -181,9 +184,11 @@ class Hidden:
             alone = len(set(map(id, result))) == len(result)
             if alone:  # otherwise the others must be told which are the same
                 return cls(type(result).__name__, list(result))
+        # What is left is rare: dicts, dataclasses, the same tensor twice.
         tensors: list[Tensor] = []
         try:
             pickled = structure.dump(result, tensors)
+        # Objects raise whatever they like when they are pickled.
         except Exception as error:
             raise SMPUnsupportedError(
                 f"what {what} returned cannot be described to the other pipeline ranks: {error}. Return "
@@ -229,6 +234,7 @@ def describe(
         written: memory that was changed in place, for inference tensors, which have no versions.
         left: what is left outside the result.
     """
+    # Of several arguments in one memory the first stands for all: their placeholders share it, too.
     by_memory: dict[int, int] = {}
     for number, argument in enumerate(arguments):
         if _has_memory(argument):
@@ -239,6 +245,9 @@ def describe(
         changed=tuple(
             Change(number, argument.requires_grad, before[number].has_form_of(argument))
             for number, argument in enumerate(arguments)
+            # Versions tell of most changes. Not of those that write what was there (versions count, data do
+            # not), of sparse tensors (to coalesce one counts), nor of inference tensors, which have no
+            # versions.
             if number in destinations
             or (version_of(argument) != before[number].version and not is_sparse(argument))
             or (argument.is_inference() and argument.untyped_storage()._cdata in written)
@@ -286,9 +295,13 @@ def version_of(tensor: Tensor) -> int:
 def _describe_tensor(
     tensor: Tensor, arguments: Sequence[Tensor], by_memory: Mapping[int, int], foreign: Sequence[bool]
 ) -> TensorDescription:
+    # A copy that was fetched is the argument of this rank alone: returned, it is a new tensor to the
+    # others.
     same = next((n for n, each in enumerate(arguments) if each is tensor and not foreign[n]), None)
     shares = by_memory.get(tensor.untyped_storage()._cdata) if _has_memory(tensor) else None
     is_view = False
+    # Autograd sends changes through views it knows; memory that is shared behind its back (detach) is not
+    # one.
     if shares is not None and tensor._is_view():
         base = arguments[shares]
         is_view = tensor._base is base or (base._is_view() and tensor._base is base._base)
@@ -321,6 +334,7 @@ def check_result(description: Description, parts: Hidden, what: str) -> None:
     Raises:
         SMPError: the shapes, dtypes or number of tensors differ.
     """
+    # Asked of every call after the first: the others have gone on with what the first one said.
     if len(parts.tensors) == len(description.tensors) and all(
         told.fits(tensor) for told, tensor in zip(description.tensors, parts.tensors, strict=True)
     ):

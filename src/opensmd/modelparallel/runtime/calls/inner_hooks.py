@@ -30,6 +30,7 @@ def may_carry(module: nn.Module, plan: Plan) -> bool:
 
     Some models register such hooks in the forward only, and tell beforehand.
     """
+    # Hooks on the modules that are run as a whole are the runtime's own business; these are deeper.
     if any(watchers(each) for each in _inside(module, plan)):
         return True
     modules = dict(module.named_modules(remove_duplicate=False))
@@ -47,6 +48,7 @@ class InnerHooks:
 
     def __init__(self, module: nn.Module, plan: Plan, escaped: EscapedTensors) -> None:
         self._inside = _inside(module, plan)
+        # torch fills these very dicts, so one look at them tells whether anything was registered.
         self._hooks = [each._forward_hooks for each in self._inside]
         self._known = set(plan.hooked)
         self._escaped = escaped
@@ -62,6 +64,7 @@ class InnerHooks:
         with contextlib.ExitStack() as stack:
             if any(self._hooks):
                 for module in self._inside:
+                    # Registered last, so that it sees what the module's own hooks have made of the result.
                     if module._forward_hooks:
                         stack.callback(module.register_forward_hook(self._see).remove)
             yield
@@ -72,6 +75,8 @@ class InnerHooks:
         given = {each.untyped_storage()._cdata for each in _strided(args)}
         name, around = self._inside[module]
         for tensor in _strided(out):
+            # What was given was there before, with a tag or on all ranks; only the new can be missing
+            # elsewhere.
             if tensor.untyped_storage()._cdata not in given:
                 self._escaped.note(
                     tensor,

@@ -55,9 +55,11 @@ class Sequences:
                 continue
             group.append(child)
             after = children[number + 1][1] if number + 1 < len(children) else None
+            # A group ends where the next child lives elsewhere, or must be called by itself.
             if after is None or not self._can_join(after) or self._homes[after] != self._homes[child]:
                 parts.append(self._one(f"{name}.{own}".lstrip("."), tuple(group), alone))
                 group = []
+        # Nothing could be joined, and a forward of ours would only cost.
         if len(parts) == len(children):
             return None
 
@@ -79,6 +81,7 @@ class Sequences:
         if group not in self._joined:
             self._joined[group] = nn.Sequential(*group)
         whole = self._joined[group]
+        # Keys of calls look at the mode of what is called; the children keep their own.
         whole.training = group[0].training
         return redirected(
             f"{last} and {len(group) - 1} before it", whole, self._homes[group[0]], whole.forward, alone

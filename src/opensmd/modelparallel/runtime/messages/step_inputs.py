@@ -48,13 +48,16 @@ def agreed_inputs(
     """
     leaves = structure.tensors_in((args, kwargs))
     program = _program(function)
+    # Three numbers in one collective, as this is the price of every step.
     mine = torch.tensor([_hash(program), _form(args, kwargs), fingerprint(leaves)], device=device)
     numbers = gathered(mine, group).tolist()
+    # Said before anything is sent: ranks in different functions would wait for messages that never come.
     if len(set(numbers[::3])) > 1:
         _refuse_different(program, group)
     forms, data = set(numbers[1::3]), set(numbers[2::3])
     if len(forms) == len(data) == 1:
         return args, kwargs
+    # Empty tensors on later ranks have another form and are meant so; other data of the same form are not.
     if len(forms) == 1:
         warnings.warn(
             "the ranks of a pipeline called the step with different data of the same shapes; the data of the "
@@ -118,6 +121,7 @@ def fingerprint(leaves: Sequence[Tensor]) -> int:
         if leaf.is_cpu and leaf.dtype in _NUMPY and leaf.nbytes <= _LINES * _LINE_BYTES:
             found = zlib.crc32(sendable(leaf).numpy().data, found)
             continue
+        # numpy has no bfloat16; as bytes it does not matter.
         raw = sendable(leaf).view(-1).view(torch.uint8)
         if raw.numel() > _LINES * _LINE_BYTES:
             raw = _pieces(raw)
@@ -151,6 +155,7 @@ def _first_rank_arguments(
     for tensor in tensors:
         data = sendable(tensor)
         dist.broadcast(data, group=group, group_src=0)
+        # What was sent in another layout or dtype has come into a copy.
         if not first and data is not tensor:
             tensor.copy_(data)
     if first:

@@ -75,11 +75,13 @@ class AttributesPerMicrobatch:
         Raises:
             SMPError: it has put something new where a later one has already used what was there before.
         """
+        # New attributes come with calls that were never seen; after the first steps nobody looks any more.
         look = bool(self._modules) and self._context.new_calls != self._places.calls
         if look:
             self._look()
         for slot, values in self._values.items():
             value, before = slot.value, _nearest(values, microbatch)
+            # By identity: a tensor that was changed in place is a buffer's business or the user's error.
             if value is not before:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
                 values[microbatch] = value
@@ -89,6 +91,7 @@ class AttributesPerMicrobatch:
         """It has ended; see :meth:`suspend`."""
         self.suspend(microbatch, through=True)
         self._ended.add(microbatch)
+        # They may end out of order, and an open one still needs what those before it have left.
         while self._first in self._ended:
             self._first += 1
         for values in self._values.values():
@@ -104,6 +107,7 @@ class AttributesPerMicrobatch:
     def end_step(self) -> None:
         """Leave what the last microbatch has put there."""
         self._places.calls = self._context.new_calls
+        # The highest microbatch is the one that plain PyTorch would have run last.
         for slot, values in self._values.items():
             slot.put(values[max(values)])
         self._contents.end_step()

@@ -78,15 +78,18 @@ class OrderedBuffers:
         self._current, self._is_set = current, is_set
         plain = {module: module._buffers for module in self._names}
         for module, buffers in plain.items():
+            # Reading an attribute cannot be hooked, but nn.Module looks buffers up in this dict.
             module.__dict__["_buffers"] = _Watched(buffers, module, self)
         try:
             yield
         finally:
             for module, buffers in plain.items():
+                # Others hold the plain dict (a state dict under way): it must be the same object again.
                 now = buffers_of(module)
                 buffers.clear()
                 buffers.update(now)
                 module.__dict__["_buffers"] = buffers
+            # Only what a whole step has not changed: a change in its last microbatch would come too late.
             self._only_read |= {(slot, mode) for slot, mode in self._modes if slot not in self._changed}
             self._readers.clear()
             self._modes.clear()
@@ -108,9 +111,11 @@ class OrderedBuffers:
             return
         mode = (slot, (slot.module.training, torch.is_grad_enabled()))
         self._modes.add(mode)
+        # A deferred backward may recompute a forward that changes the buffer (checkpointing).
         if mode not in self._only_read:
             run.settle()
             run.wait_for_earlier()
+        # The latest reader decides: a change by anybody before it comes too late.
         self._readers[slot] = max(run.microbatch.index, self._readers.get(slot, 0))
 
     def set(self, slot: Slot) -> None:
@@ -123,6 +128,7 @@ class OrderedBuffers:
         run = self._current()
         assert run is not None
         self._changed.add(slot)
+        # In any mode: what one mode changes, readers in the others must wait for.
         self._only_read = {known for known in self._only_read if known[0] != slot}
         later = self._readers.get(slot, -1)
         if later > run.microbatch.index:

@@ -41,6 +41,7 @@ class Containers:
     def __init__(self, arguments: Any) -> None:
         self._containers: list[Any] = []
         self._others: list[Any] = []
+        # The tuple and the dict around the arguments are made for each call: no callee can fill them.
         args, kwargs = arguments
         for argument in (*args, *kwargs.values()):
             self._collect(argument)
@@ -79,10 +80,12 @@ class Containers:
         elif isinstance(value, Mapping):
             for inner in value.values():
                 self._collect(inner)
+        # Objects beside tensors are known to both ends by their place, so that they need not be pickled.
         elif not isinstance(value, Tensor) and not structure.is_plain(value):
             self._others.append(value)
 
 
+# By exact type: subclasses (a ModuleList's, a cache's) may do more than hold when they are filled.
 _KINDS = frozenset({list, dict, OrderedDict, defaultdict, deque, set})
 
 
@@ -99,6 +102,7 @@ def containers_in(value: Any) -> list[Any]:
 
 
 def _collect(value: Any, found: dict[int, Any]) -> None:
+    # A container may hold itself.
     if is_container(value) and id(value) not in found:
         found[id(value)] = value
         for inner in value.values() if isinstance(value, Mapping) else value:
@@ -126,6 +130,7 @@ def set_content(container: Any, content: Any) -> None:
         container.clear()
         container.update(content)  # a dict's order, too
     elif isinstance(container, MutableMapping):
+        # Of a mapping with a life of its own only what differs is touched: setting may have effects.
         for key in [key for key in container if key not in content]:
             del container[key]
         for key, value in content.items():
@@ -133,6 +138,7 @@ def set_content(container: Any, content: Any) -> None:
                 container[key] = value
     else:
         for name, value in content.items():
+            # Frozen dataclasses can hold lists that change, and be rebuilt.
             object.__setattr__(container, name, value)
 
 
@@ -163,4 +169,5 @@ def same_content(before: Content, now: Content) -> bool:
 def _same_value(before: Any, now: Any) -> bool:
     if before is now:
         return True
+    # Equal tensors are not the same: another object has another graph.
     return isinstance(now, (str, int, float)) and type(before) is type(now) and bool(before == now)

@@ -131,6 +131,8 @@ class ContentsPerMicrobatch:
                 continue
             before = self._before.get(id(container), (None, []))[1]
             now = content_of(container)
+            # Counters and names are the same for all microbatches, as far as the script can tell them
+            # apart.
             if not same_content(before, now) and (_computed(before) or _computed(now)):
                 self._slots.changed.add(slot)
                 self._add(slot, container)

@@ -61,6 +61,8 @@ class Effects:
         self, arguments: Any, leaves: Sequence[Tensor], given: Any, real: Sequence[Tensor], owner: Any
     ) -> None:
         self._arguments = arguments
+        # With tensors of other ranks fetched into them, the containers are copies: the script's own must be
+        # filled, too.
         self._copied = any(one is not other for one, other in zip(arguments, given, strict=True))
         self._containers = Containers(given)
         self._real = real
@@ -68,6 +70,8 @@ class Effects:
         self._objects = _objects(arguments)
         self._owner = owner if isinstance(owner, nn.Module) else None
         self._held: list[Tensor] = list(leaves)
+        # Pickled, because an object's state can be changed at any depth; what cannot be pickled is not
+        # followed.
         self._before = [structure.dump_if_possible(item, self._held) for item in self._objects]
         self._attributes = _attributes(self._owner)
         self._contents = _contents(self._attributes)
@@ -77,6 +81,7 @@ class Effects:
         tensors = [*self._held, *result]
         states: dict[int, Any] = {}
         for number, (item, before) in enumerate(zip(self._objects, self._before, strict=True)):
+            # A list of its own: what is new in the object must not move the numbers of what follows.
             if before is not None and structure.dump_if_possible(item, list(self._held)) != before:
                 states[number] = item.__dict__
         now = _attributes(self._owner)
@@ -85,8 +90,10 @@ class Effects:
             for place, value in now.items()
             if place not in self._attributes or self._attributes[place] is not value
         }
+        # A file, a lock or a lambda stays where it is: no tensor can come out of it by attribute.
         attributes = {place: value for place, value in attributes.items() if structure.can_be_dumped(value)}
         filled = {place: filled for place, filled in self._filled() if structure.can_be_dumped(filled)}
+        # Pickling nothing costs as much as the rest of this method, in every call that is watched.
         anything = states or attributes or filled
         pickled = structure.dump((states, attributes, filled), tensors) if anything else b""
         count = len(self._leaves)
@@ -95,6 +102,7 @@ class Effects:
         if not pickled and not contents:
             return None
         tensors = [*self._leaves, *seen[count:]]
+        # With placeholders, as on the other ranks: the fetched tensors are gone after the call.
         if contents and self._copied:
             Containers(self._arguments).fill(contents, tensors)
         return Found(pickled, contents, tensors[len(self._held) + len(result) :])
@@ -126,6 +134,7 @@ def apply(
     """
     objects = _objects(arguments)
     held: list[Tensor] = list(leaves)
+    # Dumped for the numbering alone, which must be the home's.
     for item in objects:
         structure.dump_if_possible(item, held)
     tensors = [*held, *result, *map(make, left.tensors)]
@@ -135,6 +144,7 @@ def apply(
         return
     states, attributes, filled = structure.load(left.pickled, tensors)
     for number, values in states.items():
+        # Cleared first: the call may have deleted attributes.
         objects[number].__dict__.clear()
         objects[number].__dict__.update(values)
     if isinstance(owner, nn.Module):
@@ -142,6 +152,8 @@ def apply(
         for (name, attribute, number), told in filled.items():
             container = containers_in(Slot(modules[name], attribute).value)[number]
             before = content_of(container)
+            # What was added is joined to what this rank has, which may be another content (a rank's own
+            # log).
             new = joined(before, told.content) if told.is_added else _new(before, told.content)
             set_content(container, new)
         for (name, attribute), value in attributes.items():

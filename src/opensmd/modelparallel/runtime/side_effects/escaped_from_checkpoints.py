@@ -27,6 +27,7 @@ class EscapedFromCheckpoint:
 
     def __init__(self, around: EscapedFromCheckpoint | None) -> None:
         self.around = around
+        # Most of what is made inside dies there; holding it would undo what checkpoints are for.
         self._made: list[weakref.ref[Tensor]] = []
 
     def add(self, tensor: Tensor) -> None:
@@ -41,6 +42,7 @@ class EscapedFromCheckpoint:
             tag = None if tensor is None else tag_of(tensor)
             if tensor is not None and tag is not None and tag.requires_grad and tag not in kept:
                 _detach(tensor, tag, rank)
+        # What has left this function may still be inside the one around it.
         if self.around is not None:
             self.around._made += self._made
 
@@ -49,5 +51,6 @@ def _detach(tensor: Tensor, tag: Tag, rank: int) -> None:
     """A tag of its own: the old one still tells where the gradients of what is returned go."""
     detached = Tag(tag.home, family=Family(tag.family.memory), form=tag.form, serial=tag.serial)
     if tag.home == rank:
+        # The home keeps the data under the same object; only its graph ends.
         detached.real = (tensor if tag.real is None else tag.real).detach()
     put_tag(tensor, detached)

@@ -39,6 +39,7 @@ class ReplicatedRandom:
         own = _states(self._generators)
         states = self._states.get(microbatch)
         if states is None:
+            # Of numbers alone, whose hash is the same in every process; texts would be hashed with a salt.
             seed = hash((self._seed, self._step, microbatch)) & ((1 << 63) - 1)
             for generator in self._generators:
                 generator.manual_seed(seed)
@@ -60,6 +61,7 @@ class RandomPerMicrobatch:
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self._generators = generators
+        # Drawn from the rank's own generator, so that torch.manual_seed makes a step repeatable.
         self._seed = int(torch.randint(1 << 62, ()))
         self._rank = _states(generators)
         self._states: dict[int, list[torch.Tensor]] = {}
@@ -67,6 +69,8 @@ class RandomPerMicrobatch:
     def begin(self, microbatch: int, *, backward: bool) -> None:
         """A microbatch begins, or a backward that it has deferred."""
         for generator in self._generators:
+            # A deferred backward draws from a state of its own: when it runs depends on when its gradient
+            # has come.
             generator.manual_seed((self._seed + 2 * microbatch + backward) & ((1 << 63) - 1))
 
     def suspend(self, microbatch: int) -> None:

@@ -38,11 +38,13 @@ class Watch:
         self._call = call
         self._tensors = tensors
         self._first = first
+        # Whether a module changes its buffers is learned once: after that it keeps the order anyway.
         self._buffers = _buffers(call.owner) if first else []
         self._buffer_versions = list(map(version_of, self._buffers))
         self._buffer_values = [_value(buffer) for buffer in self._buffers]
         self._effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
         self._before = list(map(Before.of, tensors))
+        # Versions of sparse tensors count coalescing as well, so only a copy tells.
         self._sparse = [(tensor, tensor.clone()) for tensor in tensors if is_sparse(tensor)]
         self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
         self._around: Any = self._data or contextlib.nullcontext()
@@ -59,6 +61,7 @@ class Watch:
         if not self._buffers:
             return False
         now = _buffers(self._call.owner)
+        # A lazily made buffer has come, or one has been deleted.
         if len(now) != len(self._buffers):
             return True
         before = zip(self._buffers, self._buffer_versions, self._buffer_values, strict=True)
@@ -85,6 +88,7 @@ class Watch:
             before=self._before,
             foreign=[tensor is not leaf for tensor, leaf in zip(self._tensors, call.leaves, strict=True)],
             depends_on_data=(
+                # Where a call was watched again, an earlier one has depended on data already.
                 not self._first
                 or call.depends_on_data
                 or left is not None

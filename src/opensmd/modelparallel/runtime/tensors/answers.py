@@ -29,6 +29,7 @@ def setter(name: str) -> Function:
 
 
 def _of(owner: Any, names: str) -> set[Function]:
+    # Supported versions of torch differ in which of them they have.
     return {getattr(owner, name) for name in names.split() if hasattr(owner, name)}
 
 

@@ -41,7 +41,9 @@ def strides_kept(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]
     Kept are those of tensors whose elements lie side by side without gaps, in another order than that of the
     indices.
     """
+    # The stride of a dimension of one element means nothing, and torch sets it as it likes.
     steps = [(step, size) for size, step in zip(shape, stride, strict=True) if size != 1]
+    # Contiguous tensors need no strides; those with gaps or overlaps would travel with what lies between.
     if 0 in shape or _follow(reversed(steps)) or not _follow(sorted(steps)):
         return ()
     return tuple(stride)
@@ -62,8 +64,10 @@ def in_memory_order(tensor: Tensor, shape: Sequence[int], stride: Sequence[int])
     kept = strides_kept(shape, stride)
     if not kept:
         return tensor
+    # Both ends have agreed on a form; a tensor that has come out otherwise is brought into it.
     if tensor.stride() != kept:
         tensor = tensor.new_empty_strided(tensor.shape, kept).copy_(tensor)
+    # Kept strides have no gaps, so the elements are one stretch of memory from its beginning.
     return tensor.as_strided((tensor.numel(),), (1,))
 
 

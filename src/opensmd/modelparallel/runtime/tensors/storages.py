@@ -31,6 +31,7 @@ class StorageSet:
     def __contains__(self, tensor: Tensor) -> bool:
         if tensor.layout is not torch.strided:
             return False
+        # An address alone is not enough: memory that was freed is given out again.
         known = self._references.get(tensor.untyped_storage()._cdata)
         return known is not None and not known.expired()
 
@@ -62,6 +63,8 @@ def overlapping(tensors: Iterable[Tensor]) -> dict[int, int]:
     given = list(tensors)
     one_of = {id(each): id(each) for each in given}
     with_bytes = [each for each in given if has_storage(each) and each.numel()]
+    # In order of their first bytes, a tensor overlaps an earlier one only if it begins before the furthest
+    # end.
     end, group = (0, 0), 0
     for (storage, first, last), number in sorted((_extent(each), id(each)) for each in with_bytes):
         if storage == end[0] and first < end[1]:
@@ -75,6 +78,8 @@ def overlapping(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 def _extent(tensor: Tensor) -> tuple[int, int, int]:
     """The tensor's storage, and the first of its bytes and the one after the last."""
+    # The last element's distance from the first; expanded tensors (stride 0) reach less than they have
+    # elements.
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     first = int(tensor.storage_offset()) * tensor.itemsize
     return tensor.untyped_storage()._cdata, first, first + (int(reach) + 1) * tensor.itemsize
