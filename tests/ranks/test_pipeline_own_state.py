@@ -1,4 +1,4 @@
-"""Modules that have their own say in state dicts, split over ranks: what is saved loads everywhere."""
+"""Modules that customize their state dicts, split over ranks: what is saved loads everywhere."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Later versions replaced modules by tensor-parallel ones and so needed translations between two layouts of a
 state dict, and the axis along which a parameter is split. Here modules are never replaced and parameters are
-never split, so the answers are short, and scripts that ask get on.
+never split, so the answers are short, and scripts that ask can go on.
 """
 
 from __future__ import annotations

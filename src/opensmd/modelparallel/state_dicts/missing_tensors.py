@@ -1,6 +1,6 @@
 """Tensors without data in the place of what lives elsewhere, while a module saves or loads its state.
 
-Modules have their own say in state dicts: hooks rename entries or put several into one, newer versions of a
+Modules customize their state dicts: hooks rename entries or put several into one, newer versions of a
 class convert what older ones saved. That code expects a whole module. With meta tensors of the right shapes
 for what is on other ranks it runs as it is, on every rank; an entry that comes out real is this rank's.
 """

@@ -92,7 +92,7 @@ class InnerHooks:
                 warnings.warn(
                     f"module {name!r} has got a forward hook, which runs only where module {around!r} lives: "
                     "tensors that it carries out are missing on the other ranks. Hooks that do so must be "
-                    "registered before the first step, and at work in it",
+                    "registered before the first step, and run in it",
                     stacklevel=5,
                 )
                 return

@@ -25,7 +25,7 @@ __all__ = ["EscapedTensors"]
 
 _WAY = (
     "Return it from the module, or keep it in an attribute of the module (self.losses = [...]). Forward "
-    "hooks that are registered before the first step, and at work in it, may carry tensors out"
+    "hooks that are registered before the first step, and run in it, may carry tensors out"
 )
 
 
