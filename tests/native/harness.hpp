@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -39,6 +40,23 @@ struct Registration {
   static void function();                                              \
   static const harness::Registration registration_##function(title, function); \
   static void function()
+
+// `count` elements, of which the first `period` are made one by one and the others are copies: the sanitizer looks
+// at each access of a loop, but at memcpy as a whole. A piece that lands in the wrong place is seen as long as its
+// distance is no multiple of the period; pieces are cut at powers of two.
+constexpr size_t kPeriod = 251 * 256;
+template <class T, class Element>
+std::vector<T> periodic(size_t count, const Element& element) {
+  std::vector<T> found(count);
+  size_t filled = std::min(count, kPeriod);
+  for (size_t i = 0; i < filled; ++i) found[i] = static_cast<T>(element(i));
+  while (filled < count) {
+    const size_t more = std::min(filled, count - filled);
+    std::memcpy(found.data() + filled, found.data(), more * sizeof(T));
+    filled += more;
+  }
+  return found;
+}
 
 [[noreturn]] inline void failed(const char* file, int line, const std::string& what) {
   std::fprintf(stderr, "%s:%d: check failed: %s\n", file, line, what.c_str());

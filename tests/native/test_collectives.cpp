@@ -385,29 +385,25 @@ TEST(mixture, "a random sequence of collectives of random sizes keeps its order 
 TEST(large, "results larger than the caches arrive complete at odd addresses") {
   harness::run_ranks(harness::small_shape(2), [](Group& group) {
     const size_t bytes = (size_t{26} << 20) + 77;
+    const Bytes wanted = harness::periodic<unsigned char>(bytes, [](size_t i) { return i * 2654435761u >> 13; });
     Bytes data(bytes + 3);
-    for (size_t i = 0; i < bytes; ++i) {
-      data[i + 3] = group.rank() == 1 ? static_cast<unsigned char>(i * 2654435761u >> 13) : 0;
-    }
+    if (group.rank() == 1) std::memcpy(data.data() + 3, wanted.data(), bytes);
     group.broadcast(data.data() + 3, bytes, DType::Byte, 1);
-    size_t wrong = 0;
-    for (size_t i = 0; i < bytes; ++i) wrong += data[i + 3] != static_cast<unsigned char>(i * 2654435761u >> 13);
-    CHECK(wrong == 0, wrong << " bytes are wrong");
+    CHECK(std::memcmp(data.data() + 3, wanted.data(), bytes) == 0, "bytes are wrong");
   });
 }
 
 TEST(large_sums, "sums larger than the caches are complete") {
   harness::run_ranks(harness::small_shape(2), [](Group& group) {
     const size_t count = (size_t{25} << 18) + 7;
-    std::vector<uint32_t> in(2 * count), out(count);
-    for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint32_t>(i * 2654435761u) + group.rank();
+    const auto rank = static_cast<size_t>(group.rank());
+    const auto in = harness::periodic<uint32_t>(2 * count, [rank](size_t i) { return i * 2654435761u + rank; });
+    const auto sums = harness::periodic<uint32_t>(2 * count, [](size_t i) { return 2 * (i * 2654435761u) + 1; });
+    std::vector<uint32_t> out(count);
     const size_t counts[2] = {count, count};
     const void* ins[2] = {in.data(), in.data() + count};
     group.reduce_scatter(ins, counts, out.data(), DType::U32, Reduction::Sum);
-    size_t wrong = 0;
-    const size_t first = group.rank() * count;
-    for (size_t i = 0; i < count; ++i) wrong += out[i] != 2 * static_cast<uint32_t>((first + i) * 2654435761u) + 1;
-    CHECK(wrong == 0, wrong << " sums are wrong");
+    CHECK(std::memcmp(out.data(), sums.data() + rank * count, count * sizeof(uint32_t)) == 0, "sums are wrong");
   });
 }
 

@@ -12,11 +12,8 @@ using Bytes = std::vector<unsigned char>;
 using Requests = std::vector<std::shared_ptr<Request>>;
 
 Bytes letter(size_t bytes, int from, int to, int64_t tag) {
-  Bytes text(bytes);
-  for (size_t i = 0; i < bytes; ++i) {
-    text[i] = static_cast<unsigned char>(i * 7 + i / 251 + static_cast<size_t>(from * 31 + to * 17 + tag * 13));
-  }
-  return text;
+  const auto envelope = static_cast<size_t>(from * 31 + to * 17 + tag * 13);
+  return harness::periodic<unsigned char>(bytes, [envelope](size_t i) { return i * 7 + i / 251 + envelope; });
 }
 
 const std::vector<size_t> kSizes = {0, 1, 31, 32, 33, 64, 1000, 8192, 8193, 100000};
