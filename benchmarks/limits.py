@@ -48,7 +48,11 @@ def allowed(results: Results, case: str, nbytes: int, wanted: Ratio) -> float | 
 def least_time(results: Results, case: str, nbytes: int, mine: str) -> float | None:
     """Microseconds of the best found for what ``mine`` does in one case."""
     times = {name: t for name in results.candidates() if (t := results.p50(case, nbytes, name)) is not None}
-    calls = [t for each, size in results.cases() if size == nbytes and (t := results.p50(each, size, CALL))]
+    calls = [
+        t
+        for other_case, size in results.cases()
+        if size == nbytes and (t := results.p50(other_case, size, CALL))
+    ]
     if mine not in times or FLOORS.get(mine) not in times or not calls:
         return None
     call = min(calls) * ranks_a_core(results.layout)

@@ -85,8 +85,8 @@ def _all_reduce() -> list[Target]:
 
 TARGETS = [
     *_all_reduce(),
-    *(Target("collectives-2", "smddp", ["gloo"], 8, case=each.name) for each in OPERATIONS),
-    *(Target("collectives-2", "smddp", MPI, 1, case=each.name) for each in OPERATIONS),
+    *(Target("collectives-2", "smddp", ["gloo"], 8, case=operation.name) for operation in OPERATIONS),
+    *(Target("collectives-2", "smddp", MPI, 1, case=operation.name) for operation in OPERATIONS),
     Target("ddp-2", "smddp zero-copy", ["gloo"], 4, 90 * MIB, 200 * MIB, above="do-nothing"),
     Target("ddp-2", "smddp zero-copy", ["gloo"], 1),
 ]
@@ -96,12 +96,12 @@ def all_found(target: Target, results: Sequence[Results]) -> list[Found]:
     """The ratio in every case that the target covers, the smallest first."""
     want = Ratio("", target.mine, target.rivals, target.above)
     found = []
-    for each in results:
-        for case, nbytes in each.cases():
+    for result in results:
+        for case, nbytes in result.cases():
             covered = target.case in ("", case) and target.low <= nbytes <= target.high
-            if covered and (r := ratio(each, case, nbytes, want)) is not None:
+            if covered and (r := ratio(result, case, nbytes, want)) is not None:
                 place = f"{case}, {human_bytes(nbytes)}"
-                found.append(Found(r, place, allowed(each, case, nbytes, want)))
+                found.append(Found(r, place, allowed(result, case, nbytes, want)))
     return sorted(found, key=lambda f: f.ratio)
 
 
@@ -115,10 +115,10 @@ def verdict(factor: float, found: Sequence[Found]) -> str:
 
     ``found`` begins with the worst case. Nothing would have only if that is so wherever the target is missed.
     """
-    missed = [each for each in found if each.ratio < factor]
+    missed = [item for item in found if item.ratio < factor]
     if not missed:
         return "yes"
-    could = [each for each in missed if each.allowed is None or each.allowed >= factor]
+    could = [one for one in missed if one.allowed is None or one.allowed >= factor]
     if not could:
         return f"no, the best found reaches {ratio_text(missed[0].allowed)}"
     if could[0] is missed[0]:

@@ -48,5 +48,5 @@ def pool() -> Iterator[Callable[[int], RankPool]]:
         return pools.setdefault(world_size, RankPool(world_size))
 
     yield of_size
-    for each in pools.values():
-        each.close(kill=True)  # asking them takes seconds
+    for one in pools.values():
+        one.close(kill=True)  # asking them takes seconds

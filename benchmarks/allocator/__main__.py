@@ -35,7 +35,7 @@ def main() -> None:
                 found[candidate].append(_run(name, options.seconds / ROUNDS / 2, environment))
         for candidate, runs in found.items():
             for what in MEASURED:
-                samples = [each for run in runs for each in run[what]]
+                samples = [one for run in runs for one in run[what]]
                 results.rows.append(row(CASES[name].title, 0, f"{candidate}: {what}", samples))
     grid(results).print()
     results.save(options.out / "allocator.json")

@@ -26,7 +26,7 @@ def main() -> None:
     parser = command_parser(__doc__, seconds=2.0)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes, multiples of 4 x ranks")
-    parser.add_argument("--operations", nargs="+", default=[each.name for each in OPERATIONS])
+    parser.add_argument("--operations", nargs="+", default=[operation.name for operation in OPERATIONS])
     parser.add_argument("--mpi", nargs="*", default=["MPICH", "Intel MPI"], help="none: --mpi without a name")
     options = parser.parse_args()
     each_mpi(options, partial(measure, options))

@@ -23,7 +23,7 @@ def main() -> None:
     me = join(options.backends, patience=options.patience)
     floor = Floor(me.folder / "floor", me.rank, me.size)
     results = Results("collectives", me.layout, {"MPI": me.mpi_name or "none"})
-    for operation in (each for each in OPERATIONS if each.name in options.operations):
+    for operation in (one for one in OPERATIONS if one.name in options.operations):
         for nbytes in options.sizes:
             candidates = contestants(me, floor, operation, nbytes)
             found = sample(candidates, me.meeting, me.calm, Plan(options.seconds, untimed=UNTIL_STEADY))

@@ -44,7 +44,7 @@ def measure(me: Rank, width: int, plan: Plan) -> tuple[str, list[Row]]:
     parameters = LAYERS * width * (width + 1)
     name = f"{parameters / 1e6:.3g} million parameters"
     found = sample(contestants(me, width), me.meeting, me.calm, plan)
-    return name, [row(name, 4 * parameters, each, samples) for each, samples in found.items()]
+    return name, [row(name, 4 * parameters, key, samples) for key, samples in found.items()]
 
 
 def contestants(me: Rank, width: int) -> list[Candidate]:

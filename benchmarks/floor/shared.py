@@ -60,7 +60,7 @@ class Floor:
     def _arguments(
         self, letter: str, source: torch.Tensor, target: torch.Tensor, count: int
     ) -> tuple[object, ...]:
-        pointers = (ctypes.c_void_p(each.data_ptr()) for each in (source, target))
+        pointers = (ctypes.c_void_p(one.data_ptr()) for one in (source, target))
         return self._place, ctypes.c_char(letter.encode()), *pointers, ctypes.c_int64(count)
 
     def in_shared_memory(self, count: int) -> list[torch.Tensor]:

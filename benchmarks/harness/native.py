@@ -15,7 +15,7 @@ BUILD = ROOT / "out" / "bench" / "native"
 def build(source: Path, *flags: str, shared: bool = True) -> Path:
     """Compile ``source`` into a shared library (or a program), unless that is newer than its folder."""
     target = BUILD / (source.stem + (".so" if shared else ""))
-    newest = max(each.stat().st_mtime for each in source.parent.iterdir())
+    newest = max(path.stat().st_mtime for path in source.parent.iterdir())
     if target.exists() and target.stat().st_mtime > newest:
         return target
     BUILD.mkdir(parents=True, exist_ok=True)

@@ -45,5 +45,5 @@ def each_mpi(options: argparse.Namespace, measure: Callable[[int, mpi.Mpi | None
     """``measure(ranks, mpi)`` for every number of ranks and every wanted MPI installed, or none."""
     for ranks in options.ranks:
         installed = mpi.available(ranks=ranks, cores=launch.cores())
-        for chosen in [each for each in installed if each.name in options.mpi] or [None]:
+        for chosen in [one for one in installed if one.name in options.mpi] or [None]:
             measure(ranks, chosen)

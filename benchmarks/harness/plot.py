@@ -20,7 +20,7 @@ def lines(results: Results, path: Path, *, case: str, leave_out: Sequence[str] =
             axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    sizes = sorted({nbytes for each, nbytes in results.cases() if each == case})
+    sizes = sorted({nbytes for other_case, nbytes in results.cases() if other_case == case})
     axes.set_xticks(sizes, [human_bytes(size) for size in sizes], rotation=45)
     axes.set_ylabel("median, µs")
     axes.set_title(f"{case}, {results.layout}")

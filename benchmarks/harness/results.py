@@ -44,22 +44,22 @@ class Results:
     def load(path: Path) -> Results:
         """Read what :meth:`save` wrote."""
         raw = json.loads(path.read_text())
-        return Results(raw["claim"], raw["layout"], raw["notes"], [Row(**each) for each in raw["rows"]])
+        return Results(raw["claim"], raw["layout"], raw["notes"], [Row(**one) for one in raw["rows"]])
 
     def p50(self, case: str, nbytes: int, candidate: str) -> float | None:
         """The median in microseconds, None if the candidate was not in this case."""
-        for each in self.rows:
-            if (each.case, each.bytes, each.candidate) == (case, nbytes, candidate):
-                return each.p50
+        for one in self.rows:
+            if (one.case, one.bytes, one.candidate) == (case, nbytes, candidate):
+                return one.p50
         return None
 
     def cases(self) -> list[tuple[str, int]]:
         """Every (case, bytes) in the order measured."""
-        return list(dict.fromkeys((each.case, each.bytes) for each in self.rows))
+        return list(dict.fromkeys((one.case, one.bytes) for one in self.rows))
 
     def candidates(self) -> list[str]:
         """Every candidate in the order measured."""
-        return list(dict.fromkeys(each.candidate for each in self.rows))
+        return list(dict.fromkeys(one.candidate for one in self.rows))
 
 
 def row(case: str, nbytes: int, candidate: str, samples: Sequence[float]) -> Row:

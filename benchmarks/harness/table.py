@@ -68,10 +68,10 @@ def _cells(results: Results, ratios: Sequence[Ratio], *, with_p99: bool) -> tupl
     names = results.candidates()
     several = len({case for case, _ in results.cases()}) > 1
     ratios = [
-        each for each in ratios if any(ratio(results, *case, each) is not None for case in results.cases())
+        one for one in ratios if any(ratio(results, *case, one) is not None for case in results.cases())
     ]
-    header = (["operation"] if several else []) + ["size", *names, *(each.title for each in ratios)]
-    rows = {(each.case, each.bytes, each.candidate): each for each in results.rows}
+    header = (["operation"] if several else []) + ["size", *names, *(one.title for one in ratios)]
+    rows = {(row.case, row.bytes, row.candidate): row for row in results.rows}
     body = []
     for case, nbytes in results.cases():
         line = ([case] if several else []) + [human_bytes(nbytes)]
@@ -81,7 +81,7 @@ def _cells(results: Results, ratios: Sequence[Ratio], *, with_p99: bool) -> tupl
                 line.append("")
             else:
                 line.append(human_time(found.p50) + (f" ({human_time(found.p99)})" if with_p99 else ""))
-        line += [ratio_text(ratio(results, case, nbytes, each)) for each in ratios]
+        line += [ratio_text(ratio(results, case, nbytes, one)) for one in ratios]
         body.append(line)
     return header, body
 

@@ -32,7 +32,7 @@ def main() -> None:
                 Candidate("deprecated", timed(through_legacy)),
             ]
             found = sample(candidates, me.meeting, me.calm, Plan(options.seconds))
-            results.rows += [row(name, nbytes, each, samples) for each, samples in found.items()]
+            results.rows += [row(name, nbytes, key, samples) for key, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-2:])
                 print(f"{name:>10} {human_bytes(nbytes):>7}: {medians}", flush=True)

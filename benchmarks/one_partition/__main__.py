@@ -31,7 +31,7 @@ def main() -> None:
         for microbatches in options.microbatches:
             case = CASES[name]
             samples = measure(case, microbatches, options.seconds)
-            results.rows += [row(case.title, microbatches, *each) for each in samples.items()]
+            results.rows += [row(case.title, microbatches, *item) for item in samples.items()]
     grid(results).print()
     results.save(options.out / "one-partition.json")
 
@@ -41,7 +41,7 @@ def grid(results: Results) -> Grid:
     lines = []
     for case, microbatches in results.cases():
         first, second = (results.p50(case, microbatches, name) or float("nan") for name in (PLAIN, OURS))
-        times = (f"{each / 1e3:.2f}" for each in (first, second))
+        times = (f"{one / 1e3:.2f}" for one in (first, second))
         lines.append([case, str(microbatches), *times, f"{second / first - 1:+.1%}"])
     headings = ["case", "microbatches", PLAIN, OURS, "longer"]
     return Grid("a step with one partition, milliseconds", headings, lines)

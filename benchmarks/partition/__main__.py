@@ -104,8 +104,8 @@ def main() -> None:
             row = {
                 "model": subject.name,
                 "stages": stages,
-                "predicted": [each / sum(predicted) for each in predicted],
-                "measured": [each / sum(times) for each in times],
+                "predicted": [one / sum(predicted) for one in predicted],
+                "measured": [seconds / sum(times) for seconds in times],
                 "spread": max(times) / min(times) - 1,
                 "longest": max(times) * stages / sum(times),
                 "equal_layers_longest": max(equal) * stages / sum(equal),
@@ -114,8 +114,8 @@ def main() -> None:
             table.add_row(
                 subject.name,
                 str(stages),
-                " ".join(f"{each / sum(predicted):.1%}" for each in predicted),
-                " ".join(f"{each / sum(times):.1%}" for each in times),
+                " ".join(f"{one / sum(predicted):.1%}" for one in predicted),
+                " ".join(f"{seconds / sum(times):.1%}" for seconds in times),
                 f"{max(times) / min(times) - 1:.1%}",
                 f"{max(times) * stages / sum(times):.2f}",
                 f"{max(equal) * stages / sum(equal):.2f}",

@@ -56,11 +56,11 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
     """
     for case, microbatches in results.cases():
         found = {name: results.p50(case, microbatches, name) for name in (SINGLE, TORCH, OURS, ALONE)}
-        milliseconds = ("-" if each is None else f"{each / 1e3:.2f}" for each in found.values())
-        single, rival, mine, alone = (each or float("nan") for each in found.values())
+        milliseconds = ("-" if item is None else f"{item / 1e3:.2f}" for item in found.values())
+        single, rival, mine, alone = (item or float("nan") for item in found.values())
         bubble = (microbatches + 1) / microbatches
         shares = (single / 2 * bubble / mine, alone * bubble / mine)
-        shown = ("-" if each != each else f"{each:.1%}" for each in shares)
+        shown = ("-" if share != share else f"{share:.1%}" for share in shares)
         runtime = f"{(mine - alone) / microbatches:.0f}" if case == EMPTY else "-"
         yield (case, str(microbatches), *milliseconds, *shown, f"{rival / mine:.2f}x", runtime)
 

@@ -85,11 +85,11 @@ def torch_pipeline(case: Case, microbatches: int, me: Rank) -> Step:
 def alone(case: Case, microbatches: int, me: Rank) -> Step:
     """Every rank trains its stage on what it would receive, without the other; the busiest is the limit."""
     whole = build(case)
-    inputs, targets = (each.chunk(microbatches) for each in case.batch(microbatches))
+    inputs, targets = (one.chunk(microbatches) for one in case.batch(microbatches))
     first, last = whole[: case.half], whole[case.half :]
     with torch.no_grad():
         received = [first(x) for x in inputs]
-    gradients = [torch.full_like(each, 1 / each.numel()) for each in received]
+    gradients = [torch.full_like(one, 1 / one.numel()) for one in received]
     mine = first if me.rank == 0 else last
     optimizer = torch.optim.SGD(mine.parameters(), lr=LEARNING_RATE)
 

@@ -60,8 +60,8 @@ def _read_folder(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from PIL import Image
 
     images, labels = [], []
-    for label, folder in enumerate(sorted(each for each in path.iterdir() if each.is_dir())):
-        for file in sorted(each for each in folder.iterdir() if each.suffix in (".png", ".jpg", ".jpeg")):
+    for label, folder in enumerate(sorted(one for one in path.iterdir() if one.is_dir())):
+        for file in sorted(one for one in folder.iterdir() if one.suffix in (".png", ".jpg", ".jpeg")):
             images.append(np.asarray(Image.open(file)))
             labels.append(label)
     if len({image.shape for image in images}) != 1:

@@ -104,7 +104,7 @@ def main() -> None:
             inputs, targets = next(batches)
             for i in range(3):
                 runners[(at + i) % 3].step(inputs, targets)
-        gloo, smddp, alone = (each.milliseconds() for each in runners)
+        gloo, smddp, alone = (one.milliseconds() for one in runners)
         apart = max(abs(a - b) for a, b in zip(runners[0].losses, runners[1].losses, strict=True))
         if apart > 1e-3:
             raise RuntimeError(f"{title}: the losses over gloo and over smddp differ by {apart}")
@@ -128,9 +128,9 @@ def draw(curves: dict[str, list[Runner]], path: Path) -> None:
 
     figure, panels = plt.subplots(1, len(curves), figsize=(10, 4), layout="constrained", squeeze=False)
     for axes, (title, runners) in zip(panels[0], curves.items(), strict=True):
-        for each in runners[:2]:
-            spent = torch.tensor(each.seconds).cumsum(0).tolist()
-            axes.plot(spent[WARM_UP:], each.losses[WARM_UP:], label=each.name)
+        for one in runners[:2]:
+            spent = torch.tensor(one.seconds).cumsum(0).tolist()
+            axes.plot(spent[WARM_UP:], one.losses[WARM_UP:], label=one.name)
         axes.set(title=title, xlabel="seconds", ylabel="loss")
         axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -55,10 +55,10 @@ def main() -> None:
         optimizer.step()
         if smp.rank() == 0 and (step % 10 == 0 or step == args.steps):
             print(f"step {step}: loss {loss.reduce_mean():.4f}", flush=True)
-    mine = sum(each.numel() for each in model.local_parameters())
+    mine = sum(parameter.numel() for parameter in model.local_parameters())
     counts = smp.allgather(mine, smp.PP_GROUP)
     if smp.rank() == 0:
-        print("parameters in each process: " + ", ".join(f"{each:,}" for each in counts))
+        print("parameters in each process: " + ", ".join(f"{count:,}" for count in counts))
 
 
 if __name__ == "__main__":

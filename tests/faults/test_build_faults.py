@@ -185,10 +185,10 @@ dist.destroy_process_group()
 
 def running_in_session(session: int) -> list[str]:
     found = []
-    for each in psutil.process_iter():
+    for one in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getsid(each.pid) == session and each.status() != psutil.STATUS_ZOMBIE:
-                found.append(each.name())
+            if os.getsid(one.pid) == session and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one.name())
     return found
 
 

@@ -133,10 +133,7 @@ def as_another_user(action: Callable[..., Any], *args: Any) -> Any:
 def addresses() -> set[str]:
     """All addresses of this machine but the loopback."""
     found = {
-        each.address
-        for of_one in psutil.net_if_addrs().values()
-        for each in of_one
-        if ":" not in each.address
+        one.address for of_one in psutil.net_if_addrs().values() for one in of_one if ":" not in one.address
     }
     return {address for address in found if not address.startswith("127.") and address.count(".") == 3}
 
@@ -185,9 +182,7 @@ def touch(paths: list[str], pids: list[int]) -> list[str]:
 
 def test_no_file_and_no_process_of_the_job_can_be_touched(job: Job) -> None:
     files = {open_file.path for process in job.processes for open_file in process.open_files()}
-    maps = {
-        each.path for process in job.processes for each in process.memory_maps() if "opensmd" in each.path
-    }
+    maps = {one.path for process in job.processes for one in process.memory_maps() if "opensmd" in one.path}
     folders = {str(path) for path in Path("/tmp").glob("smdrun-*") if path.owner() == "root"}
     descriptors = {
         str(path) for process in job.processes for path in Path(f"/proc/{process.pid}/fd").iterdir()
@@ -197,7 +192,7 @@ def test_no_file_and_no_process_of_the_job_can_be_touched(job: Job) -> None:
         path for path in files | maps if path.startswith(("/dev/shm", "/tmp", str(Path.home() / ".cache")))
     }
     assert (
-        as_another_user(touch, sorted(private | folders | descriptors), [each.pid for each in job.processes])
+        as_another_user(touch, sorted(private | folders | descriptors), [one.pid for one in job.processes])
         == []
     )
 

@@ -94,7 +94,7 @@ def _meet_stranger(transport: Any) -> list[str]:
 
 def test_no_pickle_is_loaded_that_was_made_without_the_secret(tmp_path: Path) -> None:
     outcomes = run_once(2, run_with_stranger, tmp_path, backend=None, timeout=60)
-    assert [outcome.kind for outcome in outcomes] == ["value", "value"], [each.text for each in outcomes]
+    assert [outcome.kind for outcome in outcomes] == ["value", "value"], [one.text for one in outcomes]
     assert len(outcomes[0].value) == 3
     for text in outcomes[0].value:
         assert "bears no code of this job's secret" in text

@@ -292,7 +292,7 @@ def test_a_process_that_dies_while_the_others_gather_is_an_error_on_every_rank()
         started(3, die_when_arrived, late, backend=None) as other,
     ):
         outcomes = one.answers(), other.answers()
-    assert [each[1].kind for each in outcomes] == ["died", "died"]
+    assert [outcome[1].kind for outcome in outcomes] == ["died", "died"]
     for rank in (0, 2):
         text = outcomes[0][rank].value
         assert "rank 1 (process" in text and "ended before all processes had joined" in text

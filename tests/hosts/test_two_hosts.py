@@ -65,10 +65,10 @@ def run_sums_in_parts(hosts: str) -> list[int]:
     for count in (1, 8191, 1_700_003):
         inputs = [torch.randn(count, generator=generator) for _ in range(size)]
         for dtype in (torch.float32, torch.float64, torch.complex64, torch.int64, torch.int8, torch.bfloat16):
-            mine = [(10 * each).to(dtype) for each in inputs]
+            mine = [(10 * one).to(dtype) for one in inputs]
             for op, expected in (
-                (Op.SUM, sum(each.to(torch.complex128) for each in mine)),
-                (Op.AVG, sum(each.to(torch.complex128) for each in mine) / size),
+                (Op.SUM, sum(item.to(torch.complex128) for item in mine)),
+                (Op.AVG, sum(item.to(torch.complex128) for item in mine) / size),
             ):
                 tensor = mine[rank].clone()
                 dist.all_reduce(tensor, op)
@@ -84,7 +84,7 @@ def run_sums_in_parts(hosts: str) -> list[int]:
         scaled = inputs[rank].clone()
         dist.all_reduce(scaled, dist._make_nccl_premul_sum(rank + 0.5))
         torch.testing.assert_close(
-            scaled, sum((r + 0.5) * each for r, each in enumerate(inputs)), rtol=1e-4, atol=1e-4
+            scaled, sum((r + 0.5) * one for r, one in enumerate(inputs)), rtol=1e-4, atol=1e-4
         )
     return checksums
 
@@ -119,7 +119,7 @@ def run_ddp(hosts: str) -> None:
     # Ranks of one host still share memory in a group of their own.
     rank, size = dist.get_rank(), dist.get_world_size()
     for host in sorted(set(hosts)):
-        ranks = [each for each in range(size) if hosts[each] == host]
+        ranks = [other for other in range(size) if hosts[other] == host]
         group = dist.new_group(ranks)
         if rank in ranks:
             assert has_mailbox(group)
@@ -184,7 +184,7 @@ def test_the_death_of_a_rank_is_an_error_on_the_others() -> None:
 @pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd"])
 def test_ranks_that_share_hosts_get_the_same_sums(hosts: str) -> None:
     checksums = values(run_once(len(hosts), run_sums_in_parts, hosts, backend=None, timeout=100))
-    assert all(each == checksums[0] for each in checksums)
+    assert all(checksum == checksums[0] for checksum in checksums)
 
 
 def test_a_death_is_an_error_on_the_hosts_that_only_wait_for_the_victims_host() -> None:

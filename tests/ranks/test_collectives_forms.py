@@ -113,24 +113,24 @@ def run_coalesced() -> None:
 
     many = [mine(n) for n in (1, 40, 3000, 0, 77_777)]
     with _coalescing_manager():
-        for each in many:
-            dist.all_reduce(each)
-    for each in many:
-        assert torch.equal(each, torch.stack(all_of(len(each))).sum(0))
+        for one in many:
+            dist.all_reduce(one)
+    for one in many:
+        assert torch.equal(one, torch.stack(all_of(len(one))).sum(0))
     outputs = [torch.empty(size * n) for n in (1, 40, 3000)]
     with _coalescing_manager(async_ops=True) as manager:
-        for each in outputs:
-            dist.all_gather_single(each, mine(len(each) // size))
+        for output in outputs:
+            dist.all_gather_single(output, mine(len(output) // size))
     manager.wait()
-    for each in outputs:
-        assert torch.equal(each, torch.cat(all_of(len(each) // size)))
+    for output in outputs:
+        assert torch.equal(output, torch.cat(all_of(len(output) // size)))
     outputs = [torch.empty(n) for n in (1, 40, 3000)]
     with _coalescing_manager(device=torch.device("cpu")):
-        for each in outputs:
-            dist.reduce_scatter_single(each, mine(len(each) * size))
-    for each in outputs:
-        n = len(each)
-        assert torch.equal(each, torch.stack(all_of(n * size)).sum(0)[rank * n : rank * n + n])
+        for output in outputs:
+            dist.reduce_scatter_single(output, mine(len(output) * size))
+    for output in outputs:
+        n = len(output)
+        assert torch.equal(output, torch.stack(all_of(n * size)).sum(0)[rank * n : rank * n + n])
     lists = [[torch.empty(3), torch.empty(2, 2)] for _ in range(size)]
     dist.group.WORLD.allgather_coalesced(lists, [mine(3), mine(2, 2)]).wait()
     for got, first, second in zip(lists, all_of(3), all_of(2, 2), strict=True):
@@ -175,7 +175,7 @@ def run_random_floats() -> None:
             ]
             tensor = inputs[dist.get_rank()].clone()
             dist.all_reduce(tensor)
-            exact = torch.stack([each.double() for each in inputs]).sum(0)
+            exact = torch.stack([one.double() for one in inputs]).sum(0)
             torch.testing.assert_close(tensor.double(), exact, rtol=tolerance, atol=tolerance)
             hashes = everyone(tensor.view(torch.uint8).long().cumsum(0)[-8:])
             assert all(torch.equal(other, hashes[0]) for other in hashes)
@@ -185,10 +185,10 @@ def run_async() -> None:
     size = dist.get_world_size()
     total = sum(range(1, size + 1))
     tensors = [torch.full((n,), float(dist.get_rank() + 1)) for n in (1, 1000, 200_000) for _ in range(10)]
-    works = [dist.all_reduce(each, async_op=True) for each in tensors]
+    works = [dist.all_reduce(part, async_op=True) for part in tensors]
     last = torch.ones(4)
     dist.all_reduce(last)  # takes its turn after all of them
-    assert all(bool((each == total).all()) for each in tensors)
+    assert all(bool((part == total).all()) for part in tensors)
     for work, tensor in zip(works, tensors, strict=True):
         assert work.wait(timedelta(seconds=20))
         assert work.is_completed() and work.is_success()
@@ -238,7 +238,7 @@ def run_objects() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     found: list[Any] = [None] * size
     dist.all_gather_object(found, {"rank": rank, "text": "x" * 1000 * rank})
-    assert [each["rank"] for each in found] == list(range(size))
+    assert [item["rank"] for item in found] == list(range(size))
     objects: list[Any] = [{"a": 1}, "b", None] if rank == 1 else [None, None, None]
     dist.broadcast_object_list(objects, 1)
     assert objects == [{"a": 1}, "b", None]

@@ -58,7 +58,7 @@ def run_groups_beside_groups() -> None:
     assert dist.get_group_rank(unsorted, size - 1) == 0
     found = [torch.empty(()) for _ in range(size)]
     dist.all_gather(found, torch.tensor(float(rank)), group=unsorted)
-    assert [int(each) for each in found] == [size - 1, *range(size - 1)]
+    assert [int(item) for item in found] == [size - 1, *range(size - 1)]
 
 
 def is_no_group(group: Any) -> bool:
@@ -205,7 +205,7 @@ def run_ended_while_other_threads_wait() -> None:
         tensors = [torch.ones(1) for _ in range(6)]
         if dist.get_rank() == turn % 2:
             time.sleep(0.01)
-        works = [dist.all_reduce(each, group=group, async_op=True) for each in tensors]
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
         waiting = [threading.Thread(target=work.wait) for work in works[::2]]
         for thread in waiting:
             thread.start()
@@ -214,7 +214,7 @@ def run_ended_while_other_threads_wait() -> None:
         for thread in waiting:
             thread.join()
         works[-1].wait()
-        assert all(each.item() == 2 for each in tensors)
+        assert all(tensor.item() == 2 for tensor in tensors)
 
 
 def _end(group: Any, _: object) -> None:
@@ -227,7 +227,7 @@ def run_ended_by_its_own_callback() -> None:
     first, second = torch.ones(1), torch.ones(1)
     if dist.get_rank() == 1:
         time.sleep(0.2)  # both are queued on rank 0 before the first one is done
-    works = [dist.all_reduce(each, group=group, async_op=True) for each in (first, second)]
+    works = [dist.all_reduce(one, group=group, async_op=True) for one in (first, second)]
     ended = works[0].get_future().then(partial(_end, group))
     del group
     ended.wait()

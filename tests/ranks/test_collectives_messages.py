@@ -194,7 +194,7 @@ def run_dropped_handles() -> None:
     """What is under way keeps its memory, also when the program forgets that it is."""
     size, rank = dist.get_world_size(), dist.get_rank()
     right, left = (rank + 1) % size, (rank - 1) % size
-    values = [float(each) for each in range(6)]
+    values = [float(index) for index in range(6)]
     for value in values:
         dist.isend(torch.full((1_000_000,), value), right)  # more than a ring takes at once
     dist.barrier()
@@ -208,7 +208,7 @@ def run_dropped_handles() -> None:
     dist.isend(torch.ones(1_000_000), right)
     dist.isend(torch.ones(1), right)
     dist.recv(torch.empty(1), left)
-    assert all(each.eq(3).all() for each in others)
+    assert all(other.eq(3).all() for other in others)
 
 
 def run_wrong_dtypes() -> None:

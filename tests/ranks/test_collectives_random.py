@@ -80,7 +80,7 @@ class Here:
 
     def empty_like(self, tensors: Tensors) -> Tensors:
         """Room for results, filled with something that is none."""
-        return [self.strided(torch.full_like(each, 1)) for each in tensors]
+        return [self.strided(torch.full_like(tensor, 1)) for tensor in tensors]
 
 
 Outcome = tuple[Tensors, Tensors]  # got, expected
@@ -117,7 +117,7 @@ def gather(here: Here) -> Outcome:
 def scatter(here: Here) -> Outcome:
     wholes = here.wholes()
     room = here.empty_like([wholes[here.rank]])
-    given = [here.strided(each) for each in wholes] if here.rank == here.root else None
+    given = [here.strided(whole) for whole in wholes] if here.rank == here.root else None
     finished(dist.scatter(room[0], given, group=here.group, group_src=here.root, async_op=here.case.is_async))
     return room, [wholes[here.rank]]
 

@@ -71,7 +71,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 def reduced(inputs: list[torch.Tensor], op: Any) -> torch.Tensor:
     """What plain torch makes of the inputs."""
     dtype = inputs[0].dtype
-    stacked = torch.stack([wide(each) for each in inputs])
+    stacked = torch.stack([wide(one) for one in inputs])
     if op == Op.SUM and dtype == torch.bool:
         return stacked.any(0)
     if op == Op.SUM:
@@ -88,8 +88,8 @@ def reduced(inputs: list[torch.Tensor], op: Any) -> torch.Tensor:
         return stacked.amax(0).to(dtype)
     fold = {Op.BAND: torch.bitwise_and, Op.BOR: torch.bitwise_or, Op.BXOR: torch.bitwise_xor}
     result = inputs[0].clone()
-    for each in inputs[1:]:
-        result = next(fn for kind, fn in fold.items() if kind == op)(result, each)
+    for one in inputs[1:]:
+        result = next(fn for kind, fn in fold.items() if kind == op)(result, one)
     return result
 
 
@@ -183,7 +183,7 @@ def check_reductions(
     dist.reduce_scatter(output, mine, op, group=place.group)
     failures.check(f"reduce_scatter {case}", output, wanted)
     output = torch.empty(shape, dtype=dtype)
-    whole = torch.cat([each.reshape(-1) for each in mine])
+    whole = torch.cat([item.reshape(-1) for item in mine])
     finished(dist.reduce_scatter_single(output, whole, op, group=place.group, async_op=True))
     failures.check(f"reduce_scatter_single {case}", output, wanted)
 
@@ -212,7 +212,7 @@ def check_moves(failures: Failures, place: Place, dtype: torch.dtype, shape: tup
             failures.check(f"all_gather {case}", got, expected)
         flat = torch.empty(len(inputs) * inputs[0].numel(), dtype=dtype)
         finished(dist.all_gather_single(flat, inputs[place.rank], group=place.group, async_op=is_async))
-        failures.check(f"all_gather_single {case}", flat, torch.cat([each.reshape(-1) for each in inputs]))
+        failures.check(f"all_gather_single {case}", flat, torch.cat([one.reshape(-1) for one in inputs]))
     # Rank i sends (i + j) % 3 rows to rank j.
     rows = [[(i + j) % 3 for j in range(place.size)] for i in range(place.size)]
     blocks = [
@@ -220,12 +220,12 @@ def check_moves(failures: Failures, place: Place, dtype: torch.dtype, shape: tup
         for i in range(place.size)
     ]
     mine, wanted = blocks[place.rank], [blocks[i][place.rank] for i in range(place.size)]
-    outputs = [torch.empty_like(each) for each in wanted]
+    outputs = [torch.empty_like(one) for one in wanted]
     dist.all_to_all(outputs, mine, group=place.group)
     for got, expected in zip(outputs, wanted, strict=True):
         failures.check(f"all_to_all {case}", got, expected)
     output = torch.empty_like(torch.cat(wanted))
-    splits = [len(each) for each in wanted], [len(each) for each in mine]
+    splits = [len(one) for one in wanted], [len(item) for item in mine]
     finished(dist.all_to_all_single(output, torch.cat(mine), *splits, group=place.group, async_op=True))
     failures.check(f"all_to_all_single uneven {case}", output, torch.cat(wanted))
     even = torch.stack([numbers(place.rank, shape, dtype, salt=j) for j in range(place.size)])

@@ -43,7 +43,7 @@ def mine(whole: torch.Tensor) -> torch.Tensor:
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
-    return [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
 def late_moves() -> dict[str, list[torch.Tensor]]:
@@ -113,7 +113,7 @@ def test_no_sync_keeps_gradients_local_and_adds_them_up(pool: Pool) -> None:
     x, y = batch()
     model = network().double()
     nn.functional.mse_loss(model(x), y).backward()
-    expected = [2 * each for each in gradients(model)]
+    expected = [2 * gradient for gradient in gradients(model)]
     answers = pool(SIZE).run(without_sync)
     for _, after in answers:
         for grad, wanted in zip(after, expected, strict=True):

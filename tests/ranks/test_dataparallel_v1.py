@@ -47,7 +47,7 @@ def collectives() -> dict[str, Any]:
     found["all_to_all"] = output.tolist()
     # rank r sends r + 1 elements to everyone
     output = torch.zeros(sum(range(1, size + 1)))
-    splits = [each + 1 for each in range(size)]
+    splits = [other + 1 for other in range(size)]
     handle = dist.all_to_all_single(
         output, torch.full((size * (rank + 1),), float(rank)), splits, [rank + 1] * size, async_op=True
     )
@@ -131,7 +131,7 @@ def life_of_a_group() -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dist.init_process_group("nccl", group=dist.group.WORLD)
-    said["ignored"] = [str(each.message) for each in caught if each.category is UserWarning]
+    said["ignored"] = [str(warning.message) for warning in caught if warning.category is UserWarning]
     said["after"] = (dist.is_initialized(), torch_dist.get_backend(), dist.get_rank())
     dist.barrier()  # rank 0 takes the store with it, which the others may still be reading
     torch_dist.destroy_process_group()
@@ -180,9 +180,9 @@ def test_each_name_warns_once_and_names_its_replacement(monkeypatch: pytest.Monk
         for _ in range(3):
             dist.is_initialized()
             dist.is_available()
-    assert [each.category for each in caught] == [DeprecationWarning] * 2
+    assert [warning.category for warning in caught] == [DeprecationWarning] * 2
     assert "torch.distributed.is_initialized" in str(caught[0].message)
-    assert {each.filename for each in caught} == {__file__}
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_a_reduction_that_is_not_there_is_told_with_those_that_are() -> None:

@@ -93,7 +93,7 @@ def train_together(
 
 
 def assert_same_on_all_ranks(tensors: list[torch.Tensor]) -> None:
-    flat = torch.cat([each.reshape(-1) for each in tensors])
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     everyones = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, flat)
     for other in everyones:
@@ -160,7 +160,7 @@ def run_sparse_gradients() -> None:
     assert gradient is not None and gradient.is_sparse
     alone = nn.Embedding(20, 4, sparse=True)
     alone.weight.data.copy_(start)
-    rows = [row for each in range(size) for row in (each, 7, 7, 19 - each)]
+    rows = [row for other in range(size) for row in (other, 7, 7, 19 - other)]
     (alone(torch.tensor(rows)).sum() / size).backward()
     assert alone.weight.grad is not None
     torch.testing.assert_close(gradient.to_dense(), alone.weight.grad.to_dense())
@@ -201,7 +201,7 @@ def run_buffers() -> None:
         ddp(torch.randn(8, 4) + dist.get_rank()).sum().backward()
     ddp.eval()
     ddp(torch.randn(8, 4))
-    assert_same_on_all_ranks([each for each in ddp.module.buffers() if each.is_floating_point()])
+    assert_same_on_all_ranks([buffer for buffer in ddp.module.buffers() if buffer.is_floating_point()])
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

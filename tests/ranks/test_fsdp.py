@@ -112,7 +112,7 @@ def run_functional() -> None:
     scattered = functional.reduce_scatter_tensor(torch.arange(float(2 * size)), "sum", 0, group)
     assert torch.equal(scattered + 0, torch.tensor([2.0 * rank, 2.0 * rank + 1]) * size)
     several = functional.all_reduce_coalesced([torch.ones(2), torch.ones(3)], "sum", group)
-    assert [float(each.sum()) for each in several] == [2.0 * size, 3.0 * size]
+    assert [float(one.sum()) for one in several] == [2.0 * size, 3.0 * size]
     exchanged = functional.all_to_all_single(torch.full((size,), float(rank)), None, None, group)
     assert torch.equal(exchanged + 0, torch.arange(float(size)))
 

@@ -205,7 +205,9 @@ def more_backwards_in_the_last_microbatch() -> list[Tensor]:
 
     x, y = data(smp.dp_rank(), 1)
     step_function(x, y, torch.tensor([1, 2]))
-    gradients = [each.grad.clone() for each in model.local_parameters() if each.grad is not None]
+    gradients = [
+        parameter.grad.clone() for parameter in model.local_parameters() if parameter.grad is not None
+    ]
     shutdown()
     return gradients
 

@@ -169,7 +169,7 @@ def microbatches_may_run_in_threads() -> None:
             turns[MICROBATCHES + microbatch + 1].set()
 
         replicas.before_step()
-        threads = [threading.Thread(target=run, args=(each,)) for each in range(MICROBATCHES)]
+        threads = [threading.Thread(target=run, args=(index,)) for index in range(MICROBATCHES)]
         for thread in threads:
             thread.start()
         turns[0].set()

@@ -70,7 +70,7 @@ def train_both_ways(kind: str, port: int, world_size: int) -> None:
     theirs = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9)
     for step in range(4):
         inputs, targets = batch(step)
-        branches = [not uneven or (step + each) % 2 == 0 for each in range(world_size)]
+        branches = [not uneven or (step + other) % 2 == 0 for other in range(world_size)]
         ours.zero_grad()
         theirs.zero_grad()
         with torch.no_grad():

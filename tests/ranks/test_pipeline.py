@@ -215,7 +215,7 @@ def train_and_evaluate() -> None:
             torch.testing.assert_close(out["loss"].reduce_mean(), loss.detach(), rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(out["parts"][0].concat(), logits.detach(), rtol=1e-6, atol=1e-6)
             assert out["rows"] == [rows // 2] * 2 and len(values) == 2
-            assert out["parts"][1] == [[each.item() for each in out["loss"].outputs]]
+            assert out["parts"][1] == [[output.item() for output in out["loss"].outputs]]
             assert not out["loss"].outputs[0].requires_grad
         whole = model.state_dict()
         for name, value in plain.state_dict().items():
@@ -244,7 +244,7 @@ def only_forward() -> None:
             assert abs(sum(losses) - F.cross_entropy(wanted, y, reduction="sum").item()) < 1e-4
             with torch.inference_mode():
                 torch.testing.assert_close(test_step(x, y)[0].concat(), wanted)
-        assert all(each.grad is None for each in model.local_parameters())
+        assert all(parameter.grad is None for parameter in model.local_parameters())
 
 
 def first_rank_feeds_all() -> None:
@@ -321,8 +321,8 @@ def cleared_inside_the_step(name: str, microbatches: int, wrapped: bool) -> str:
         plain = make_net().eval()
         plain(torch.ones(4, WIDTH)).square().mean().backward()
         wanted = dict(plain.named_parameters())
-        for each, parameter in model.local_named_parameters():
-            torch.testing.assert_close(parameter.grad, wanted[each].grad)
+        for weight, parameter in model.local_named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[weight].grad)
     return ""
 
 
@@ -367,10 +367,10 @@ def what_lives_where() -> None:
         optimizer.step()
         local = {"first.0.weight", "first.0.bias"} if smp.pp_rank() == 0 else {"second.weight", "second.bias"}
         assert seen and set(seen[0]) == local == set(dict(model.local_named_parameters()))
-        for name, each in model.module.named_parameters():
-            assert (each.untyped_storage().nbytes() > 0) == (name in local), name
-            assert each.shape == dict(make_net().named_parameters())[name].shape
-            assert name in local or each.grad is None
+        for name, parameter in model.module.named_parameters():
+            assert (parameter.untyped_storage().nbytes() > 0) == (name in local), name
+            assert parameter.shape == dict(make_net().named_parameters())[name].shape
+            assert name in local or parameter.grad is None
         assert sum(len(group["params"]) for group in optimizer.param_groups) == len(local)
         assert len(optimizer.state_dict()["state"]) == 4
         whole = model.state_dict()
@@ -408,12 +408,12 @@ def scaled() -> None:
             x, y = classify(step, ROWS)
             torch.autograd.backward(F.cross_entropy(plain(x), y))
             with torch.no_grad():
-                for each in plain.parameters():
-                    assert each.grad is not None
-                    each.sub_(each.grad, alpha=rate)
+                for parameter in plain.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(parameter.grad, alpha=rate)
         wanted = dict(plain.named_parameters())
-        for name, each in model.local_named_parameters():
-            torch.testing.assert_close(each, wanted[name], rtol=1e-5, atol=1e-6)
+        for name, parameter in model.local_named_parameters():
+            torch.testing.assert_close(parameter, wanted[name], rtol=1e-5, atol=1e-6)
 
 
 def whole_loop_inside_the_step() -> None:
@@ -438,8 +438,8 @@ def whole_loop_inside_the_step() -> None:
         wanted = dict(plain.named_parameters())
         local = dict(model.local_named_parameters())
         assert 0 < len(local) < len(wanted)
-        for name, each in local.items():
-            torch.testing.assert_close(each, wanted[name], rtol=1e-4, atol=1e-5)
+        for name, value in local.items():
+            torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-5)
 
 
 def other_models_optimizer() -> None:

@@ -109,8 +109,8 @@ def replicas() -> None:
         mine = Scaled(0)
         mine.seen.copy_(reference.seen)  # as each step begins with what the first replica has
         plain(mine, rows(10 * number + smp.dp_rank()))
-        for each in of_all_stages(module):
-            torch.testing.assert_close(each, (mine.scale, mine.seen))
+        for stage in of_all_stages(module):
+            torch.testing.assert_close(stage, (mine.scale, mine.seen))
         plain(reference, rows(10 * number))
     smp.shutdown()
 

@@ -58,8 +58,8 @@ class Writer(nn.Module):
 def build() -> tuple[Writer, torch.optim.Optimizer]:
     torch.manual_seed(2)
     model = Writer()
-    weights = [each for each in model.parameters() if each.dim() > 1]
-    others = [each for each in model.parameters() if each.dim() == 1]
+    weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     groups: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
     return model, torch.optim.AdamW(groups, lr=0.01)
 

@@ -53,8 +53,8 @@ def goes_on(model: nn.Module, x: Tensor, y: Tensor, loss: Tensor, backward: Back
 
 def goes_on_three_times(model: nn.Module, x: Tensor, y: Tensor, loss: Tensor, backward: Backward) -> Result:
     result = {f"{n}": model(x + n).square().mean() for n in range(3)}
-    for each in result.values():
-        backward(each)
+    for one in result.values():
+        backward(one)
     return {**result, "number": loss.item()}
 
 
@@ -109,7 +109,7 @@ def plain(
     for step in range(STEPS):
         model.zero_grad()
         found: dict[str, list[float]] = {}
-        for x, y in zip(*(each.chunk(microbatches) for each in batch(step, microbatches)), strict=True):
+        for x, y in zip(*(entry.chunk(microbatches) for entry in batch(step, microbatches)), strict=True):
             one = one_microbatch(model, x, y, after, lambda loss: (loss / microbatches).backward())
             for name, value in one.items():
                 found.setdefault(name, []).append(float(value.sum() if isinstance(value, Tensor) else value))
@@ -130,8 +130,8 @@ def split(count: int, microbatches: int, pipeline: str, looped: bool, after: Aft
         default_partition=0,
     )
     module = stages(count)
-    for number, each in enumerate(module):
-        smp.set_partition(each, number % ranks if looped else number * ranks // count)
+    for number, one in enumerate(module):
+        smp.set_partition(one, number % ranks if looped else number * ranks // count)
     model = smp.DistributedModel(module)
 
     @smp.step

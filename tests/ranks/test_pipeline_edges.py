@@ -54,7 +54,7 @@ def received(transport: Transport, shape: tuple[int, ...]) -> tuple[Tensor, Tens
 
 
 def backward(starts: list[Tensor], gradients: list[Tensor] | None = None, *, keep: bool = False) -> None:
-    given = gradients or [each.detach() for each in starts]
+    given = gradients or [start.detach() for start in starts]
     torch.autograd.backward(starts, given, retain_graph=keep)
 
 

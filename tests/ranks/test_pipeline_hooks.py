@@ -77,8 +77,8 @@ def placed(module: nn.Sequential, stages: int, by_hand: bool) -> nn.Sequential:
 def train_on_what_hooks_keep(stages: int, by_hand: bool, hooked: str) -> list[str]:
     """The loss has a term of every gate; names of the parameters whose gradients have been compared."""
     plain, module = build(), build()
-    for each in (plain, module):
-        for block in each:
+    for one in (plain, module):
+        for block in one:
             HOOKED[hooked](block)
     for part in data().chunk(MICROBATCHES):
         torch.autograd.backward(with_penalty(plain, part) / MICROBATCHES)
@@ -94,7 +94,7 @@ def train_on_what_hooks_keep(stages: int, by_hand: bool, hooked: str) -> list[st
     for _ in range(2):
         module.zero_grad()
         _, energies = step(data())
-        assert len(energies) == LAYERS and all(each.outputs[0] > 0 for each in energies)
+        assert len(energies) == LAYERS and all(energy.outputs[0] > 0 for energy in energies)
         compared += equal_gradients(module, plain)
     smp.shutdown()
     return compared
@@ -108,7 +108,7 @@ def test_a_loss_on_features_that_inner_hooks_keep_trains_like_plain_pytorch(
 ) -> None:
     found = pool(stages).run(train_on_what_hooks_keep, stages, by_hand, hooked)
     names = [name for name, _ in build().named_parameters()]
-    assert sorted(name for each in found for name in each) == sorted(2 * names)
+    assert sorted(name for item in found for name in item) == sorted(2 * names)
 
 
 class Appending(Block):
@@ -168,7 +168,7 @@ def train_where_the_dry_run_fails() -> tuple[list[str], list[str]]:
         warnings.simplefilter("always")
         step(data())
     smp.shutdown()
-    return [str(each.message) for each in caught], equal_gradients(module, plain)
+    return [str(warning.message) for warning in caught], equal_gradients(module, plain)
 
 
 def test_a_dry_run_that_fails_is_done_without(pool: Pools) -> None:
@@ -194,7 +194,7 @@ def watch_quietly() -> tuple[int, list[str], list[str], list[str]]:
             warnings.simplefilter("always")
             step(data())
             step(data())
-        messages.append([str(each.message) for each in caught])
+        messages.append([str(warning.message) for warning in caught])
         module[0].inner[0].register_forward_hook(lambda *_: None)
     opened = list(model.plan.opened)
     smp.shutdown()

@@ -86,15 +86,15 @@ ASKING = ("GPT-2, eager", "BERT, eager", "Llama, eager", "T5", "ViT")
 
 def eager(name: str) -> nn.Module:
     module = find("huggingface", name).build().eval()
-    for each in module.modules():
-        if isinstance(each, transformers.PreTrainedModel):
-            each.config._attn_implementation = "eager"  # the others compute no attentions
+    for submodule in module.modules():
+        if isinstance(submodule, transformers.PreTrainedModel):
+            submodule.config._attn_implementation = "eager"  # the others compute no attentions
     return module
 
 
 def attentions(out: Any) -> dict[str, list[Tensor]]:
     lists = {name: out[name] for name in out if name.endswith("attentions")}
-    return {name: [as_tensor(each) for each in value] for name, value in lists.items()}
+    return {name: [as_tensor(element) for element in value] for name, value in lists.items()}
 
 
 def as_tensor(value: Any) -> Tensor:
@@ -110,7 +110,7 @@ def check_attentions(stages: int) -> None:
         given = {key: inputs, **({"labels": inputs} if name == "T5" else {})}
         with torch.no_grad():
             expected = attentions(eager(name)(**given, output_attentions=True))
-        assert expected and all(len(each) in (0, 2, 4) for each in expected.values())
+        assert expected and all(len(one) in (0, 2, 4) for one in expected.values())
         restart(partitions=stages, microbatches=2)
         model = smp.DistributedModel(eager(name))
         forward = smp.step(lambda given, model=model: model(**given, output_attentions=True))
@@ -174,7 +174,7 @@ def test_a_loss_on_all_routers_of_a_mixture_of_experts_trains_like_plain_pytorch
     """transformers registers the hooks that collect their logits in the first forward."""
     found = pool(2).run(train_experts, by_hand)
     names = [name for name, _ in experts().named_parameters()]
-    assert sorted(name for each in found for name in each) == sorted(names)
+    assert sorted(name for item in found for name in item) == sorted(names)
     assert all(found)
 
 
@@ -191,7 +191,7 @@ def ask_later(settings: dict[str, Any]) -> list[str]:
         forward(ids, output_hidden_states=True)
     with pytest.raises(SMPUnsupportedError, match=r"attn' carried a tensor out of .*before the first step"):
         forward(ids, output_attentions=True)
-    return [str(each.message) for each in caught]
+    return [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize("settings", [{}, {"auto_partition": False, "default_partition": 0}], ids=str)

@@ -161,7 +161,7 @@ def left(module: nn.Module) -> list[float]:
     """The losses that are on this rank."""
     kept = module.losses if hasattr(module, "losses") else []
     lists = kept.values() if isinstance(kept, dict) else [kept]
-    return [each for values in lists for each in values]
+    return [value for values in lists for value in values]
 
 
 def trained(kind: Callable[[], Mixture], looped: bool) -> None:

@@ -41,14 +41,14 @@ def train(partitions: int, settings: dict[str, Any]) -> tuple[int, int, list[tup
         optimizer.step()
     record = [] if partitions == 1 else smp.state.engine.record
     parameters = list(module.parameters())
-    held = sum(each.untyped_storage().nbytes() for each in parameters)
-    training = [each.grad for each in parameters if each.grad is not None]
-    training += [each for kept in optimizer.state.values() for each in kept.values() if each.numel() > 1]
+    held = sum(parameter.untyped_storage().nbytes() for parameter in parameters)
+    training = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    training += [one for kept in optimizer.state.values() for one in kept.values() if one.numel() > 1]
     smp.shutdown()
     return (
         held,
-        sum(each.nbytes for each in training),
-        [(each.microbatch, each.kind, each.start_ns, each.end_ns) for each in record],
+        sum(one.nbytes for one in training),
+        [(one.microbatch, one.kind, one.start_ns, one.end_ns) for one in record],
     )
 
 
@@ -111,7 +111,7 @@ def most_under_way(record: list[tuple[int, str, int, int]]) -> int:
             begun[microbatch] = min(start, begun.get(microbatch, start))
         if kind == "backward":
             ended[microbatch] = end
-    return max(sum(begun[other] <= begun[each] < ended[other] for other in begun) for each in begun)
+    return max(sum(begun[other] <= begun[one] < ended[other] for other in begun) for one in begun)
 
 
 # --- the plan's estimate ---------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ KEPT = 1 << 20
 
 
 def perceptron() -> tuple[nn.Module, Tensor, Step]:
-    module = nn.Sequential(*[each for _ in range(8) for each in (nn.Linear(256, 256), nn.GELU())])
+    module = nn.Sequential(*[one for _ in range(8) for one in (nn.Linear(256, 256), nn.GELU())])
     return module, torch.randn(4 * 1024, 256), lambda model, x: model(x).square().mean()
 
 
@@ -160,14 +160,14 @@ def measured_and_estimated(name: str) -> tuple[float, float, float, int]:
 def memory(kind: str) -> int:
     """A line of the kernel's account of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(each.split()[1]) << 10 for each in lines if each.startswith(kind))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(kind))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_estimate_of_memory_is_that_of_a_run(name: str) -> None:
     malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # free means gone
     outcomes = run_once(2, measured_and_estimated, name, env=malloc, timeout=90.0)
-    (first, first_estimate, _, _), (last, estimate, without, late) = [each.value for each in outcomes]
+    (first, first_estimate, _, _), (last, estimate, without, late) = [outcome.value for outcome in outcomes]
     assert late == 2
     assert 0.75 * estimate < last < 1.25 * estimate
     assert last > 1.3 * without

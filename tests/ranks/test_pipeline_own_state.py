@@ -80,12 +80,12 @@ class Net(nn.Module):
 
 
 def _rename(module: nn.Module, saved: dict[str, Any], prefix: str, metadata: Any) -> None:
-    for name in [each for each in saved if each.startswith(f"{prefix}last.")]:
+    for name in [one for one in saved if one.startswith(f"{prefix}last.")]:
         saved[name.replace("last.", "end-", 1)] = saved.pop(name)
 
 
 def _rename_back(module: nn.Module, saved: dict[str, Any], prefix: str, *others: Any) -> None:
-    for name in [each for each in saved if each.startswith(f"{prefix}end-")]:
+    for name in [one for one in saved if one.startswith(f"{prefix}end-")]:
         saved[name.replace("end-", "last.", 1)] = saved.pop(name)
 
 

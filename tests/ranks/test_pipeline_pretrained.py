@@ -57,14 +57,16 @@ def from_one_storage(folder: str) -> nn.Module:
     """All weights are pieces of one tensor."""
     module = from_safetensors(folder)
     parameters = list(module.parameters())
-    flat = torch.cat([each.detach().reshape(-1) for each in parameters])
-    for each, piece in zip(parameters, flat.split([each.numel() for each in parameters]), strict=True):
-        each.data = piece.view(each.shape)
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    for parameter, piece in zip(
+        parameters, flat.split([parameter.numel() for parameter in parameters]), strict=True
+    ):
+        parameter.data = piece.view(parameter.shape)
     return module
 
 
 LOADERS: Mapping[str, Callable[[str], nn.Module]] = {
-    each.__name__: each for each in (from_safetensors, from_mapped_pickle, from_numpy, from_one_storage)
+    one.__name__: one for one in (from_safetensors, from_mapped_pickle, from_numpy, from_one_storage)
 }
 
 
@@ -81,7 +83,7 @@ def plainly_trained(module: nn.Module, ids: Tensor) -> nn.Module:
 def train(loader: str, folder: str, stages: int) -> None:
     restart(partitions=stages, microbatches=MICROBATCHES)
     module = LOADERS[loader](folder)
-    before = {name: each.data_ptr() for name, each in module.named_parameters()}
+    before = {name: weight.data_ptr() for name, weight in module.named_parameters()}
     model = smp.DistributedModel(module)
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(module.parameters(), 0.1))
 
@@ -121,8 +123,8 @@ def mapped_files(folder: str) -> set[str]:
 def files_of(folder: str) -> dict[str, str]:
     """In which file each parameter is."""
     found = {}
-    for each in Path(folder).glob("*.safetensors"):
-        found.update(dict.fromkeys(load_file(each), each.name))
+    for path in Path(folder).glob("*.safetensors"):
+        found.update(dict.fromkeys(load_file(path), path.name))
     return found
 
 

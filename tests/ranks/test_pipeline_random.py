@@ -107,8 +107,10 @@ def checkpointed_masks() -> None:
         for step in range(2):
             model.zero_grad()
             loss = train_step(classify(step, 8)[0]).reduce_mean()
-            for name, each in model.local_named_parameters():
-                torch.testing.assert_close((each * each.grad).sum(), loss, rtol=1e-4, atol=1e-6, msg=name)
+            for name, parameter in model.local_named_parameters():
+                torch.testing.assert_close(
+                    (parameter * parameter.grad).sum(), loss, rtol=1e-4, atol=1e-6, msg=name
+                )
         smp.shutdown()
 
 
@@ -119,7 +121,7 @@ def test_the_same_seed_gives_the_same_training(pool: Pools) -> None:
         assert first == second, f"{way}: ranks drew different numbers"
         losses, noises = first[0]
         assert len(set(losses)) == 3
-        assert len({each for seen in noises for each in seen}) == 3 * way[0]
+        assert len({one for seen in noises for one in seen}) == 3 * way[0]
 
 
 def test_checkpointing_recomputes_with_the_same_masks(pool: Pools) -> None:

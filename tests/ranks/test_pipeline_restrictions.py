@@ -426,7 +426,7 @@ def used_outside_of_steps() -> tuple[str, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.nn.utils.clip_grad_norm_(model.local_parameters(), 1.0)
-        assert all(each.grad is None or each.grad.any() for each in model.parameters())
+        assert all(parameter.grad is None or parameter.grad.any() for parameter in model.parameters())
         assert not caught
         for _ in range(2):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -437,24 +437,24 @@ def used_outside_of_steps() -> tuple[str, list[str]]:
     module.head = head
     smp.step(trained)(model, *batch)
     smp.shutdown()
-    assert all(each.filename == __file__ for each in caught)
-    return str(raised.value), str(refused.value), [str(each.message) for each in caught]
+    assert all(warning.filename == __file__ for warning in caught)
+    return str(raised.value), str(refused.value), [str(warning.message) for warning in caught]
 
 
 def test_running_changing_and_clipping_a_split_model_outside_of_steps_say_what_to_do(pool: Pools) -> None:
     running, changing, clipping = OUTSIDE.values()
     for error, refused, warned in pool(2).run(used_outside_of_steps):
-        assert all(each in error for each in running)
-        assert all(each in refused for each in changing)
-        assert len(warned) == 1 and all(each in warned[0] for each in clipping)
+        assert all(one in error for one in running)
+        assert all(one in refused for one in changing)
+        assert len(warned) == 1 and all(one in warned[0] for one in clipping)
 
 
 @pytest.mark.parametrize("name", [*RESTRICTIONS, *OUTSIDE])
 def test_the_page_of_restrictions_has_the_message(name: str) -> None:
-    sections = [each.partition("\n") for each in PAGE.read_text().split("\n## ")]
+    sections = [word.partition("\n") for word in PAGE.read_text().split("\n## ")]
     (text,) = [" ".join(body.split()) for title, _, body in sections if title.lower() == name.lower()]
-    for each in OUTSIDE[name] if name in OUTSIDE else RESTRICTIONS[name].says:
-        assert each in text.replace("> ", "")
+    for say in OUTSIDE[name] if name in OUTSIDE else RESTRICTIONS[name].says:
+        assert say in text.replace("> ", "")
 
 
 @pytest.mark.parametrize("name", RESTRICTIONS)
@@ -462,4 +462,4 @@ def test_what_cannot_work_says_why_and_what_to_do(pool: Pools, name: str) -> Non
     texts = pool(2).run(told, name, timeout=30, group_timeout=4)
     assert "nothing" not in texts
     says = RESTRICTIONS[name].says
-    assert any(all(each in text for each in says) for text in texts), "\n---\n".join(texts)
+    assert any(all(say in text for say in says) for text in texts), "\n---\n".join(texts)

@@ -60,9 +60,9 @@ class Whole(nn.Module):
 
 def flat(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        return [each for key in value for each in flat(value[key])]
+        return [one for key in value for one in flat(value[key])]
     if isinstance(value, (list, tuple)):
-        return [each for part in value for each in flat(part)]
+        return [one for part in value for one in flat(part)]
     return [value]
 
 
@@ -85,9 +85,9 @@ def everything_is_returned(fixed_order: bool) -> None:
         return found
 
     x = torch.randn(MICROBATCHES * 2, 6, generator=torch.Generator().manual_seed(1))
-    plain = [returned(build(), each) for each in x.chunk(MICROBATCHES)]
+    plain = [returned(build(), part) for part in x.chunk(MICROBATCHES)]
     for _ in range(2):
-        outputs = [each.outputs for each in flat(train(x))]
+        outputs = [one.outputs for one in flat(train(x))]
         for microbatch, wanted in enumerate(plain):
             for place, (found, expected) in enumerate(zip(outputs, flat(wanted), strict=True)):
                 mine = found[microbatch]
@@ -119,10 +119,10 @@ def strides_that_change() -> None:
     x = torch.arange(MICROBATCHES * 3 * 4.0).view(MICROBATCHES * 3, 4)
     for _ in range(3):
         turned, last, _ = evaluate(x)
-        for each, found, after in zip(x.chunk(MICROBATCHES), turned.outputs, last.outputs, strict=True):
-            assert torch.equal(found, each.t() * 2)
+        for part, found, after in zip(x.chunk(MICROBATCHES), turned.outputs, last.outputs, strict=True):
+            assert torch.equal(found, part.t() * 2)
             if smp.pp_rank() == 1:
-                assert torch.allclose(after, module[1](each.t() * 2))
+                assert torch.allclose(after, module[1](part.t() * 2))
     dist.barrier()
 
 

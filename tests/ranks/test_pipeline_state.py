@@ -27,7 +27,9 @@ def grad_norm(x: Tensor) -> float:
     module = build()
     torch.autograd.backward(module(x).square().mean())
     return float(
-        torch.stack([each.grad.norm() for each in module.parameters() if each.grad is not None]).norm()
+        torch.stack(
+            [parameter.grad.norm() for parameter in module.parameters() if parameter.grad is not None]
+        ).norm()
     )
 
 
@@ -58,7 +60,7 @@ def local_parts() -> None:
         assert parameter.shape == build().get_parameter(name).shape
         assert (parameter.grad is not None) == (name in mine)
     assert sum(map(len, smp.allgather(list(mine), smp.MP_GROUP))) == 8
-    modules = [name for name, each in model.local_named_modules() if not list(each.children())]
+    modules = [name for name, module in model.local_named_modules() if not list(module.children())]
     assert {f"{name}.weight" for name in modules} == {name for name in mine if "weight" in name}
     partial = model.local_state_dict()
     assert set(partial) == {*mine, "_smp_is_partial"} and partial["_smp_is_partial"] is True
@@ -77,7 +79,7 @@ def norms() -> None:
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     x = torch.ones(4, 6)
     step(model, x)
-    square = sum(each.grad.square().sum() for each in model.local_parameters())
+    square = sum(parameter.grad.square().sum() for parameter in model.local_parameters())
     dist.all_reduce(square, group=smp.get_mp_process_group())
     assert square.sqrt().item() == pytest.approx(grad_norm(x), rel=1e-5)
     assert optimizer.clip_master_grads(1e-3) == pytest.approx(grad_norm(x), rel=1e-5)
@@ -95,27 +97,27 @@ def remote_parameters() -> None:
             continue
         assert parameter.numel() in (6, 36) and repr(parameter).startswith("RemoteParameter")
         state = model.module.state_dict()[name]
-        for each in (parameter, parameter.data, parameter.detach(), parameter.data.detach(), state):
-            assert each.shape == parameter.shape and each.dtype == torch.float32
+        for one in (parameter, parameter.data, parameter.detach(), parameter.data.detach(), state):
+            assert one.shape == parameter.shape and one.dtype == torch.float32
             with pytest.raises(SMPError, match=r"model\.local_parameters\(\) for what is here"):
-                each.sum()
+                one.sum()
             with pytest.raises(SMPError, match="on another pipeline rank"):
-                each.numpy()
+                one.numpy()
             with pytest.raises(SMPError, match="on another pipeline rank"):
-                nn.init.zeros_(each)
+                nn.init.zeros_(one)
 
 
 def moves() -> None:
     model = start()
     step(model, torch.ones(4, 6))
-    before = [each.data_ptr() for each in model.local_parameters()]
+    before = [parameter.data_ptr() for parameter in model.local_parameters()]
     assert model.to(torch.device("cpu")) is model
     assert model.to(torch.float32) is model
     assert model.float() is model
     for change in (model.double, model.half, model.bfloat16):
         with pytest.raises(SMPError, match=r"cannot go from torch\.float32 on cpu to"):
             change()
-    assert [each.data_ptr() for each in model.local_parameters()] == before
+    assert [parameter.data_ptr() for parameter in model.local_parameters()] == before
     with pytest.raises(SMPError, match=r"cannot go from torch.float32 on cpu to torch.float64 on cpu any"):
         model.to(torch.float64)
     first = step(model, torch.ones(4, 6)).reduce_mean()
@@ -132,7 +134,7 @@ def gathering() -> None:
     torch.autograd.backward(plain(x).square().mean())
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     assert model.cpu() is model
-    assert all(type(each) is nn.Parameter for each in model.parameters())
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
     torch.testing.assert_close(model.get_module()(x), plain(x))
     torch.testing.assert_close(model.cpu().get_module()(x), plain(x))
     with pytest.raises(SMPError, match=r"model\.cpu\(\) has put the whole model on every rank"):
@@ -148,8 +150,8 @@ def hooks() -> None:
     def zero(given: Any, with_optimizer: Any) -> None:
         assert given is model and with_optimizer is optimizer and given.partitioned
         seen.append("partition")
-        for each in given.local_parameters():
-            nn.init.zeros_(each)
+        for parameter in given.local_parameters():
+            nn.init.zeros_(parameter)
 
     model.register_post_partition_hook(lambda *_: seen.append("never")).remove()
     model.register_post_partition_hook(zero)
@@ -180,7 +182,9 @@ def different_batches() -> None:
         warnings.simplefilter("always")
         found = step(model, torch.full((4, 6), 0.5 if smp.pp_rank() == 0 else 9.0)).reduce_mean().item()
     assert found == pytest.approx(wanted)
-    assert any("same shapes; the data of the first rank is used" in str(each.message) for each in caught)
+    assert any(
+        "same shapes; the data of the first rank is used" in str(warning.message) for warning in caught
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         negated = torch._neg_view(torch.full((4, 6), -0.5))  # which is 0.5 to torch and not in memory

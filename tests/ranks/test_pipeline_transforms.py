@@ -53,7 +53,10 @@ class Backward(Transforming):
 
 class Mapped(Transforming):
     def forward(self, x: Tensor) -> Tensor:
-        weights = {name: torch.stack([each, 2 * each]) for name, each in self.network.named_parameters()}
+        weights = {
+            name: torch.stack([parameter, 2 * parameter])
+            for name, parameter in self.network.named_parameters()
+        }
 
         def one(chosen: dict[str, Tensor]) -> Tensor:
             return functional_call(self.network, chosen, x)

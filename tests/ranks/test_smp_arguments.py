@@ -79,7 +79,7 @@ def uneven_from_the_first_step(partitions: int) -> list[Tensor]:
             for _ in range(1 + 2 * smp.dp_rank()):
                 model.zero_grad()
                 train_step(rows(0))
-        return [each.detach().clone() for each in model.local_parameters()]
+        return [parameter.detach().clone() for parameter in model.local_parameters()]
 
 
 @pytest.mark.parametrize(("ranks", "partitions"), [(2, 1), (4, 2), (2, 2)])
@@ -250,7 +250,7 @@ def torchs_scaler_in_a_step() -> None:
         assert scaler.get_scale() == 4.0
         whole = net()
         whole(rows(0)).square().mean().backward()
-        wanted = {name: each - 0.1 * each.grad for name, each in whole.named_parameters()}
+        wanted = {name: parameter - 0.1 * parameter.grad for name, parameter in whole.named_parameters()}
         for name, mine in model.local_named_parameters():
             torch.testing.assert_close(mine, wanted[name])
 
@@ -320,10 +320,10 @@ def steps_in_a_class_body() -> None:
     with started():
         model, trainer, x = smp.DistributedModel(net()), Trainer(), rows(0)
         once = [
-            each(model, x).reduce_mean()
-            for each in (trainer.without, Trainer.without, trainer.static, Trainer.static)
+            one(model, x).reduce_mean()
+            for one in (trainer.without, Trainer.without, trainer.static, Trainer.static)
         ]
-        twice = [each(model, x).reduce_mean() for each in (trainer.method, trainer.of_class, trainer.hidden)]
+        twice = [one(model, x).reduce_mean() for one in (trainer.method, trainer.of_class, trainer.hidden)]
         torch.testing.assert_close(torch.stack(once), torch.stack([once[0]] * 4))
         torch.testing.assert_close(torch.stack(twice), torch.stack([2 * once[0]] * 3))
         assert Trainer.without.__name__ == "without"

@@ -222,7 +222,7 @@ def other_batch(count: int) -> tuple[list[str], list[Tensor]]:
         step = smp.step(lambda x: model(x))
         mine = rows() if smp.rank() == 0 else rows(count)
         out = step(mine).concat()
-        return [str(each.message) for each in caught], [out.detach()]
+        return [str(warning.message) for warning in caught], [out.detach()]
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, False), (6, True)])
@@ -231,8 +231,8 @@ def test_another_batch_size_of_a_later_stage_is_said_and_an_empty_one_is_not(
 ) -> None:
     (first, wanted), (second, result) = pool(2).run(other_batch, count)
     torch.testing.assert_close(result, wanted)
-    assert wanted[0].shape == (4, 2) and not any("of shape" in each for each in first)
-    told = [each for each in second if "argument 1 of the step is a tensor of shape (6, 4) on rank 1" in each]
+    assert wanted[0].shape == (4, 2) and not any("of shape" in one for one in first)
+    told = [one for one in second if "argument 1 of the step is a tensor of shape (6, 4) on rank 1" in one]
     assert bool(told) is said
 
 

@@ -61,10 +61,12 @@ def plain() -> tuple[list[Tensor], dict[str, Tensor]]:
     """Logits of two microbatches of four rows, and the gradients of the mean of their losses."""
     model = net()
     x, y, factor = batch()
-    logits = [model(each, factor)["logits"] for each in x.chunk(2)]
-    losses = [F.cross_entropy(each, target) for each, target in zip(logits, y.chunk(2), strict=True)]
+    logits = [model(part, factor)["logits"] for part in x.chunk(2)]
+    losses = [F.cross_entropy(logit, target) for logit, target in zip(logits, y.chunk(2), strict=True)]
     torch.stack(losses).mean().backward()
-    return [each.detach() for each in logits], {name: each.grad for name, each in model.named_parameters()}
+    return [logit.detach() for logit in logits], {
+        name: parameter.grad for name, parameter in model.named_parameters()
+    }
 
 
 def arguments_of_every_kind() -> None:
@@ -98,7 +100,7 @@ def arguments_of_every_kind() -> None:
     assert type(out["more"]) is tuple and out["more"][1][0].concat().shape == (8,)
     assert type(point) is Point and point.y == [None, None]
     assert told["word"] == ["w", "w"]
-    assert told["loss"] == [[each.item() for each in point.x.outputs]]
+    assert told["loss"] == [[output.item() for output in point.x.outputs]]
     assert point.x.reduce_sum().item() == pytest.approx(sum(told["loss"][0]))
     assert point.x.detach().stack().tolist() == point.x.concat().tolist()
     for name, parameter in model.local_named_parameters():
@@ -175,7 +177,7 @@ def levels_of_module() -> None:
             torch.testing.assert_close(parameter.grad, gradients[name], msg=name)
     assert model.module.module.state_dict().keys() == whole.state_dict().keys()
     model.module.scale = 2.0
-    torch.testing.assert_close(step(x, y).outputs, [2 * each for each in wanted])
+    torch.testing.assert_close(step(x, y).outputs, [2 * one for one in wanted])
 
 
 def plans_that_fail() -> None:

@@ -33,8 +33,8 @@ def module() -> nn.Module:
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
     named = list(model.named_parameters())
     return [
-        {"params": [each for name, each in named if name.endswith("weight")], "weight_decay": 0.1},
-        {"params": [each for name, each in named if name.endswith("bias")], "lr": 0.05},
+        {"params": [one for name, one in named if name.endswith("weight")], "weight_decay": 0.1},
+        {"params": [one for name, one in named if name.endswith("bias")], "lr": 0.05},
     ]
 
 
@@ -86,7 +86,7 @@ def check_training(make: Callable[[Any], torch.optim.Optimizer], when: str) -> N
     )
     assert optimizer is given and isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.optimizer is optimizer
-    schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, 0.7) for each in (plain, optimizer)]
+    schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.7) for one in (plain, optimizer)]
     with pytest.raises(SMPError, match="once the model is partitioned"):
         optimizer.local_state_dict()
     model = model or ModelState(inner)
@@ -99,9 +99,9 @@ def check_training(make: Callable[[Any], torch.optim.Optimizer], when: str) -> N
     for parameter in model.parameters():
         parameter.grad = None
     split(model)
-    local = {id(each) for each in model.local_parameters()}
-    assert {id(each) for group in optimizer.param_groups for each in group["params"]} == local
-    assert {id(each) for each in optimizer.state} <= local, "state of other ranks is gone"
+    local = {id(weight) for weight in model.local_parameters()}
+    assert {id(weight) for group in optimizer.param_groups for weight in group["params"]} == local
+    assert {id(one) for one in optimizer.state} <= local, "state of other ranks is gone"
     for step in (1, 2):
         set_grads(whole, step)
         set_grads(inner, step, model.is_local)
@@ -147,8 +147,8 @@ def check_two_optimizers() -> None:
     set_grads(inner, 1, model.is_local)
     for optimizer in (*plain, *parts):
         optimizer.step()
-    local = {id(each) for each in model.local_parameters()}
-    held = {id(each) for part in parts for group in part.param_groups for each in group["params"]}
+    local = {id(parameter) for parameter in model.local_parameters()}
+    held = {id(parameter) for part in parts for group in part.param_groups for parameter in group["params"]}
     assert held == local
     for expected, optimizer in zip(plain, parts, strict=True):
         assert optimizer.local_state_dict()["_smp_is_partial"] is True
@@ -189,8 +189,8 @@ def check_rest() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             split(ModelState(inner))
-        told = [str(each.message) for each in caught]
-        found = sum("clips gradients itself (max_grad_norm=0.5)" in each for each in told)
+        told = [str(warning.message) for warning in caught]
+        found = sum("clips gradients itself (max_grad_norm=0.5)" in one for one in told)
         assert (clipping, found) == (state.optimizer, count)
 
     restart(partitions=2)
@@ -211,7 +211,7 @@ def check_scaler() -> None:
         scaler = GradScaler(init_scale=4.0, growth_interval=1)
         assert scaler.scale(torch.tensor(2.0)).item() == 8.0
         for step, bad in enumerate([None, 0, dist.get_world_size() - 1, None]):
-            before = [each.clone() for each in model.local_parameters()]
+            before = [parameter.clone() for parameter in model.local_parameters()]
             scale = scaler.get_scale()
             set_grads(inner, step, model.is_local)
             if state.rank == bad:
@@ -249,12 +249,14 @@ def check_foreign_scaler() -> None:
             for step in range(2):
                 set_grads(inner, step, model.is_local if partitions > 1 else lambda name: True)
                 if step == 0:
-                    next(each for each in inner.parameters() if each.grad is not None).grad.fill_(torch.inf)
+                    next(
+                        parameter for parameter in inner.parameters() if parameter.grad is not None
+                    ).grad.fill_(torch.inf)
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     scaler.step(optimizer)
                     scaler.update()
-                messages += [(str(each.message), each.filename) for each in caught]
+                messages += [(str(warning.message), warning.filename) for warning in caught]
             wanted = type(scaler) is torch.amp.GradScaler and scaler.is_enabled() and partitions > 1
             assert len(messages) == wanted, messages
             assert all("smp.amp.GradScaler" in text and path == __file__ for text, path in messages)

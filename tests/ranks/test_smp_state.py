@@ -153,7 +153,7 @@ def test_a_process_started_by_hand_is_a_world_of_one() -> None:
         "init()\n"
         "print(world.rank(), world.size(), world.mp_size(), communicate.allgather('x', CommGroup.WORLD))\n"
     )
-    environ = {name: each for name, each in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60, env=environ
     )
@@ -164,7 +164,7 @@ def test_a_process_started_by_hand_is_a_world_of_one() -> None:
 def check_model_state(size: int) -> None:
     restart(partitions=size)
     whole = small()
-    expected = {name: each.clone() for name, each in whole.state_dict().items()}
+    expected = {name: value.clone() for name, value in whole.state_dict().items()}
     model = ModelState(small())
     assert not model.partitioned
     for early in (model.local_state_dict, lambda: list(model.local_parameters())):
@@ -179,8 +179,8 @@ def check_model_state(size: int) -> None:
     names = [name for name, _ in model.local_named_parameters()]
     everyone = communicate.allgather(names, CommGroup.MP_GROUP)
     assert sorted(itertools.chain(*everyone)) == sorted(name for name, _ in whole.named_parameters())
-    assert [id(each) for each in model.local_parameters()] == [
-        id(each) for name, each in model.module.named_parameters() if name in names
+    assert [id(parameter) for parameter in model.local_parameters()] == [
+        id(parameter) for name, parameter in model.module.named_parameters() if name in names
     ]
     modules = communicate.allgather([name for name, _ in model.local_named_modules()], CommGroup.MP_GROUP)
     assert sorted(itertools.chain(*modules)) == sorted(name for name, _ in whole.named_modules())
@@ -198,26 +198,26 @@ def check_model_state(size: int) -> None:
     assert all(torch.equal(first[name], expected[name]) for name in first)
     local = model.local_state_dict()
     assert local.pop("_smp_is_partial") is True
-    local = {name: each.clone() for name, each in local.items()}
-    assert all(torch.equal(each, expected[name]) for name, each in local.items())
+    local = {name: value.clone() for name, value in local.items()}
+    assert all(torch.equal(value, expected[name]) for name, value in local.items())
 
-    changed = {name: each + 1 for name, each in expected.items()}
+    changed = {name: value + 1 for name, value in expected.items()}
     assert model.load_state_dict(changed).missing_keys == []
-    assert all(torch.equal(each, changed[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(value, changed[name]) for name, value in model.state_dict().items())
     partial = {**local, "_smp_is_partial": True}
     model.load_state_dict(partial)
-    assert all(torch.equal(each, expected[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
     model.load_state_dict(
-        {**{n: each + 1 for n, each in local.items()}, "_smp_is_partial": True}, same_partition_load=True
+        {**{n: value + 1 for n, value in local.items()}, "_smp_is_partial": True}, same_partition_load=True
     )
-    assert all(torch.equal(each, changed[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(value, changed[name]) for name, value in model.state_dict().items())
 
     with pytest.raises(RuntimeError, match=r"size mismatch for 3.bias: \(5,\) in the checkpoint, \(2,\)"):
         model.load_state_dict({**expected, "3.bias": torch.zeros(5)})
     with pytest.raises(RuntimeError, match=r"missing keys \['3.bias'\], unexpected keys \['other'\]"):
-        less = {name: each for name, each in expected.items() if name != "3.bias"}
+        less = {name: value for name, value in expected.items() if name != "3.bias"}
         model.load_state_dict({**less, "other": torch.zeros(1)})
-    assert all(torch.equal(each, changed[name]) for name, each in model.state_dict().items()), "unchanged"
+    assert all(torch.equal(value, changed[name]) for name, value in model.state_dict().items()), "unchanged"
     loose = model.load_state_dict({**less, "other": torch.zeros(1)}, strict=False)
     assert (loose.missing_keys, loose.unexpected_keys) == (["3.bias"], ["other"])
 
@@ -237,20 +237,20 @@ def check_model_state(size: int) -> None:
 
 def check_load_before_partition() -> None:
     restart(partitions=2)
-    target = {name: each + 1 for name, each in small().state_dict().items()}
+    target = {name: value + 1 for name, value in small().state_dict().items()}
     full = ModelState(small())
     full.load_state_dict(target)
     split(full)
-    assert all(torch.equal(each, target[name]) for name, each in full.state_dict().items())
+    assert all(torch.equal(value, target[name]) for name, value in full.state_dict().items())
     parts = full.local_state_dict()
     later = ModelState(small())
     later.load_state_dict(parts)
     split(later)
-    assert all(torch.equal(each, target[name]) for name, each in later.state_dict().items())
+    assert all(torch.equal(value, target[name]) for name, value in later.state_dict().items())
     same = ModelState(small())
     same.load_state_dict(parts, same_partition_load=True)
     split(same)
-    assert all(torch.equal(each, target[name]) for name, each in same.state_dict().items())
+    assert all(torch.equal(value, target[name]) for name, value in same.state_dict().items())
 
 
 def test_state_dicts_parts_and_hooks_work_in_one_to_three_partitions(

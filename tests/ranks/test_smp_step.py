@@ -53,7 +53,7 @@ def _plain(replicas: int, settings: dict[str, Any], microbatches: int) -> tuple[
         if (number + 1) % passes == 0:
             optimizer.step()
             optimizer.zero_grad()
-    return losses, [each.detach() for each in net.parameters()]
+    return losses, [parameter.detach() for parameter in net.parameters()]
 
 
 @contextlib.contextmanager
@@ -82,14 +82,14 @@ def _train(settings: dict[str, Any], microbatches: int) -> tuple[list[float], li
         for number, (x, y) in enumerate(_batches(smp.dp_size())):
             own = slice(smp.dp_rank() * ROWS, (smp.dp_rank() + 1) * ROWS)
             loss, numbers = train_step(model, x[own], y[own])
-            assert numbers == [each.item() for each in loss.outputs]
+            assert numbers == [output.item() for output in loss.outputs]
             mean = loss.reduce_mean()
             dist.all_reduce(mean, op=dist.ReduceOp.AVG, group=smp.get_dp_process_group())
             losses.append(mean.item())
             if (number + 1) % passes == 0:
                 optimizer.step()
                 optimizer.zero_grad()
-        return losses, [each.detach().clone() for each in model.local_parameters()]
+        return losses, [parameter.detach().clone() for parameter in model.local_parameters()]
 
 
 def _train_like_plain() -> None:

@@ -70,7 +70,7 @@ def assert_equal_on_all_ranks(model: nn.Module) -> None:
     flat = nn.utils.parameters_to_vector(model.parameters()).detach()
     everyones = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, flat)
-    assert all(torch.equal(each, flat) for each in everyones) and flat.isfinite().all()
+    assert all(torch.equal(everyone, flat) for everyone in everyones) and flat.isfinite().all()
 
 
 def sgd(model: nn.Module) -> torch.optim.SGD:
@@ -112,7 +112,7 @@ def ddp_with_post_local_sgd() -> None:
     train(wrapped, PostLocalSGDOptimizer(sgd(model), averager), steps=6)
     averager.average_parameters(model.parameters())
     dist.barrier()
-    assert all(each.isfinite().all() for each in model.parameters())
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 def ddp_whose_hook_steps_a_sharded_optimizer() -> None:
@@ -132,7 +132,7 @@ def fully_sharded_data_parallel_of_old() -> None:
         )
         train(model, sgd(model))
         with FullyShardedDataParallel.summon_full_params(model):
-            assert_like_plain({name: each.clone() for name, each in model.module.state_dict().items()})
+            assert_like_plain({name: value.clone() for name, value in model.module.state_dict().items()})
 
 
 def distributed_checkpoints(folder: str) -> None:
@@ -176,7 +176,7 @@ def collectives_with_gradients() -> None:
 
     def gradient(result: Any) -> float:
         x.grad = None
-        torch.stack([each.sum() for each in result]).sum().backward()
+        torch.stack([part.sum() for part in result]).sum().backward()
         assert x.grad is not None
         return float(x.grad[0])
 
@@ -193,12 +193,12 @@ def batched_messages_in_a_ring_and_to_all() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     for count, tag in itertools.product((10, 300_000), (0, 7)):
         mine = torch.full((count,), float(rank))
-        others = {each: torch.empty(count) for each in range(size) if each != rank}
-        calls = [dist.P2POp(dist.isend, mine, each, tag=tag) for each in others]
-        calls += [dist.P2POp(dist.irecv, into, each, tag=tag) for each, into in others.items()]
+        others = {other: torch.empty(count) for other in range(size) if other != rank}
+        calls = [dist.P2POp(dist.isend, mine, other, tag=tag) for other in others]
+        calls += [dist.P2POp(dist.irecv, into, key, tag=tag) for key, into in others.items()]
         for work in dist.batch_isend_irecv(calls):
             work.wait()
-        assert all(bool((into == each).all()) for each, into in others.items())
+        assert all(bool((into == key).all()) for key, into in others.items())
 
 
 FEATURES = [

@@ -29,7 +29,7 @@ def test_on_one_partition_a_model_trains_like_plain_pytorch(pool: Pools, family:
 @EACH
 def test_microbatches_together_are_the_whole_batch(family: str, case: Case) -> None:
     parts = reference(family, case.name, 4, steps=2)
-    assert any(each is not None and each.any() for each in parts.gradients[-1].values())
+    assert any(gradient is not None and gradient.any() for gradient in parts.gradients[-1].values())
     if case.whole:
         whole = reference(family, case.name, 1, steps=2)
         wrong = list(differences(parts, whole, tolerance=10 * case.tolerance))
@@ -64,7 +64,7 @@ def test_the_comparison_sees_what_is_wrong() -> None:
 
 @pytest.mark.parametrize(("family", "name"), [("attention", "encoder"), ("buffers", "residual network")])
 def test_the_comparison_allows_over_many_steps_what_rounding_does_and_no_more(family: str, name: str) -> None:
-    wanted, rounded = (reference(family, name, 2, steps=20, rounded=each) for each in (False, True))
+    wanted, rounded = (reference(family, name, 2, steps=20, rounded=flag) for flag in (False, True))
     assert not list(differences(rounded, wanted, tolerance=1e-6, rounded=rounded))
     wrong = deepcopy(wanted)
     for gradient in wrong.gradients[12].values():

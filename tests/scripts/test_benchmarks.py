@@ -36,7 +36,7 @@ def test_a_run_removes_what_killed_runs_have_left(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(launch, "FOLDERS", tmp_path)
     with pytest.raises(RuntimeError, match="the ranks ended with"):
         launch.run("no.such.module", ranks=1, mpi=None)
-    assert [each.name for each in tmp_path.iterdir()] == [f"bench-{os.getpid()}-abc"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"bench-{os.getpid()}-abc"]
 
 
 def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path)
     results = Results.load(tmp_path / "allreduce-2-mpich.json")
     names = {"smddp", "smddp zero-copy", "gloo", "do-nothing", "MPICH (C)", "MPICH (mpi4py)"}
     floors = {"floor", "floor zero-copy"}
-    assert set(results.candidates()) == names | floors | {after_a_call(each) for each in floors}
-    assert all(0 < each.p50 <= each.p99 for each in results.rows)
+    assert set(results.candidates()) == names | floors | {after_a_call(floor) for floor in floors}
+    assert all(0 < one.p50 <= one.p99 for one in results.rows)
     assert (tmp_path / "allreduce-2-mpich.png").exists()
 
 

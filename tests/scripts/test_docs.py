@@ -112,7 +112,7 @@ def run_source(example: Example, folder: str) -> None:
 def test_example_runs(example: Example, pool: Callable[[int], RankPool], tmp_path: Path) -> None:
     if example.fresh:
         outcomes = run_once(example.ranks, run_source, example, str(tmp_path), backend=None)
-        assert all(each.kind == "value" for each in outcomes), describe(run_source, outcomes)
+        assert all(outcome.kind == "value" for outcome in outcomes), describe(run_source, outcomes)
     else:
         pool(example.ranks).run(run_source, example, str(tmp_path), backend=None)
 

@@ -35,7 +35,7 @@ def smdrun(script: str, *args: object, ranks: int = 2) -> str:
 
 
 def losses(printed: str) -> list[float]:
-    return [float(each) for each in re.findall(r"loss ([\d.]+)", printed)]
+    return [float(match) for match in re.findall(r"loss ([\d.]+)", printed)]
 
 
 @pytest.fixture(scope="module")

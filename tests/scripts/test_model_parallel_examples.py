@@ -49,7 +49,7 @@ def on_ranks(pool: RankPool, script: str, text: Path, *options: object) -> str:
 
 
 def losses(printed: str) -> list[float]:
-    return [float(each) for each in re.findall(r"step \d+: loss ([\d.]+)", printed)]
+    return [float(match) for match in re.findall(r"step \d+: loss ([\d.]+)", printed)]
 
 
 def test_pipeline_prints_the_plan_draws_a_step_and_learns_like_one_process(
@@ -96,4 +96,4 @@ def test_a_hugging_face_model_learns_with_its_own_loss(pool: Pools, text: Path) 
     assert losses(printed)[1] < losses(printed)[0]
     counts = re.search(r"parameters in each process: ([\d,]+), ([\d,]+)", printed)
     assert counts is not None
-    assert all(int(each.replace(",", "")) > 10_000 for each in counts.groups())
+    assert all(int(group.replace(",", "")) > 10_000 for group in counts.groups())

@@ -91,7 +91,7 @@ def run(environment: Path, folder: Path, *words: str) -> str:
 
 @pytest.mark.parametrize(
     "example",
-    [each for each in examples() if each.place.startswith("README.md")],
+    [one for one in examples() if one.place.startswith("README.md")],
     ids=lambda each: each.place,
 )
 def test_the_readmes_examples_run_from_the_wheel_without_a_compiler(

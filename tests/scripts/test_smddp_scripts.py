@@ -75,12 +75,12 @@ def test_a_script_finds_its_place_under_every_launcher(
     launcher: str, found_under: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     found = found_under(launcher)
-    assert [(each["rank"], each["size"], each["sum"]) for each in found] == [(0, 2, 2.0), (1, 2, 2.0)]
-    for each in found:
-        assert each["LOCAL_RANK"] == each["SMDATAPARALLEL_LOCAL_RANK"] == str(each["rank"])
-        assert each["LOCAL_WORLD_SIZE"] == "2"
-        assert each["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
-    assert len({each["MASTER_PORT"] for each in found}) == 1
+    assert [(item["rank"], item["size"], item["sum"]) for item in found] == [(0, 2, 2.0), (1, 2, 2.0)]
+    for item in found:
+        assert item["LOCAL_RANK"] == item["SMDATAPARALLEL_LOCAL_RANK"] == str(item["rank"])
+        assert item["LOCAL_WORLD_SIZE"] == "2"
+        assert item["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
+    assert len({item["MASTER_PORT"] for item in found}) == 1
 
 
 def test_two_mpi_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_two_mpi_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
     outputs = [job.communicate(timeout=100)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0]
     ports = [set(re.findall(r'"MASTER_PORT": "(\d+)"', output)) for output in outputs]
-    assert all(len(each) == 1 for each in ports)
+    assert all(len(port) == 1 for port in ports)
     assert ports[0] != ports[1]
 
 
@@ -153,14 +153,14 @@ def test_smdrun_pins_ranks_apart_and_divides_the_threads(
     found = found_under("smdrun")
     if len(allowed) >= 2:
         assert not set(found[0]["cpus"]) & set(found[1]["cpus"])
-    assert all(set(each["cpus"]) <= set(allowed) for each in found)
+    assert all(set(item["cpus"]) <= set(allowed) for item in found)
     assert int(found[0]["OMP_NUM_THREADS"]) >= 1
 
 
 def test_ranks_of_smdrun_exempt_what_torch_made_from_collections(
     found_under: Callable[[str], list[dict[str, Any]]],
 ) -> None:
-    assert all(each["exempt_from_collections"] > 10_000 for each in found_under("smdrun"))
+    assert all(one["exempt_from_collections"] > 10_000 for one in found_under("smdrun"))
 
 
 def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
@@ -170,14 +170,14 @@ def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
         lambda: run(command, cwd=tmp_path, OMP_PROC_BIND="false"),
         lambda: run(["taskset", "-c", str(allowed[-1]), *command], cwd=tmp_path),
     )
-    assert [each["cpus"] for each in places(unbound)] == [allowed] * 2
-    assert [each["cpus"] for each in places(narrow)] == [[allowed[-1]]] * 2
+    assert [place["cpus"] for place in places(unbound)] == [allowed] * 2
+    assert [place["cpus"] for place in places(narrow)] == [[allowed[-1]]] * 2
 
 
 def test_ranks_of_smdrun_keep_the_memory_that_every_step_needs_unless_the_user_chose(tmp_path: Path) -> None:
     def faults(**env: str) -> list[int]:
         done = run([*LAUNCHERS["smdrun"], str(SCRIPTS / "page_faults.py")], cwd=tmp_path, **env)
-        return [int(each) for each in re.findall(r"faults (\d+)", done.stdout)]
+        return [int(match) for match in re.findall(r"faults (\d+)", done.stdout)]
 
     kept, given_back = faults(), faults(MALLOC_TRIM_THRESHOLD_="131072")
     assert len(kept) == len(given_back) == 2
@@ -192,7 +192,7 @@ def test_the_v1_script_of_the_seed_trains(launcher: str, tmp_path: Path) -> None
     done = run(command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("same model on all ranks: True") == 2
-    accuracies = [float(each) for each in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    accuracies = [float(match) for match in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracies) == 2
     assert accuracies[-1] > 0.7
     assert (tmp_path / "model" / "model.pt").stat().st_size > 10_000
@@ -205,7 +205,7 @@ def test_the_smddp_script_of_the_seed_trains_in_mixed_precision(launcher: str, t
     command = [*ON_CPU[launcher], str(SCRIPTS / "mnist_smddp.py"), "--epochs", "2"]
     done = run(command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model"))
     assert done.returncode == 0, done.stdout + done.stderr
-    accuracies = [float(each) for each in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    accuracies = [float(match) for match in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracies) == 2
     assert accuracies[-1] > 0.6
     assert (tmp_path / "model" / "model.pt").stat().st_size > 10_000
@@ -244,11 +244,11 @@ def test_smdrun_sets_what_a_container_sets_binds_if_wanted_and_leaves_no_empty_f
 ) -> None:
     command = [*ON_CPU["smdrun"], "--no-bind", str(SCRIPTS / "place.py")]
     found = places(run(command, cwd=tmp_path, OMP_NUM_THREADS="3"))
-    assert [each["cpus"] for each in found] == [sorted(os.sched_getaffinity(0))] * 2
-    assert [each["OMP_NUM_THREADS"] for each in found] == ["3", "3"]
+    assert [item["cpus"] for item in found] == [sorted(os.sched_getaffinity(0))] * 2
+    assert [item["OMP_NUM_THREADS"] for item in found] == ["3", "3"]
     assert found[0]["SM_MODEL_DIR"] == str(tmp_path / "output" / "model")
     assert found[0]["SM_NUM_GPUS"] == "2"
-    assert [each["OMPI_COMM_WORLD_LOCAL_RANK"] for each in found] == ["0", "1"]
+    assert [item["OMPI_COMM_WORLD_LOCAL_RANK"] for item in found] == ["0", "1"]
     assert list(tmp_path.iterdir()) == []
 
 

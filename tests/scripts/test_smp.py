@@ -35,7 +35,7 @@ def run(*options: str, ranks: int) -> str:
 
 
 def losses(printed: str) -> list[float]:
-    return [float(each) for each in re.findall(r"loss ([\d.]+)", printed)]
+    return [float(match) for match in re.findall(r"loss ([\d.]+)", printed)]
 
 
 def plain_losses() -> list[float]:

@@ -58,8 +58,8 @@ def plain_gpt2(steps: int, replicas: int) -> tuple[dict[int, float], float, dict
     """Losses by step, the evaluation after the last, and the model, of plain PyTorch on the same data."""
     torch.manual_seed(7)
     model = GPT2LMHeadModel(gpt2.configuration())
-    decayed = [each for each in model.parameters() if each.dim() > 1]
-    others = [each for each in model.parameters() if each.dim() <= 1]
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": 0.1},
         {"params": others, "weight_decay": 0.0},
@@ -123,10 +123,10 @@ def plain_bert(steps: int, *, autocast: bool = False) -> dict[int, float]:
     torch.manual_seed(3)
     model = BertForPreTraining(bert.configuration())
     bare = ("bias", "gamma", "beta", "LayerNorm")
-    named = [(name, each) for name, each in model.named_parameters()]
+    named = [(name, parameter) for name, parameter in model.named_parameters()]
     groups = [
-        {"params": [p for n, p in named if not any(each in n for each in bare)], "weight_decay": 0.01},
-        {"params": [p for n, p in named if any(each in n for each in bare)], "weight_decay": 0.0},
+        {"params": [p for n, p in named if not any(one in n for one in bare)], "weight_decay": 0.01},
+        {"params": [p for n, p in named if any(one in n for one in bare)], "weight_decay": 0.0},
     ]
     optimizer = FusedLAMB(groups, lr=0.02)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.1, 1 - step / 20))
@@ -149,7 +149,7 @@ def plain_bert(steps: int, *, autocast: bool = False) -> dict[int, float]:
 
 
 def _halves(batch: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
-    yield from zip(*(each.chunk(2) for each in batch), strict=True)
+    yield from zip(*(one.chunk(2) for one in batch), strict=True)
 
 
 def test_the_bert_like_script_learns_like_plain_pytorch_and_resumes_on_another_split(
@@ -164,7 +164,7 @@ def test_the_bert_like_script_learns_like_plain_pytorch_and_resumes_on_another_s
     )
     assert losses(printed) == pytest.approx(wanted, rel=2e-5)
     assert "scale 1024.0" in printed
-    kept = sorted(each.name for each in first.glob("ckpt_*_*"))
+    kept = sorted(path.name for path in first.glob("ckpt_*_*"))
     assert kept == ["ckpt_3.pt_0", "ckpt_3.pt_1", "ckpt_4.pt_0", "ckpt_4.pt_1"]
     shutil.copytree(first, second)  # both resumed jobs save again
     resume = ["--resume_step", 3, "--output_dir"]
@@ -208,7 +208,7 @@ def test_the_mnist_like_script_that_hard_codes_cuda_learns_on_the_cpu(
         list(map(str, [*command, *options])), capture_output=True, text=True, timeout=110, env=environ
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    accuracies = [float(each) for each in re.findall(r"accuracy ([\d.]+)", done.stdout)]
+    accuracies = [float(match) for match in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracies) == ranks // 2
     assert min(accuracies) > 0.9
     assert ("nothing of the model lives on partition 0 of 2" in done.stderr) == ("--compile" in options)

@@ -139,8 +139,8 @@ def reference(
             if rounded:
                 round_gradients(model, step)
             optimizer.step()
-    result.parameters = {each: p.detach().clone() for each, p in model.named_parameters()}
-    result.buffers = {each: b.detach().clone() for each, b in model.named_buffers()}
+    result.parameters = {parameter: p.detach().clone() for parameter, p in model.named_parameters()}
+    result.buffers = {buffer: b.detach().clone() for buffer, b in model.named_buffers()}
     return result
 
 
@@ -333,10 +333,10 @@ def _plain_backward(
     backward = _backward(1 / len(batches) if case.averaged else 1.0)
     losses = [case.train(case, model, backward, batch).item() for batch in batches]
     if not case.averaged:
-        for each in model.parameters():
-            each.grad = None if each.grad is None else each.grad / replicas
+        for parameter in model.parameters():
+            parameter.grad = None if parameter.grad is None else parameter.grad / replicas
     result.losses.append(sum(losses) / len(losses))
-    result.gradients.append({each: _copy(p.grad) for each, p in model.named_parameters()})
+    result.gradients.append({parameter: _copy(p.grad) for parameter, p in model.named_parameters()})
 
 
 def round_gradients(model: nn.Module, seed: int) -> None:
@@ -435,7 +435,7 @@ def _differ(
 
 
 def _largest(gradients: Mapping[str, Tensor | None]) -> float:
-    found = (each.abs().max().item() for each in gradients.values() if each is not None)
+    found = (gradient.abs().max().item() for gradient in gradients.values() if gradient is not None)
     return float(max(found, default=1.0))
 
 
@@ -450,9 +450,9 @@ def _backward(share: float) -> Callable[..., None]:
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         given = [grad_tensors] if isinstance(grad_tensors, Tensor) else grad_tensors or [None] * len(roots)
         ones = (
-            torch.ones_like(root) if each is None else each for root, each in zip(roots, given, strict=True)
+            torch.ones_like(root) if pair is None else pair for root, pair in zip(roots, given, strict=True)
         )
-        torch.autograd.backward(roots, [each * share for each in ones])
+        torch.autograd.backward(roots, [one * share for one in ones])
 
     return backward
 
@@ -464,12 +464,12 @@ def _cut(batch: tuple[Any, ...], pieces: int) -> list[tuple[Any, ...]]:
 
 def _piece(value: Any, pieces: int, index: int) -> Any:
     if isinstance(value, dict):
-        return {key: _piece(each, pieces, index) for key, each in value.items()}
+        return {key: _piece(element, pieces, index) for key, element in value.items()}
     return value.tensor_split(pieces)[index] if isinstance(value, Tensor) and value.dim() else value
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [each for each in model.parameters() if each.requires_grad]
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

@@ -51,7 +51,7 @@ def some_setups(case: Case, number: int) -> Iterator[Setup]:
     ways = itertools.cycle(itertools.product(counts, ("interleaved", "simple")))
     for _ in range(number % 8):
         next(ways)
-    usual = [each for each in case.placements(2) if each not in case.fixed.get(2, {})]
+    usual = [one for one in case.placements(2) if one not in case.fixed.get(2, {})]
     chosen = {usual[(number + i) % len(usual)] for i in range(2)} if usual else set()
     placements = [*sorted(chosen), *case.fixed.get(2, {})]
     steps = itertools.chain([LONG if number % 2 == 0 else 2], itertools.repeat(2))
@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
 def _short(line: str) -> str:
     """Of what ranks raised, the errors without the tracebacks."""
     first, *rest = line.splitlines()
-    return "\n".join([first, *(each[:300] for each in rest if each.startswith("--- rank"))])
+    return "\n".join([first, *(one[:300] for one in rest if one.startswith("--- rank"))])
 
 
 if __name__ == "__main__":

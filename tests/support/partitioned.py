@@ -22,7 +22,7 @@ def restart(**settings: object) -> None:
 
 def make_plan(module: nn.Module, stages: int) -> Plan:
     """Leaf modules spread over the stages in order; everything around them on stage 0."""
-    leaves = [name for name, each in module.named_modules() if not list(each.children())]
+    leaves = [name for name, submodule in module.named_modules() if not list(submodule.children())]
     places = {name: index * stages // len(leaves) for index, name in enumerate(leaves)}
     homes = {name: places.get(name, 0) for name, _ in module.named_modules(remove_duplicate=False)}
     owners: dict[int, int] = {}

@@ -55,7 +55,7 @@ def test_the_suite_runs_on_the_oldest_and_the_short_list_on_the_newest(
     file: str, version: tuple[int, int]
 ) -> None:
     pinned = re.findall(r"^torch==(\d+)\.(\d+)\.", (ROOT / file).read_text(), re.MULTILINE)
-    assert [tuple(map(int, each)) for each in pinned] == [version]
+    assert [tuple(map(int, one)) for one in pinned] == [version]
 
 
 def imports_beside(metadata: Path, rank: int, version: str) -> str:

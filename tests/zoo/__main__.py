@@ -53,9 +53,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     results = Results(options.out)
     until = time.monotonic() + options.seconds
-    chosen = [
-        each for library in options.libraries for each in names(library) if re.search(options.only, each)
-    ]
+    chosen = [key for library in options.libraries for key in names(library) if re.search(options.only, key)]
     for stages in options.stages:
         with closing(RankPool(stages)) as pool, closing(RankPool(1)) as alone:
             for name in chosen:

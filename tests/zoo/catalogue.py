@@ -18,7 +18,7 @@ LIBRARIES = ("transformers", *sorted(_MADE))
 def names(library: str) -> list[str]:
     """The names of a library's models."""
     models = transformers_zoo.candidates() if library == "transformers" else _MADE[library]
-    return [f"{library}: {each}" for each in models]
+    return [f"{library}: {model}" for model in models]
 
 
 def find(name: str) -> Model:

@@ -26,16 +26,16 @@ def _mapped(module: nn.Module) -> nn.Module:
     state = module.state_dict()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
-        own = {name: each for name, each in state.items() if _alone(name, each, state)}
-        save_file({name: each.contiguous() for name, each in own.items()}, path)
+        own = {name: value for name, value in state.items() if _alone(name, value, state)}
+        save_file({name: value.contiguous() for name, value in own.items()}, path)
         module.load_state_dict(load_file(path), strict=False, assign=True)
     return module
 
 
 def _alone(name: str, tensor: Tensor, state: _State) -> bool:
     memory = tensor.untyped_storage().data_ptr()
-    others = (each for other, each in state.items() if other != name)
-    return tensor.numel() > 0 and all(each.untyped_storage().data_ptr() != memory for each in others)
+    others = (value for other, value in state.items() if other != name)
+    return tensor.numel() > 0 and all(one.untyped_storage().data_ptr() != memory for one in others)
 
 
 def _not_checkpointed(module: nn.Module) -> None:
@@ -80,7 +80,7 @@ def loss_of(out: Any) -> Tensor:
     loss = getattr(out, "loss", None)
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss.reshape(())
-    terms = [each.float().square().mean() for each in _tensors(out)]
+    terms = [tensor.float().square().mean() for tensor in _tensors(out)]
     total: Tensor = sum(terms[1:], terms[0])
     return total
 

@@ -36,7 +36,7 @@ def _diffusers(name: str, inputs: dict[str, tuple[int, ...]], **options: Any) ->
         return made
 
     def batch(step: int) -> dict[str, Any]:
-        given = {each: _random(step + place, *shape) for place, (each, shape) in enumerate(inputs.items())}
+        given = {item: _random(step + place, *shape) for place, (item, shape) in enumerate(inputs.items())}
         return given if "Autoencoder" in name or name == "VQModel" else {**given, "timestep": TIMES}
 
     def checkpoint(module: nn.Module) -> None:
@@ -236,7 +236,7 @@ def _convolutions(norm: Callable[[int], nn.Module]) -> nn.Module:
 
 
 def _normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    return nn.Sequential(*[each for _ in range(4) for each in (norm(nn.Linear(WIDTH, WIDTH)), nn.GELU())])
+    return nn.Sequential(*[one for _ in range(4) for one in (norm(nn.Linear(WIDTH, WIDTH)), nn.GELU())])
 
 
 def _plain(build: Callable[[], nn.Module], **shapes: tuple[int, ...]) -> Model:

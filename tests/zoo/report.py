@@ -70,7 +70,7 @@ def _row(title: str, lines: Sequence[Line], traced: dict[str, str]) -> str:
     count = Counter(line["status"] for line in lines)
     tried = [traced[line["model"]] for line in lines if line["model"] in traced]
     tracer = f"{tried.count('split')} of {len(tried)}" if tried else "not run"
-    return f"| {title} | {len(lines)} | {' | '.join(str(count[each]) for each in STATUSES)} | {tracer} |"
+    return f"| {title} | {len(lines)} | {' | '.join(str(count[status]) for status in STATUSES)} | {tracer} |"
 
 
 def _library(line: Line) -> str:

@@ -43,15 +43,15 @@ def split(pool: RankPool, alone: RankPool, name: str, stages: int) -> Line:
     ranks = found["value"]
     if "plain" in ranks[0]:
         return {"kind": "plain", "model": name, "status": "no case", "why": ranks[0]["plain"]}
-    lines = [f"rank {rank}: {line}" for rank, each in enumerate(ranks) for line in each["lines"]]
-    here = [name for each in ranks for name in each["here"]]
+    lines = [f"rank {rank}: {line}" for rank, other in enumerate(ranks) for line in other["lines"]]
+    here = [name for other in ranks for name in other["here"]]
     if sorted(here) != ranks[0]["names"]:
         lines.append("the ranks' parameters are not the model's, each once")
     if lines:
         again = _outcome(lambda: alone.run(plain_problem, name, backend=None, timeout=TIMEOUT)[0])
         if again.get("value"):
             return {"kind": "plain", "model": name, "status": "no case", "why": again["value"]}
-    used = sum(bool(each["here"]) for each in ranks)
+    used = sum(bool(other["here"]) for other in ranks)
     return {**way, "status": "wrong" if lines else "equal", "why": "; ".join(lines), "used": used}
 
 
@@ -60,7 +60,7 @@ def _outcome(call: Callable[[], Any]) -> Line:
     try:
         return {"value": call()}
     except RankFailed as failed:
-        kinds = {each.kind for each in failed.outcomes}
+        kinds = {outcome.kind for outcome in failed.outcomes}
         if "timeout" in kinds:
             return {"status": "hang", "why": "no answer in time"}
         if "died" in kinds:
@@ -69,7 +69,7 @@ def _outcome(call: Callable[[], Any]) -> Line:
 
 
 def _of_errors(failed: RankFailed) -> Line:
-    errors = [each.value for each in failed.outcomes if each.kind == "error"]
-    causes = [each for each in errors if not isinstance(each, PeerFailed)] or errors
+    errors = [outcome.value for outcome in failed.outcomes if outcome.kind == "error"]
+    causes = [error for error in errors if not isinstance(error, PeerFailed)] or errors
     text = f"{type(causes[0]).__name__}: {' '.join(str(causes[0]).split())[:600]}"
     return {"status": "refused" if isinstance(causes[0], SMPError) else "failed", "why": text}

@@ -98,7 +98,7 @@ def _small_list(name: str, values: list[Any] | tuple[Any, ...]) -> Any:
         return [[kinds, LAYERS // len(kinds)]]
     if name in _LAYER_LISTS:
         return [*dict.fromkeys(values), *values][:LAYERS] if len(values) >= LAYERS else values
-    if not all(isinstance(each, int) and not isinstance(each, bool) for each in values):
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return values
     if name in ("depths", "num_blocks", "layers"):
         return type(values)([1] * len(values))

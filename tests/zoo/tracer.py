@@ -35,9 +35,9 @@ def tracer_problem(name: str) -> str | None:
 def _middle(module: nn.Module) -> str:
     """The name of the middle one of the longest row of layers, or of all children."""
     rows = [
-        (len(each), name)
-        for name, each in module.named_modules()
-        if isinstance(each, nn.ModuleList | nn.Sequential)
+        (len(submodule), name)
+        for name, submodule in module.named_modules()
+        if isinstance(submodule, nn.ModuleList | nn.Sequential)
     ]
     length, name = max(rows, key=lambda row: row[0], default=(0, ""))
     if length >= 2:

@@ -60,7 +60,7 @@ def _tried_plain(name: str, *, load: bool, checkpoint: bool) -> tuple[Trained, s
 def _does_not_train(trained: Trained) -> str | None:
     if not all(torch.tensor(trained.losses).isfinite()):
         return "the loss is not finite"
-    if not any(each is not None and each.any() for each in trained.gradients[-1].values()):
+    if not any(gradient is not None and gradient.any() for gradient in trained.gradients[-1].values()):
         return "no gradient"
     return None
 
@@ -131,7 +131,7 @@ def _train_plain(
         if rounded:
             round_gradients(module, step)
         optimizer.step()
-    result.state = {name: each.detach().clone() for name, each in module.state_dict().items()}
+    result.state = {name: value.detach().clone() for name, value in module.state_dict().items()}
     return result
 
 
@@ -155,16 +155,16 @@ def _train_split(model: Model, *, load: bool, checkpoint: bool) -> tuple[Trained
         result.losses.append(train_step(*_divided(model.batch(step))).reduce_mean().item())
         result.gradients.append(_gradients(distributed.local_named_parameters()))
         optimizer.step()
-    result.state = {name: each.detach().clone() for name, each in distributed.state_dict().items()}
+    result.state = {name: value.detach().clone() for name, value in distributed.state_dict().items()}
     return result, [name for name, _ in distributed.local_named_parameters()]
 
 
 def _forget_statistics(*results: Trained) -> None:
     """Leave out the running statistics of norms: a repeated forward changes them again, at another time."""
-    for each in results:
-        each.state = {
+    for result in results:
+        result.state = {
             name: tensor
-            for name, tensor in each.state.items()
+            for name, tensor in result.state.items()
             if name.rpartition(".")[2] not in ("running_mean", "running_var", "num_batches_tracked")
         }
 
@@ -181,7 +181,7 @@ def _differences(found: Trained, wanted: Trained, swayed: Trained | None = None)
             yield f"loss of step {step}: {got!r}, plain PyTorch {want!r}"
     for step, gradients in enumerate(found.gradients):
         largest = max(
-            (_largest(each) for each in wanted.gradients[step].values() if each is not None), default=0
+            (_largest(gradient) for gradient in wanted.gradients[step].values() if gradient is not None), default=0
         )
         for name, got in gradients.items():
             want, sway = (
@@ -236,21 +236,21 @@ def pieces(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What each microbatch gets of a batch."""
     rows, whole = _divided(batch)
     for index in range(MICROBATCHES):
-        yield {**{name: each.chunk(MICROBATCHES)[index] for name, each in rows.items()}, **whole}
+        yield {**{name: row.chunk(MICROBATCHES)[index] for name, row in rows.items()}, **whole}
 
 
 def _divided(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What has a row for each sample, and what all samples share."""
-    rows = {name: each for name, each in batch.items() if isinstance(each, Tensor) and len(each) == ROWS}
-    return rows, {name: each for name, each in batch.items() if name not in rows}
+    rows = {name: value for name, value in batch.items() if isinstance(value, Tensor) and len(value) == ROWS}
+    return rows, {name: value for name, value in batch.items() if name not in rows}
 
 
 def _gradients(parameters: Any) -> dict[str, Tensor | None]:
-    return {name: None if each.grad is None else each.grad.clone() for name, each in parameters}
+    return {name: None if parameter.grad is None else parameter.grad.clone() for name, parameter in parameters}
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:
-    return [each for each in module.parameters() if each.requires_grad]
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 @contextlib.contextmanager

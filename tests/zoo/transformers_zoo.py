@@ -43,7 +43,7 @@ def make(model_type: str) -> Model:
     """
     kind = _class_of(model_type)
     with torch.device("meta"):
-        size = sum(each.numel() for each in kind(_config(model_type)).parameters())
+        size = sum(parameter.numel() for parameter in kind(_config(model_type)).parameters())
     if size > MOST_PARAMETERS:
         raise ValueError(f"{size:,} parameters are not tiny")
 
@@ -57,8 +57,8 @@ def make(model_type: str) -> Model:
 
 
 def _class_of(model_type: str) -> Any:
-    for each in LISTS:
-        found = getattr(modeling_auto, each).get(model_type)
+    for inner in LISTS:
+        found = getattr(modeling_auto, inner).get(model_type)
         if found is not None:
             return getattr(transformers, found if isinstance(found, str) else found[0])
     raise KeyError(model_type)

@@ -78,7 +78,7 @@ class InGlue(Layers):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         q, k, v = (
-            each(x).view(rows, 5, 2, 6).transpose(1, 2) for each in (self.first, self.second, self.third)
+            one(x).view(rows, 5, 2, 6).transpose(1, 2) for one in (self.first, self.second, self.third)
         )
         a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         scores = torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1)

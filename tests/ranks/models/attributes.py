@@ -79,9 +79,9 @@ def experts() -> nn.Module:
 
 def with_losses_of_experts(model: Any, x: Tensor, y: Tensor) -> Tensor:
     loss = F.cross_entropy(model(x), y)
-    for each in plain_module(model).children():
-        if isinstance(each, Expert):
-            loss = loss + 0.1 * each.aux
+    for child in plain_module(model).children():
+        if isinstance(child, Expert):
+            loss = loss + 0.1 * child.aux
     return loss
 
 
@@ -144,11 +144,11 @@ def made_by_hooks() -> nn.Module:
             return out
 
     model = Scaled()
-    for each in (model.first, model.second, model.third):
-        each.raw = nn.Parameter(each.weight.detach().clone())
-        each.gain = nn.Parameter(torch.full((WIDTH, 1), 0.1))
-        del each.weight
-        each.register_forward_pre_hook(scale)
+    for one in (model.first, model.second, model.third):
+        one.raw = nn.Parameter(one.weight.detach().clone())
+        one.gain = nn.Parameter(torch.full((WIDTH, 1), 0.1))
+        del one.weight
+        one.register_forward_pre_hook(scale)
     return model
 
 

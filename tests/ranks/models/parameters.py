@@ -32,7 +32,7 @@ class Borrowed(Layers):
     def forward(self, x: Tensor) -> Tensor:
         h = self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
         h = F.linear(h, self.first.weight, self.first.bias) + self.second.bias
-        penalty = sum(each.pow(2).sum() for each in self.parameters())
+        penalty = sum(parameter.pow(2).sum() for parameter in self.parameters())
         out: Tensor = self.head(h @ self.third.weight.t()) + penalty * 1e-2
         return out
 
@@ -67,8 +67,8 @@ class Read(Layers):
 def decayed_loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
     """Weight decay written into the loss."""
     module = plain_module(model)
-    decay = torch.stack([each.pow(2).mean() for each in module.parameters()]).sum()
-    norms = torch.norm(torch.cat([each.flatten() for _, each in module.named_parameters()]))
+    decay = torch.stack([parameter.pow(2).mean() for parameter in module.parameters()]).sum()
+    norms = torch.norm(torch.cat([parameter.flatten() for _, parameter in module.named_parameters()]))
     return cross_entropy(model, x, y) + decay * 0.01 + norms * 1e-3
 
 
@@ -169,11 +169,11 @@ def in_turn(case: Case, model: Any, backward: Callable[..., None], batch: Batch)
     maker, judge = (module.first, module.second), (module.third, module.head)
     losses = []
     for factor, learning, frozen in ((1.0, maker, judge), (-0.7, judge, maker)):
-        for each in learning:
-            each.requires_grad_(True)
-        for each in frozen:
-            each.weight.requires_grad = False
-            each.bias.requires_grad_(False)
+        for one in learning:
+            one.requires_grad_(True)
+        for one in frozen:
+            one.weight.requires_grad = False
+            one.bias.requires_grad_(False)
         loss = factor * case.loss(model, x, y)
         backward(loss)
         losses.append(loss.detach())
@@ -195,8 +195,8 @@ class Teacher(Layers):
         with torch.no_grad():
             self.follow(x)
             wanted = x
-            for each in self.taught:
-                wanted = torch.tanh(each(wanted))
+            for one in self.taught:
+                wanted = torch.tanh(one(wanted))
         h = torch.tanh(self.third(torch.tanh(self.second(torch.tanh(self.first(x))))))
         out: Tensor = self.head(h)
         return out + F.mse_loss(h, wanted)

@@ -148,7 +148,7 @@ def check_multigpu(rank: int, ranks: list[int], group: object) -> None:
     def own(each: int) -> list[torch.Tensor]:
         return [values(2 * each), values(2 * each + 1)]
 
-    everything = [tensor for each in ranks for tensor in own(each)]
+    everything = [tensor for other in ranks for tensor in own(other)]
     total = functools.reduce(operator.add, everything)
     tensors = own(rank)
     dist.all_reduce_multigpu(tensors, group=group)
@@ -165,8 +165,8 @@ def check_multigpu(rank: int, ranks: list[int], group: object) -> None:
         same(tensor, own(ranks[-1])[0], "broadcast_multigpu")
     outputs = [[torch.zeros(3, 5) for _ in everything] for _ in range(2)]
     dist.all_gather_multigpu(outputs, own(rank), group)
-    for each in outputs:
-        for output, want in zip(each, everything, strict=True):
+    for one in outputs:
+        for output, want in zip(one, everything, strict=True):
             same(output, want, "all_gather_multigpu")
 
 

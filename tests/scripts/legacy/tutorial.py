@@ -96,7 +96,7 @@ def train(rank, size):
             loss.backward()
             average_gradients(model)
             optimizer.step()
-    checksum = sum(each.double().sum() for each in model.parameters()).item()
+    checksum = sum(parameter.double().sum() for parameter in model.parameters()).item()
     print("Rank %d loss %.3f checksum %.9f" % (rank, epoch_loss / 2, checksum), flush=True)
 
 
@@ -109,7 +109,7 @@ def run(rank, size):
     assert reduced.tolist() == [size * i + size * (size - 1) / 2 for i in range(3)]
     found = [torch.zeros(1) for _ in range(size)] if rank == 0 else None
     gather(torch.ones(1) * rank, rank, found)
-    assert rank > 0 or [each.item() for each in found] == list(range(size))
+    assert rank > 0 or [item.item() for item in found] == list(range(size))
     train(rank, size)
 
 

@@ -78,9 +78,9 @@ synchronize()
 found = all_gather(
     {"rank": get_rank(), "boxes": ["x" * 7] * get_rank(), "losses": {k: v.item() for k, v in reduced.items()}}
 )
-assert [each["rank"] for each in found] == list(range(get_world_size()))
-assert all(each["losses"] == found[0]["losses"] for each in found)
-checksum = sum(each.double().sum() for each in model.parameters()).detach()
+assert [item["rank"] for item in found] == list(range(get_world_size()))
+assert all(item["losses"] == found[0]["losses"] for item in found)
+checksum = sum(parameter.double().sum() for parameter in model.parameters()).detach()
 lowest = checksum.clone()
 dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
 print("same model:", bool(lowest == checksum))

@@ -86,10 +86,10 @@ def main():
             print(f"epoch {epoch} accuracy {test(model, device, test_loader):.3f}")
         scheduler.step()
 
-    checksum = sum(each.detach().double().sum() for each in model.module.parameters())
+    checksum = sum(parameter.detach().double().sum() for parameter in model.module.parameters())
     everyone = [torch.zeros_like(checksum) for _ in range(world_size)]
     dist.all_gather(everyone, checksum)
-    print(f"same model on all ranks: {len({each.item() for each in everyone}) == 1}")
+    print(f"same model on all ranks: {len({one.item() for one in everyone}) == 1}")
     # Save model on master node.
     if dist.get_rank() == 0:
         torch.save(model.module.state_dict(), os.path.join(args.model_dir, "model.pt"))

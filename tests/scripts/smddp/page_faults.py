@@ -7,8 +7,8 @@ import torch
 
 def step() -> None:
     """Three tensors of 24 MiB."""
-    for each in [torch.ones(6 << 20) for _ in range(3)]:
-        each.add_(1)
+    for index in [torch.ones(6 << 20) for _ in range(3)]:
+        index.add_(1)
 
 
 def faults() -> int:

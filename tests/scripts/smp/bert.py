@@ -146,7 +146,7 @@ def main():
         if step < args.resume_step:
             continue
         per_rank = args.train_batch_size // smp.dp_size()
-        mine = [each[smp.dp_rank() * per_rank : (smp.dp_rank() + 1) * per_rank].to(device) for each in batch]
+        mine = [one[smp.dp_rank() * per_rank : (smp.dp_rank() + 1) * per_rank].to(device) for one in batch]
         loss_mb = smp_step(args, device, *mine, model, criterion, scaler)
         take_optimizer_step(args, optimizer, model, scheduler, scaler)
         loss = loss_mb.reduce_mean()

@@ -83,7 +83,7 @@ def main():
         for data, target in batches(2, 16):
             losses, corrects = test_step(model, data, target)
             total, correct = total + sum(losses), correct + sum(corrects)
-    assert len({round(each, 4) for each in smp.allgather(total, smp.DP_GROUP)}) == 1
+    assert len({round(one, 4) for one in smp.allgather(total, smp.DP_GROUP)}) == 1
     if smp.mp_rank() == 0 and smp.dp_rank() == 0:
         print(f"correct {correct}/32")
     if args.save:

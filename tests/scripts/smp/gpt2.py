@@ -14,7 +14,7 @@ import smdistributed.modelparallel.torch as smp
 from smdistributed.modelparallel.torch.nn.huggingface.gpt2 import translate_state_dict_to_hf_gpt2
 from smdistributed.modelparallel.torch.utils import rmsg
 
-SMP_VERSION = tuple(int(each) for each in smdistributed.modelparallel.__version__.split("."))
+SMP_VERSION = tuple(int(word) for word in smdistributed.modelparallel.__version__.split("."))
 VOCABULARY, LENGTH = 37, 12
 
 
@@ -195,8 +195,8 @@ def main():
     if args.activation_checkpointing:
         for layer in m.transformer.h.children():
             smp.set_activation_checkpointing(layer, strategy=args.activation_strategy)
-    decayed = [each for each in model.parameters() if each.dim() > 1]
-    others = [each for each in model.parameters() if each.dim() <= 1]
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=0.01
     )
@@ -209,7 +209,7 @@ def main():
     lr_scheduler = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
 
     def announce(model, optimizer):
-        count = sum(each.numel() for each in model.local_parameters())
+        count = sum(parameter.numel() for parameter in model.local_parameters())
         print(rmsg(f"stage {smp.pp_rank()} has {count} parameters"), flush=True)
 
     model.register_post_partition_hook(announce)

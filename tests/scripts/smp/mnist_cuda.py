@@ -112,7 +112,7 @@ def main():
             test_loss += sum(loss_batch)
             correct += sum(correct_batch)
     losses = smp.allgather(test_loss, smp.MP_GROUP)
-    assert all(math.isclose(each, losses[0]) for each in losses)
+    assert all(math.isclose(loss, losses[0]) for loss in losses)
     if smp.mp_rank() == 0:
         print("accuracy %.3f" % (correct / len(dataset)), flush=True)
 

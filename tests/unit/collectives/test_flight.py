@@ -15,6 +15,6 @@ def test_a_chrome_trace_has_a_process_a_rank_and_shows_what_is_not_over(tmp_path
     ]
     write_group_trace(events, tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    spans = [each for each in trace if each["ph"] == "X"]
-    assert [(each["pid"], each["ts"], each["dur"]) for each in spans] == [(0, 1.0, 2.0), (1, 2.0, 1.0)]
+    spans = [one for one in trace if one["ph"] == "X"]
+    assert [(span["pid"], span["ts"], span["dur"]) for span in spans] == [(0, 1.0, 2.0), (1, 2.0, 1.0)]
     assert spans[1]["name"] == "forward (not over)"

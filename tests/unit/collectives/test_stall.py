@@ -13,7 +13,7 @@ def test_a_stall_names_the_collective_and_who_has_not_entered_it() -> None:
     stall = find_stall([member(0, 5, 4), member(1, 4, 4, "stopped"), member(2, 5, 4)])
     assert stall is not None
     assert (stall.sequence, stall.operation, stall.inside) == (5, "call 5", (0, 2))
-    assert [each.rank for each in stall.missing] == [1]
+    assert [one.rank for one in stall.missing] == [1]
 
 
 def test_ranks_that_are_all_inside_or_all_outside_are_no_stall() -> None:

@@ -58,7 +58,7 @@ def test_containers_are_gone_through_and_keep_their_classes() -> None:
     assert args[1][0].tolist() == args[1][1]["a"].tolist() == [2, 3]
     assert type(args[2]) is Pair and args[2].second.tolist() == [2, 3]
     assert type(args[3]) is Output and args[3]["a"].tolist() == [2, 3]
-    assert [each.tolist() for each in args[4]] == [[2, 3]]
+    assert [argument.tolist() for argument in args[4]] == [[2, 3]]
     assert type(args[5]) is Batch and args[5].ids.tolist() == [2, 3] and args[5].name == "n"
     assert args[6] == 7 and args[7].item() == 3.0
     assert given[5].ids is x, "the caller's own objects stay as they are"

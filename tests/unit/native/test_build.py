@@ -94,8 +94,8 @@ def test_only_what_is_outside_the_core_sees_torch() -> None:
 
 def test_objects_that_no_build_has_used_for_long_are_removed(tmp_path: Path) -> None:
     used, recent, forgotten = (tmp_path / f"{name}.o" for name in ("used", "recent", "forgotten"))
-    for each in (used, recent, forgotten):
-        each.write_text("")
+    for one in (used, recent, forgotten):
+        one.write_text("")
     long_ago = time.time() - (objects.UNUSED_DAYS + 1) * 86400
     os.utime(used, (long_ago, long_ago))
     os.utime(forgotten, (long_ago, long_ago))

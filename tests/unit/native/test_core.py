@@ -18,13 +18,13 @@ INHERITED = {"__doc__", "__module__", "_pybind11_conduit_v1_"}  # what every cla
 def definitions(node: ast.Module | ast.ClassDef) -> dict[str, ast.stmt]:
     """What the stub defines there, by name; not what describes values of dictionaries alone."""
     found: dict[str, ast.stmt] = {}
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef) or (
-            isinstance(each, ast.ClassDef) and [*map(ast.unparse, each.bases)] != ["TypedDict"]
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) or (
+            isinstance(one, ast.ClassDef) and [*map(ast.unparse, one.bases)] != ["TypedDict"]
         ):
-            found[each.name] = each
-        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            found[each.target.id] = each
+            found[one.name] = one
+        elif isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            found[one.target.id] = one
     return found
 
 
@@ -48,7 +48,7 @@ def test_the_stub_names_the_arguments_that_the_core_names() -> None:
     for name, node in definitions(STUB).items():
         found = re.match(rf"{name}\(\*, (.*)\) ->", getattr(load(), name).__doc__ or "")
         if found is not None and isinstance(node, ast.FunctionDef):
-            named[name] = [each.arg for each in node.args.kwonlyargs]
+            named[name] = [kwonlyarg.arg for kwonlyarg in node.args.kwonlyargs]
             assert re.findall(r"(?:^|, )(\w+): ", found[1]) == named[name]
     assert {"make_shared_backend", "make_gloo_backend"} <= set(named)
 

@@ -24,7 +24,7 @@ def gradients(step: int) -> list[Tensor]:
 
 def test_the_global_norm_is_that_of_all_gradients_as_one_vector() -> None:
     grads = [torch.full((1000,), 300.0, dtype=torch.bfloat16), torch.full((3,), 1e-3), *gradients(0)]
-    wanted = torch.cat([each.double().flatten() for each in grads]).norm()
+    wanted = torch.cat([grad.double().flatten() for grad in grads]).norm()
     found = global_norm(grads)
     assert found.dtype == torch.float64 and found.shape == ()
     assert found.item() == pytest.approx(wanted.item(), rel=1e-7)

@@ -51,7 +51,7 @@ def _methods() -> Iterator[tuple[str, int]]:
     for file in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ClassDef):
-                methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+                methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
                 yield f"{file.relative_to(SOURCES)}: {node.name}", len(methods)
 
 

@@ -31,7 +31,7 @@ def test_the_doctors_findings_can_be_read_by_programs(monkeypatch: pytest.Monkey
 def test_the_quick_checks_pass_on_this_machine_and_the_list_says_so() -> None:
     quick = [check for check in checks.CHECKS if check is not checks.check_core]
     findings = [check() for check in quick]
-    assert [each.what for each in findings if each.state == "bad"] == []
+    assert [one.what for one in findings if one.state == "bad"] == []
     text = "\n".join(as_lines(findings))
     for finding in findings:
         assert finding.what in text

@@ -9,7 +9,7 @@ from opensmd.launch.output.lines import LineAssembler, Segment
 
 def segments(*chunks: bytes) -> list[tuple[str, str]]:
     lines = LineAssembler()
-    found = [(each.text, each.end) for chunk in chunks for each in lines.feed(chunk)]
+    found = [(one.text, one.end) for chunk in chunks for one in lines.feed(chunk)]
     return [*found, (lines.take_rest().text, "")] if lines.waiting else found
 
 

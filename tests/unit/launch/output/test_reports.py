@@ -83,7 +83,7 @@ def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert found is not None and found.of_communication and found.rank == 3
     assert found.message.startswith("ConnectionError: Connection closed")
     assert "Traceback (most recent call last)" in found.text
-    assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
+    assert [one.name for one in tmp_path.iterdir()] == ["error.json"]
     assert reports.read(tmp_path / "none.json", 0) is None
     reports.write(path, PeerFailed("rank 1 failed: ValueError: boom"), None, 0)
     told = reports.read(path, 0)

@@ -24,8 +24,8 @@ def ends() -> Iterator[Ends]:
     (a, b), (c, d) = socket.socketpair(), socket.socketpair()
     made = Messages({1: a, 2: c}, 0, 5.0), Messages({0: b}, 1, 5.0), Messages({0: d}, 2, 5.0)
     yield made
-    for each in made:
-        each.close()
+    for one in made:
+        one.close()
 
 
 def test_a_receive_for_one_rank_leaves_the_messages_of_others(ends: Ends) -> None:

@@ -50,7 +50,7 @@ def test_real_models_are_split_within_five_percent_of_the_best(name: str, stages
     plan = partition(trace, stages, memory_weight=weight)
     groups: dict[int, set[int]] = {}
     for names in trace.shared:  # groups that share a unit are one
-        units = {trace.anchors[trace.owner(each)] for each in names}
+        units = {trace.anchors[trace.owner(one)] for one in names}
         for key in [key for key, group in groups.items() if group & units]:
             units |= groups.pop(key)
         groups[min(units)] = units
@@ -62,10 +62,10 @@ def test_real_models_are_split_within_five_percent_of_the_best(name: str, stages
         for load in plan.loads
     )
     assert worst <= 1.05 * best
-    names_in_model = {each for each, _ in MODELS[name]()[0].named_modules(remove_duplicate=False)}
+    names_in_model = {module for module, _ in MODELS[name]()[0].named_modules(remove_duplicate=False)}
     assert set(plan.homes) == names_in_model
     for shared in plan.shared:
-        assert len({plan.parameter_home(each) for each in shared.names}) == 1
+        assert len({plan.parameter_home(one) for one in shared.names}) == 1
 
 
 @pytest.mark.parametrize("stages", [2, 4])
@@ -160,10 +160,10 @@ def test_nothing_is_computed_unless_the_script_asks_for_a_value() -> None:
         return out
 
     capture(model, call)
-    assert [each.__name__ for each in seen] == ["FakeTensor"]
+    assert [one.__name__ for one in seen] == ["FakeTensor"]
     seen.clear()
     capture(model, lambda: call().sum().item())
-    assert [each.__name__ for each in seen] == ["FakeTensor", "Tensor"]
+    assert [one.__name__ for one in seen] == ["FakeTensor", "Tensor"]
     assert not is_tracing()
 
 
@@ -385,7 +385,7 @@ def test_tensors_that_hooks_carry_past_modules_are_known(needs_value: bool) -> N
 
         trace = capture(model, call)
         assert trace.hooked == {"0.gate"}
-        return {(tuple(sorted(each.inside)), each.around) for each in trace.escapes}
+        return {(tuple(sorted(escape.inside)), escape.around) for escape in trace.escapes}
 
     def keep(kept: list[Tensor], args: Any, out: Tensor) -> None:
         kept.append(out)
@@ -472,9 +472,11 @@ def test_terms_of_weights_alone_keep_no_modules_together() -> None:
     x = torch.ones(2, 32)
     plain = capture(model, lambda: model(x).sum())
     penalties: list[Callable[[], Any]] = [
-        lambda: sum(each.square().sum() for each in model.parameters()),
-        lambda: torch.stack([each.norm() for each in model.parameters()]).norm(),
-        lambda: sum(each.abs().sum() for name, each in model.named_parameters() if "bias" not in name),
+        lambda: sum(parameter.square().sum() for parameter in model.parameters()),
+        lambda: torch.stack([parameter.norm() for parameter in model.parameters()]).norm(),
+        lambda: sum(
+            parameter.abs().sum() for name, parameter in model.named_parameters() if "bias" not in name
+        ),
     ]
     for penalty in penalties:
         trace = capture(model, lambda penalty=penalty: model(x).sum() + penalty())  # type: ignore[misc]

@@ -36,7 +36,7 @@ def draw_model(draw: random.Random, depth: int, pool: list[nn.Module]) -> nn.Mod
     if depth == 0 or kind < 0.3:
         leaf: nn.Module = draw.choice([nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh(), nn.Dropout()])
         if isinstance(leaf, nn.Linear):
-            earlier = [each for each in pool if isinstance(each, nn.Linear)]
+            earlier = [one for one in pool if isinstance(one, nn.Linear)]
             if earlier and draw.random() < 0.2:
                 leaf.weight = draw.choice(earlier).weight
             pool.append(leaf)

@@ -37,8 +37,8 @@ def test_busy_shares_count_work_and_not_waiting() -> None:
 def test_the_chrome_trace_has_one_process_a_rank(tmp_path: Path) -> None:
     write_pipeline_trace(events(), tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {each["pid"] for each in trace} == {0, 1}
-    backward = next(each for each in trace if each["name"] == "backward 0" and each["pid"] == 1)
+    assert {one["pid"] for one in trace} == {0, 1}
+    backward = next(one for one in trace if one["name"] == "backward 0" and one["pid"] == 1)
     assert (backward["ts"], backward["dur"]) == (20e3, 20e3)
 
 

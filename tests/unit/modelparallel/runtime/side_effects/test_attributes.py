@@ -61,7 +61,7 @@ def turns(module: Keeping, state: AttributesPerMicrobatch, *, clear: str) -> lis
                 module.losses.clear()
             module.losses.append(torch.tensor(10.0 * microbatch + part, requires_grad=clear != "never"))
             if part == 1:
-                totals[microbatch] = [each.item() for each in module.losses]
+                totals[microbatch] = [loss.item() for loss in module.losses]
                 if clear == "last":
                     module.losses.clear()
                 state.end(microbatch)
@@ -78,7 +78,7 @@ def test_microbatches_have_lists_that_they_clear_to_themselves(clear: str) -> No
     for _ in range(3):
         assert turns(module, attributes(module, places), clear=clear) == [[0.0, 1.0], [10.0, 11.0]]
         assert module.losses is kept
-        assert [each.item() for each in kept] == ([] if clear == "last" else [10.0, 11.0])
+        assert [one.item() for one in kept] == ([] if clear == "last" else [10.0, 11.0])
 
 
 def test_lists_that_are_only_added_to_have_everything_in_the_order_of_the_microbatches() -> None:
@@ -86,7 +86,7 @@ def test_lists_that_are_only_added_to_have_everything_in_the_order_of_the_microb
     places = Places(module)
     for step in range(1, 3):
         turns(module, attributes(module, places), clear="never")
-        assert [each.item() for each in module.losses] == [0.0, 1.0, 10.0, 11.0] * step
+        assert [loss.item() for loss in module.losses] == [0.0, 1.0, 10.0, 11.0] * step
 
 
 def test_a_list_that_a_microbatch_has_found_empty_stays_so_when_an_earlier_one_is_through() -> None:

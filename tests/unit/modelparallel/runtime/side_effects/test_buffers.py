@@ -49,7 +49,7 @@ def reads(buffers: OrderedBuffers, module: Keeping, *changing: int) -> list[bool
             mean = module.mean
             if current.microbatch.index in changing:
                 module.mean = mean + 1
-    return [each.waits > 0 for each in microbatches]
+    return [microbatch.waits > 0 for microbatch in microbatches]
 
 
 def test_who_reads_a_buffer_waits_unless_steps_only_read_it() -> None:

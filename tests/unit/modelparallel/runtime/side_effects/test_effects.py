@@ -44,7 +44,7 @@ def test_attributes_and_contents_that_a_call_has_changed_are_changed_elsewhere()
     assert told(module, other, lambda each: each.losses.append(one)) == [one]
     kept = other.losses
     assert told(module, other, lambda each: each.losses.insert(0, two)) == [two]
-    assert other.losses is kept and [each is one for each in kept] == [False, True]
+    assert other.losses is kept and [entry is one for entry in kept] == [False, True]
     told(module, other, lambda each: each.losses.clear())
     told(module, other, lambda each: setattr(each, "count", 4))
     told(module, other, lambda each: setattr(each, "loss", one))

@@ -12,7 +12,7 @@ Drawn = list[tuple[float, ...]]
 
 
 def draw(generators: list[torch.Generator]) -> tuple[float, ...]:
-    return tuple(torch.rand((), generator=each).item() for each in generators)
+    return tuple(torch.rand((), generator=generator).item() for generator in generators)
 
 
 def made() -> list[torch.Generator]:
@@ -68,8 +68,8 @@ def test_a_rank_has_its_own_state_again_after_the_step() -> None:
 
 
 def test_what_torch_tags_as_random_and_what_initialises_draws_alike_on_all_ranks() -> None:
-    for each in (torch.rand, torch.randn_like, torch._standard_gamma, torch.lstm, torch.Tensor.normal_):
-        assert each in RANDOM
-    for each in (nn.functional.dropout, nn.functional.multi_head_attention_forward, nn.init.xavier_uniform_):
-        assert each in RANDOM
+    for one in (torch.rand, torch.randn_like, torch._standard_gamma, torch.lstm, torch.Tensor.normal_):
+        assert one in RANDOM
+    for one in (nn.functional.dropout, nn.functional.multi_head_attention_forward, nn.init.xavier_uniform_):
+        assert one in RANDOM
     assert torch.add not in RANDOM and nn.init.zeros_ not in RANDOM

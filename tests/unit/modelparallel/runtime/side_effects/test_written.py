@@ -23,7 +23,7 @@ class Written(TorchDispatchMode):
         self.memory: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.memory |= {each.data_ptr() for each in written_by_operation(func, args, kwargs or {})}
+        self.memory |= {one.data_ptr() for one in written_by_operation(func, args, kwargs or {})}
         return func(*args, **(kwargs or {}))
 
 

@@ -36,7 +36,7 @@ def test_what_can_be_carried_comes_back_with_other_tensors() -> None:
     [
         lambda: 1,
         threading.Lock(),
-        (each for each in ()),
+        (one for one in ()),
         ctypes.pointer(ctypes.c_int(3)),
         Refusing(torch.ones(1)),
     ],
