@@ -207,7 +207,7 @@ def shared_group(group: Any) -> Any:
 
 
 def groups_in_shared_memory() -> list[tuple[str, int, Any]]:
-    """Of this process's groups now: the name, its rank in it, and the core's group, where there is one."""
+    """The groups of this process now: name, rank in it, and the core's group where there is one."""
     found: list[tuple[str, int, Any]] = []
     for group in list(c10d._world.pg_map):
         # a group that has no CPU backend, spans hosts, or is just going away

@@ -80,7 +80,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """What a step needs to know of all gradients before it changes anything."""
 
     def update(self, group: dict[str, Any], batch: Batch) -> None:
-        """Update one batch."""
+        """Update one batch of parameters."""
         raise NotImplementedError
 
     def _refuse_sparse(self) -> None:

@@ -170,7 +170,7 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to leave."""
+        """Do nothing: there is no context to leave."""
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record ``event``, or a new one."""
@@ -196,7 +196,7 @@ _DEFAULT_STREAM = Stream()
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The one stream."""
+    """The only stream, on which everything runs in order."""
     return _DEFAULT_STREAM
 
 

@@ -59,7 +59,7 @@ class OneHost(RendezvousHandler):
         self._ranks_store: TCPStore | None = None
 
     def get_backend(self) -> str:
-        """Its name in torch's registry."""
+        """The handler's name in torch's registry."""
         return BACKEND
 
     @property
@@ -99,7 +99,7 @@ class SeveralHosts(StaticTCPRendezvous):
     """torch's static rendezvous, whose store listens only where the agents were sent."""
 
     def get_backend(self) -> str:
-        """Its name in torch's registry."""
+        """The handler's name in torch's registry."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:

@@ -46,7 +46,7 @@ class SealedStore(Store):
         return [self.get(key) for key in keys]
 
     def add(self, key: str, amount: int) -> int:
-        """Count."""
+        """Add to a counter, and return its new value."""
         return self._store.add(key, amount)
 
     def check(self, keys: list[str]) -> bool:

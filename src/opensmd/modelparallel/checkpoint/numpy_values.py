@@ -41,7 +41,7 @@ class _ArrayType:
     """Stands for ``numpy.ndarray``, which is only ever named, as the type of an array."""
 
     def __new__(cls, *_: object) -> _ArrayType:
-        """Refuse."""
+        """Refuse the value, whatever it was."""
         raise pickle.UnpicklingError("a call of numpy.ndarray, which NumPy never writes")
 
 

@@ -22,7 +22,7 @@ class Backwards:
 
     @property
     def total(self) -> int:
-        """Of all microbatches."""
+        """The number of backwards of all microbatches."""
         return sum(self._counts)
 
     def may_be_last(self, microbatch: int) -> bool:

@@ -239,7 +239,7 @@ class Replicas:
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
-        """Those whose gradients are reduced."""
+        """The parameters whose gradients are reduced."""
         return [parameter for parameter, trained in zip(self._local, self._trained, strict=True) if trained]
 
     def _without_gradient(self) -> str:
@@ -331,7 +331,7 @@ class Replicas:
 
 
 class _Nothing(torch.autograd.Function):
-    """Its backward reaches a parameter and leaves its gradient as it is, even if that is None."""
+    """Reaches a parameter in backward and leaves its gradient as it is, even if that is None."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class _Part(NamedTuple):
         return self.elements * self.form[2].itemsize <= _SMALL_BYTES
 
     def leaving(self) -> Tensor:
-        """Its numbers as they travel."""
+        """The elements of the part as they travel."""
         assert self.data is not None
         shape, stride, _ = self.form
         return in_memory_order(self.data, shape, stride).reshape(-1)

@@ -56,7 +56,7 @@ class InnerHooks:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Around one step.
+        """Watch the hooks for the time of one step.
 
         Warns:
             UserWarning: once, of a hook that has been registered since the plan was made.

@@ -111,7 +111,7 @@ def _shape(value: Any) -> Any:
 
 
 def fingerprint(leaves: Sequence[Tensor]) -> int:
-    """Of the numbers of tensors: a checksum of all or, of tensors over 64 KiB, of evenly spaced pieces.
+    """A checksum of the elements of tensors; of those over 64 KiB, of evenly spaced pieces alone.
 
     Reading everything would take as long as a small stage. The pieces are in every sample of a batch of up to
     1024.

@@ -70,7 +70,7 @@ class AttributesPerMicrobatch:
         self._contents.begin(microbatch)
 
     def suspend(self, microbatch: int, *, through: bool) -> None:
-        """It lets others go on; ``through`` its forward or not.
+        """The microbatch lets others go on; ``through`` its forward or not.
 
         Raises:
             SMPError: it has put something new where a later one has already used what was there before.
@@ -88,7 +88,7 @@ class AttributesPerMicrobatch:
         self._contents.suspend(microbatch, look=look, through=through)
 
     def end(self, microbatch: int) -> None:
-        """It has ended; see :meth:`suspend`."""
+        """The microbatch has ended; see :meth:`suspend`."""
         self.suspend(microbatch, through=True)
         self._ended.add(microbatch)
         # They may end out of order, and an open one still needs what those before it have left.
@@ -127,7 +127,7 @@ class AttributesPerMicrobatch:
         return self._initial[slot.module][slot.is_buffer].get(slot.name, ABSENT)
 
     def _forget(self, values: dict[int, Any]) -> None:
-        """Of what was put before the first microbatch that has not ended, all but the last."""
+        """Drop what was put by microbatches before the first that has not ended, but for the last of them."""
         for number in sorted([number for number in values if number < self._first])[:-1]:
             del values[number]
 

@@ -95,7 +95,7 @@ class ContentsPerMicrobatch:
             contents.show(microbatch, self._through)
 
     def suspend(self, microbatch: int, *, look: bool, through: bool) -> None:
-        """It lets others go on.
+        """The microbatch lets others go on.
 
         Args:
             microbatch: which.
@@ -202,7 +202,7 @@ class _Contents:
 
 
 def _computed(value: Any) -> list[Tensor]:
-    """Its tensors but parameters, which are the same for all microbatches (an LSTM lists its own anew)."""
+    """The tensors of a value but parameters, which all microbatches share (an LSTM lists its own anew)."""
     return [tensor for tensor in structure.tensors_in(value) if not isinstance(tensor, nn.Parameter)]
 
 
