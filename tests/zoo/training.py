@@ -181,7 +181,8 @@ def _differences(found: Trained, wanted: Trained, swayed: Trained | None = None)
             yield f"loss of step {step}: {got!r}, plain PyTorch {want!r}"
     for step, gradients in enumerate(found.gradients):
         largest = max(
-            (_largest(gradient) for gradient in wanted.gradients[step].values() if gradient is not None), default=0
+            (_largest(gradient) for gradient in wanted.gradients[step].values() if gradient is not None),
+            default=0,
         )
         for name, got in gradients.items():
             want, sway = (
@@ -246,7 +247,9 @@ def _divided(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _gradients(parameters: Any) -> dict[str, Tensor | None]:
-    return {name: None if parameter.grad is None else parameter.grad.clone() for name, parameter in parameters}
+    return {
+        name: None if parameter.grad is None else parameter.grad.clone() for name, parameter in parameters
+    }
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:

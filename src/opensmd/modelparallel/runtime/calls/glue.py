@@ -52,32 +52,24 @@ class Glue(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         run = self._run
-        # A module that runs as a whole has real tensors only: inside, torch is left alone.
         if self._microbatch.inside:
             return func(*args, **kwargs)
         leaves, tags = run.leaves_of(args, kwargs)
-        # Without a home all ranks have the data, so all compute the same and nothing is sent.
         home = highest_home(tags)
         if home is None:
-            # What goes on here might see the gradients of a deferred backward: that one comes first.
             run.settle()
             for written in written_by_function(func, args, kwargs):
-                # A buffer that all ranks have: plain PyTorch would have changed it microbatch by
-                # microbatch.
                 if run.is_replicated_memory(written):
                     run.wait_for_earlier()
                     run.context.buffers.written(written)
-            # All ranks must draw the same numbers, whoever's turn it is.
             if func in RANDOM:
                 return run.replicated_random(Call("", func, func, args, kwargs, leaves, tags))
             return func(*args, **kwargs)
-        # Placeholders answer these themselves: the commonest calls, and no program point.
         if func in WITHOUT_DATA:
             return func(*args, **kwargs)
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
-        # Python may call either side's method (a == b or b == a), which ranks must not number differently.
         if func in COMPARISONS and len(leaves) == 2:
             func, args = in_fixed_order(func, args)
             leaves, tags = run.leaves_of(args, kwargs)
@@ -88,13 +80,10 @@ class Glue(TorchFunctionMode):
         if func in READS_VALUE:
             return run.value(call)
         call.written = written_by_function(func, args, kwargs)
-        # A call that writes runs where what it writes is, not at the highest home. Normalizations follow
-        # their input: the statistics that they write beside the result can be sent, as any argument.
         if call.written and func not in STATISTICS:
             destination = highest_home(map(tag_of, call.written))
             if destination is not None:
                 home = destination
-            # Everybody has what is written, so everybody must get the value and write it.
             elif any(map(run.is_replicated_memory, call.written)):
                 return run.run_everywhere(call)
         call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, call.leaves)
@@ -112,7 +101,6 @@ class Glue(TorchFunctionMode):
         if not isinstance(tensor, nn.Parameter):
             return self._intercept(Call(_name(func), func, func, args, kwargs, [tensor], [tag]), tag.home)
         wanted = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
-        # Gradients that are still on their way belong to the parameter as it was.
         if wanted != tag.requires_grad:
             self._run.settle()
             self._run.backward_pass.complete_gradients()
@@ -126,11 +114,9 @@ class Glue(TorchFunctionMode):
         tensor = args[0]
         if not isinstance(tensor, Placeholder):
             return tensor.grad_fn
-        # Scripts ask whether there is a graph; that it is elsewhere is not their business.
         return None if self._is_leaf(func, args, kwargs) else _RemoteNode()
 
     def _backward(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # The arguments have torch's names and defaults, in whichever way they were given.
         def backward(tensor: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
             self._run.backward_pass.begin(self._microbatch, tensor, gradient, *args, **kwargs)
 
@@ -145,7 +131,6 @@ class Glue(TorchFunctionMode):
         """A parameter's numbers, past autograd: most likely to make new ones of them."""
         tag = tag_of(args[0])
         assert tag is not None
-        # Earlier microbatches must have computed with the data before it may be replaced.
         if isinstance(args[0], nn.Parameter) and tag.home == self._run.rank:
             self._run.settle()
             self._run.wait_for_earlier()
@@ -164,7 +149,6 @@ class Glue(TorchFunctionMode):
         """Hooks on a tensor act at its home only."""
         tag = tag_of(args[0])
         assert tag is not None
-        # The hook sees gradients, and these come to the home alone.
         if tag.home != self._run.rank:
             return _NoHook()
         self._run.settle()

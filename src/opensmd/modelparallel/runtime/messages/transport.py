@@ -38,15 +38,12 @@ __all__ = [
 Message = tuple[int, int]  # (pipeline rank of the sender, tag)
 Expect = Callable[[], None]
 
-# With 3 bits of kind these make 39; the mailbox takes 40.
 _MICROBATCH_BITS, _NUMBER_BITS, _CHECK_BITS = 10, 16, 10
 
 
 class Kind:
     """What a message carries; part of its tag."""
 
-    # A gradient and its absence are two kinds: a sender that finds out that there is none may say so with
-    # one byte.
     TENSOR, GRADIENT, NO_GRADIENT, OBJECT, DESCRIPTION, RESULT, ABORT = range(7)
 
 
@@ -114,8 +111,6 @@ def control_device(group: dist.ProcessGroup) -> torch.device:
 
 def open_transport(group: dist.ProcessGroup, device: torch.device) -> Transport:
     """The transport for tensors on ``device`` among the ranks of ``group``."""
-    # Only shared memory lets a receiver see what has come; over anything else messages keep the program's
-    # order.
     if device.type == "cpu" and has_mailbox(group):
         return MailboxTransport(group)
     return GroupTransport(group, device)
@@ -145,8 +140,6 @@ class MailboxTransport:
         self._mailbox.send(target, tag, tensor)
 
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
-        # wait_any listens to aborts as well: a plain receive would wait for a failed rank until the
-        # timeout.
         if not self._mailbox.ready(source, tag):
             self.wait_any([(source, tag)])
         return self._mailbox.receive(source, tag, count, dtype)
@@ -163,7 +156,6 @@ class MailboxTransport:
         return self._mailbox.receive_edge(received, source, tag, _without_gradient(tag))
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
-        # The length goes ahead, as receivers say how much they take.
         data = _as_tensor(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # nobody else reaches the memory
         self._mailbox.send(target, tag, torch.tensor([data.numel()]))
         self._mailbox.send(target, tag, data)
@@ -181,7 +173,6 @@ class MailboxTransport:
         return self._mailbox.ready(*message)
 
     def wait_any(self, messages: Sequence[Message]) -> int:
-        # Aborts come last: what has been sent before a failure still counts.
         found = self._mailbox.wait_any([*messages, *self._aborts])
         if found >= len(messages):
             source, tag = self._aborts[found - len(messages)]
@@ -214,14 +205,12 @@ class GroupTransport:
         self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
         self._up = group
         self._down = group
-        # NCCL runs a group's operations one after the other: two ranks that send to each other would hang.
         if device.type != "cpu":
             self._down = dist.new_group(members, timeout=timeout_of(group), use_local_synchronization=True)
 
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
         group = self._up if target > self._rank else self._down
         data = sendable(tensor)
-        # A blocking send might wait for a receiver that itself is sending.
         work = dist.isend(data, group=group, tag=_short(tag), group_dst=target)
         assert work is not None
         self._leaving.append((work, data))
@@ -242,7 +231,6 @@ class GroupTransport:
 
         def receive() -> Tensor | None:
             expect()
-            # Here messages have no kinds that could be waited for side by side, so a flag goes ahead.
             if not self.receive(target, tag, 1, torch.int64).item():
                 return None
             return self.receive(target, tag, shape.numel(), dtype).view(shape)
@@ -260,7 +248,6 @@ class GroupTransport:
         return edges.receive_edge(received, send)
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
-        # Between hosts anybody on the network could send: what is unpickled must be the job's own.
         data = _as_tensor(sealed.dumps(value)).to(self._device)
         self.send(target, tag, torch.tensor([data.numel()], device=self._device))
         self.send(target, tag, data)
@@ -290,7 +277,6 @@ def abort(transport: Transport, ranks: Sequence[int], text: str) -> None:
     if transport.ordered:
         return  # they may be waiting for anything; the group's timeout ends them
     for rank in ranks:
-        # A rank that is gone cannot be told, and must not hide the error that is being reported.
         with contextlib.suppress(RuntimeError):
             transport.send_object(rank, ABORT, text)
 

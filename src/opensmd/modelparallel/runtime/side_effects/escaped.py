@@ -60,12 +60,10 @@ class EscapedTensors:
         for leaf, tag in zip(leaves, tags, strict=True):
             if tag is not None:
                 continue
-            # Nearly always empty; looking at every leaf's storage would cost more than the call.
             if self._seen and leaf.layout is torch.strided:
                 seen = self._seen.get(leaf.untyped_storage()._cdata)
                 if seen is not None and not seen[0].expired():
                     raise SMPUnsupportedError(f"{seen[1]}. {_WAY}")
-            # Walking the graph is the last resort, for tensors that no hook has announced.
             if leaf.requires_grad and leaf.grad_fn is not None and self._is_of_a_stage(leaf):
                 raise SMPUnsupportedError(
                     f"after {place}: a tensor of shape {tuple(leaf.shape)} was computed inside a module that "

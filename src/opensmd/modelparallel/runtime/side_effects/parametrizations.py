@@ -24,8 +24,6 @@ class CachesPerMicrobatch:
 
     def begin(self, microbatch: int) -> None:
         """A microbatch begins, or goes on after others have."""
-        # Without one of its own it begins with the cache around the step: the region may have been entered
-        # outside.
         put_parametrization_cache(self._kept.get(microbatch, self._around))
 
     def suspend(self, microbatch: int) -> None:

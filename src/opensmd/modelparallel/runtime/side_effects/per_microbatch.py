@@ -36,14 +36,12 @@ class PerMicrobatchState:
 
     def resume(self, microbatch: int) -> None:
         """It goes on after others have."""
-        # Attributes and caches are put there as at the beginning; a generator must not be seeded again.
         self._random.resume(microbatch)
         self._caches.begin(microbatch)
         self._attributes.begin(microbatch)
 
     def end(self, microbatch: int, *, backward_left: bool) -> None:
         """Its function has returned, or also the backward that it has deferred."""
-        # Its backward may still recompute, and then needs what its forward has left.
         if backward_left:
             self._caches.suspend(microbatch)
             self._attributes.suspend(microbatch, through=True)

@@ -28,7 +28,6 @@ class Record:
     """The stretches of one step."""
 
     def __init__(self) -> None:
-        # Plain tuples while the step runs: several are made for every call, and few are ever read.
         self._ended: list[tuple[int, str, int, int]] = []
         self.kind = "forward"
         self._microbatch = -1

@@ -29,11 +29,9 @@ class Threads:
 class _Thread:
     def __init__(self, done: Callable[[_Thread], None]) -> None:
         self._wake = threading.Lock()
-        # A lock that is taken is the cheapest way to sleep until somebody else lets go of it.
         self._wake.acquire()
         self._job: Callable[[], None] | None = None
         self._done = done
-        # A daemon: a script that ends, or fails, in a step must not wait for stacks that never will.
         threading.Thread(target=self._live, daemon=True, name="smp-microbatch").start()
 
     def run(self, job: Callable[[], None]) -> None:
@@ -44,7 +42,6 @@ class _Thread:
         while True:
             self._wake.acquire()
             assert self._job is not None
-            # Let go at once: the job refers to a microbatch, and this to its graph.
             self._job()
             self._job = None
             self._done(self)
