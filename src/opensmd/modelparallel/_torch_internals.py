@@ -49,6 +49,11 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
+# The stack of function modes of a thread; every intercepted call goes through these.
+_stack_height = torch._C._len_torch_function_stack
+_mode_at = torch._C._get_function_stack_at
+_pop_mode = torch._C._pop_torch_function_stack
+_push_mode = torch._C._push_on_torch_function_stack
 _WEIGHT_HOOKS = (WeightNorm, SpectralNorm, BasePruningMethod)
 _REENTRANT_NODE: type = torch_checkpoint.CheckpointFunction._backward_cls
 # torch 2.14 has split the first off the second, which remains for callers outside torch and calls it.
@@ -260,14 +265,14 @@ class WithoutMode:
         self._mode = mode
 
     def __enter__(self) -> None:
-        height = torch._C._len_torch_function_stack()
-        self._taken = height > 0 and torch._C._get_function_stack_at(height - 1) is self._mode
+        height = _stack_height()
+        self._taken = height > 0 and _mode_at(height - 1) is self._mode
         if self._taken:
-            torch._C._pop_torch_function_stack()
+            _pop_mode()
 
     def __exit__(self, *_: object) -> None:
         if self._taken:
-            torch._C._push_on_torch_function_stack(self._mode)
+            _push_mode(self._mode)
 
 
 def without_interception() -> contextlib.AbstractContextManager[None]:
@@ -307,11 +312,12 @@ def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
 ParametrizationCache = tuple[int, dict[Any, Any]]
 
 
-def parametrization_cache() -> ParametrizationCache:
-    """How many regions of ``parametrize.cached()`` are open, and what they keep."""
-    return parametrize._cache_enabled, parametrize._cache.copy()
+def parametrization_cache() -> ParametrizationCache | None:
+    """How many regions of ``parametrize.cached()`` are open, and what they keep; None if none is."""
+    enabled = parametrize._cache_enabled
+    return (enabled, parametrize._cache.copy()) if enabled else None
 
 
-def put_parametrization_cache(kept: ParametrizationCache) -> None:
+def put_parametrization_cache(kept: ParametrizationCache | None) -> None:
     """Go on with what :func:`parametrization_cache` has given."""
-    parametrize._cache_enabled, parametrize._cache = kept[0], kept[1].copy()
+    parametrize._cache_enabled, parametrize._cache = (kept[0], kept[1].copy()) if kept else (0, {})

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
@@ -124,18 +125,18 @@ def _tensor_pieces(value: Tensor, axis: int, count: int, where: str) -> list[Ten
             f"{axis}, which {count} microbatches do not divide. Use a batch size that is a multiple of "
             f"{count} (drop_last=True in the loader), or name the argument in non_split_inputs"
         )
-    return [value.view_as(value)] if count == 1 else _by_themselves(value.tensor_split(count, axis))
+    return [value.view_as(value)] if count == 1 else _by_themselves(value, axis, count)
 
 
-def _by_themselves(pieces: Sequence[Tensor]) -> list[Tensor]:
-    """The same memory, each piece with a version counter of its own.
+def _by_themselves(value: Tensor, axis: int, count: int) -> list[Tensor]:
+    """The same memory in equal pieces, each with a version counter of its own.
 
     What one microbatch writes into its piece is no change of what another's backward has kept. Pieces of a
     tensor with a graph stay in the graph: nothing may be written into them anyway.
     """
-    if pieces[0].requires_grad or pieces[0].is_inference():  # and so are all
-        return list(pieces)
-    return [piece.data for piece in pieces]
+    if value.requires_grad and torch.is_grad_enabled():
+        return list(value.tensor_split(count, axis))
+    return list(value.unsafe_chunk(count, axis))  # not the plain one, whose pieces share a counter
 
 
 def _dataclass_pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:

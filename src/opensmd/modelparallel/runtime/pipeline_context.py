@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from opensmd.modelparallel.runtime.calls.descriptions import Description
 from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
+from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import Tag
 from opensmd.modelparallel.runtime.trained_parameters import TrainedParameters
 
@@ -57,3 +60,11 @@ class PipelineContext:
 
     def __post_init__(self) -> None:
         self.others = [rank for rank in range(self.size) if rank != self.rank]
+
+    def is_replicated(self, tensor: Tensor) -> bool:
+        """Whether this is a buffer that all ranks keep alike, or a view of one."""
+        return lies_in(tensor, self.replicated_memory)
+
+    def lasts(self, tensor: Tensor) -> bool:
+        """Whether this is a buffer of the model, a parameter of this rank, or a view of one."""
+        return lies_in(tensor, self.placed_memory) or self.is_replicated(tensor)

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from opensmd.modelparallel._torch_internals import unversioned
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.changed_arguments import ChangedArguments
 from opensmd.modelparallel.runtime.calls.descriptions import (
-    Change,
     Description,
     Hidden,
     TensorDescription,
@@ -32,7 +31,6 @@ from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import 
 from opensmd.modelparallel.runtime.side_effects.watch import Watch
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
-from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, highest_home, put_tag, tag_of, tags_of
 from opensmd.modelparallel.runtime.turns.turns import Turns
 
@@ -71,7 +69,7 @@ class CallRunner:
         self.checkpointing = 0
         self.escaped_from_checkpoint: EscapedFromCheckpoint | None = None
         self._transport = context.transport
-        self._memories: dict[int, tuple[int, Family, Any]] = {}
+        self._changed = ChangedArguments(microbatch, context, transfers, turns)
 
     def leaves_of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -86,29 +84,16 @@ class CallRunner:
         if kwargs:
             structure.collect([*kwargs.values()], leaves)
         tags = tags_of(leaves)
-        if self._memories:
-            for place, leaf in enumerate(leaves):
-                if tags[place] is None and leaf.layout is torch.strided:
-                    found = self._memories.get(leaf.untyped_storage()._cdata)
-                    if found is not None:
-                        tags[place] = tag = Tag(found[0], family=found[1])
-                        put_tag(leaf, tag)
+        if self._changed.memories:
+            self._changed.tag(leaves, tags)
         if None in tags:
             self.context.escaped.require_replicated(leaves, tags, self.microbatch.point)
         return leaves, tags
 
-    def is_replicated_memory(self, tensor: Tensor) -> bool:
-        """Whether this is a buffer that all ranks keep alike, or a view of one."""
-        return lies_in(tensor, self.context.replicated_memory)
-
-    def _lasts(self, tensor: Tensor) -> bool:
-        """Whether this is a buffer of the model, a parameter of this rank, or a view of one."""
-        return lies_in(tensor, self.context.placed_memory) or self.is_replicated_memory(tensor)
-
     def release(self) -> None:
         """Let go of everything."""
         self.transfers.release()
-        self._memories.clear()
+        self._changed.release()
 
     def settle(self) -> None:
         """Run a deferred backward before something that might see its gradients, or change what it needs."""
@@ -181,7 +166,7 @@ class CallRunner:
             return self._run_known(home, call, tensors, known)
         result, description = self._run_watched(home, call, tensors, key, known, number)
         for change in description.changed:
-            self._changed(call, change, home, tensors[change.argument])
+            self._changed.add(call, change, home, tensors[change.argument])
         return result
 
     def _stand_in(self, home: int, call: Call, description: Description) -> Any:
@@ -192,7 +177,7 @@ class CallRunner:
             self._put(made, _new_tag(told, call, home))
             return made
         for change in description.changed:
-            self._changed(call, change, home, None)
+            self._changed.add(call, change, home, None)
         tensors = [self._placeholder(each, call, home) for each in description.tensors]
         result = description.build(tensors)
         if description.left is not None:
@@ -266,7 +251,7 @@ class CallRunner:
         assert len(real) == len(tensors)
         # A call that changes what outlives the microbatch must find what earlier ones have written there. Of
         # an unknown one that has buffers nobody can say yet that it does not.
-        buffers = _has_buffers(call.owner) or any(map(self._lasts, real))
+        buffers = _has_buffers(call.owner) or any(map(self.context.lasts, real))
         if key in self.context.stateful or (known is None and buffers):
             self.wait_for_earlier()
             known = self.context.descriptions.get(key)  # an earlier one may have told it meanwhile
@@ -278,7 +263,7 @@ class CallRunner:
         parts = Hidden.of(result, call.name)
         description = watch.description(parts)
         changed = (real[change.argument] for change in description.changed)
-        if watch.changed_buffers() or any(map(self._lasts, changed)):
+        if watch.changed_buffers() or any(map(self.context.lasts, changed)):
             self.context.stateful.add(key)
         self._tell(description, key, known, number)
         for tensor in watch.made:
@@ -352,61 +337,6 @@ class CallRunner:
         put_tag(tensor, tag)
         if self.escaped_from_checkpoint is not None:
             self.escaped_from_checkpoint.add(tensor)
-
-    def _changed(self, call: Call, change: Change, home: int, real: Tensor | None) -> None:
-        """An argument was changed in place at ``home``."""
-        leaf, requires_grad = call.leaves[change.argument], change.requires_grad
-        tag = tag_of(leaf)
-        is_input = tag is None and lies_in(leaf, self.microbatch.inputs)
-        if is_input and change.numbers_alone and not requires_grad:
-            with torch.no_grad():  # for the script's batch, which is the same on all ranks afterwards
-                self._spread(leaf, home)
-            return
-        if tag is None and self.is_replicated_memory(leaf):
-            self.wait_for_earlier()
-            self.context.buffers.written(leaf)
-            with torch.no_grad(), unversioned(leaf):  # as torch's own norms do: backwards do not mind
-                self._spread(leaf, home)
-            return
-        if tag is not None and tag.home == home:
-            tag.form = None  # the change may be one of shape
-            tag.family.memory.changes += 1  # copies on other ranks are older now, and are sent again
-            tag.family.parents += call.parents
-            # As in autograd: what has a graph, written into one view, makes all of them require gradients;
-            # detach_() and the like concern one tensor.
-            if requires_grad != tag.requires_grad:
-                if torch.is_grad_enabled() and requires_grad and call.parents:
-                    tag.family.requires_grad = True
-                else:
-                    tag.requires_grad = requires_grad
-            return
-        moved = Tag(home, serial=self.microbatch.serial)
-        moved.family.requires_grad = requires_grad
-        moved.family.parents = call.parents
-        if tag is None:
-            # Other tensors in this memory have no tag either: they get one when they are next used.
-            storage = leaf.untyped_storage()
-            self._memories[storage._cdata] = (home, moved.family, storage)
-        else:
-            # Views that the script still has point to the old home, where nothing has changed.
-            tag.family.memory.invalidated = (
-                f"microbatch {self.microbatch.index}: {call.name}, on pipeline rank {home}, changed in place "
-                f"a tensor of pipeline rank {tag.home}, and another view of that tensor was used afterwards. "
-                "Change a copy instead (inplace=False), or place both on one partition with "
-                "smp.set_partition"
-            )
-        if real is not None and real is not leaf:  # what the call has got, and changed, is a copy
-            moved.real = real
-        put_tag(leaf, moved)
-
-    def _spread(self, tensor: Tensor, home: int) -> None:
-        """Bring what a call at ``home`` has written into replicated memory to the other ranks."""
-        written, tag = tensor.detach(), Tag(home, serial=self.microbatch.serial)
-        put_tag(written, tag)
-        for rank in range(self.context.size):
-            copy = self.transfers.bring(written, tag, rank)
-            if copy is not None and rank != home:
-                tensor.copy_(copy)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -59,7 +59,7 @@ class Glue(TorchFunctionMode):
         if home is None:
             run.settle()
             for written in written_by_function(func, args, kwargs):
-                if run.is_replicated_memory(written):
+                if run.context.is_replicated(written):
                     run.wait_for_earlier()
                     run.context.buffers.written(written)
             if func in RANDOM:
@@ -84,7 +84,7 @@ class Glue(TorchFunctionMode):
             destination = highest_home(map(tag_of, call.written))
             if destination is not None:
                 home = destination
-            elif any(map(run.is_replicated_memory, call.written)):
+            elif any(map(run.context.is_replicated, call.written)):
                 return run.run_everywhere(call)
         call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, call.leaves)
         return run.run_at(home, call)

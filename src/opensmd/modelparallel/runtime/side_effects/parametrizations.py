@@ -20,15 +20,20 @@ class CachesPerMicrobatch:
 
     def __init__(self) -> None:
         self._around = parametrization_cache()
-        self._kept: dict[int, ParametrizationCache] = {}
+        self._kept: dict[int, ParametrizationCache | None] = {}
 
     def begin(self, microbatch: int) -> None:
         """A microbatch begins, or goes on after others have."""
-        put_parametrization_cache(self._kept.get(microbatch, self._around))
+        # Every turn passes here, and hardly any script has such regions: one that nobody has suspended in is
+        # closed, as a region ends with the function that has opened it.
+        if self._kept or self._around is not None:
+            put_parametrization_cache(self._kept.get(microbatch, self._around))
 
     def suspend(self, microbatch: int) -> None:
         """It lets others go on."""
-        self._kept[microbatch] = parametrization_cache()
+        cache = parametrization_cache()
+        if cache is not None or self._kept or self._around is not None:
+            self._kept[microbatch] = cache
 
     def end(self, microbatch: int) -> None:
         """It has ended."""

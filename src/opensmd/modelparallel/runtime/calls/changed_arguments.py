@@ -1,0 +1,137 @@
+"""Arguments that the calls of one microbatch change in place, and where they live afterwards.
+
+What a call at home 1 writes into decides (``Change`` is what the home tells of it)::
+
+    an input of the step, alike on all ranks ──── numbers travel, and it stays alike on all
+    a buffer that all ranks keep ──────────────── the same, in the order of the microbatches
+    a tensor of home 1 ────────────────────────── copies elsewhere are older now
+    a tensor of home 0 ────────────────────────── it lives at home 1 from now on; its views are invalid
+    any other tensor that all ranks have ──────── it lives at home 1 from now on, and its memory with it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel._torch_internals import unversioned
+from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.descriptions import Change
+from opensmd.modelparallel.runtime.calls.transfers import Transfers
+from opensmd.modelparallel.runtime.microbatch import Microbatch
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.tensors.storages import lies_in
+from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, put_tag, tag_of
+from opensmd.modelparallel.runtime.turns.turns import Turns
+
+__all__ = ["ChangedArguments"]
+
+
+class ChangedArguments:
+    """What the calls of one microbatch have changed in place.
+
+    Args:
+        microbatch: whose calls these are.
+        context: what the microbatches of a pipeline have in common.
+        transfers: brings what was written to the other ranks.
+        turns: lets earlier microbatches write first where all write.
+
+    Attributes:
+        memories: replicated memory that has got a home (``untyped_storage()._cdata``): tensors in it may have
+            no tag yet.
+    """
+
+    def __init__(
+        self, microbatch: Microbatch, context: PipelineContext, transfers: Transfers, turns: Turns
+    ) -> None:
+        self._microbatch = microbatch
+        self._context = context
+        self._transfers = transfers
+        self._turns = turns
+        # The storage is kept with its entry, so that nothing else gets its address.
+        self.memories: dict[int, tuple[int, Family, Any]] = {}
+
+    def tag(self, leaves: Sequence[Tensor], tags: list[Tag | None]) -> None:
+        """Give a tag to those of ``leaves``, and in ``tags``, whose memory has got a home since."""
+        for place, leaf in enumerate(leaves):
+            if tags[place] is None and leaf.layout is torch.strided:
+                found = self.memories.get(leaf.untyped_storage()._cdata)
+                if found is not None:
+                    tags[place] = tag = Tag(found[0], family=found[1])
+                    put_tag(leaf, tag)
+
+    def add(self, call: Call, change: Change, home: int, real: Tensor | None) -> None:
+        """An argument was changed in place at ``home``; ``real`` is what the call has got there."""
+        leaf, requires_grad = call.leaves[change.argument], change.requires_grad
+        tag = tag_of(leaf)
+        is_input = tag is None and lies_in(leaf, self._microbatch.inputs)
+        if is_input and change.numbers_alone and not requires_grad:
+            with torch.no_grad():  # for the script's batch, which is the same on all ranks afterwards
+                self._spread(leaf, home)
+        elif tag is None and self._context.is_replicated(leaf):
+            self._turns.wait_for_earlier(self._microbatch)
+            self._context.buffers.written(leaf)
+            with torch.no_grad(), unversioned(leaf):  # as torch's own norms do: backwards do not mind
+                self._spread(leaf, home)
+        elif tag is not None and tag.home == home:
+            self._changed_at_home(call, tag, requires_grad)
+        else:
+            self._moved(call, leaf, tag, home, requires_grad, real)
+
+    def release(self) -> None:
+        """Let go of everything."""
+        self.memories.clear()
+
+    def _changed_at_home(self, call: Call, tag: Tag, requires_grad: bool) -> None:
+        tag.form = None  # the change may be one of shape
+        tag.family.memory.changes += 1  # copies on other ranks are older now, and are sent again
+        tag.family.parents += call.parents
+        # As in autograd: what has a graph, written into one view, makes all of them require gradients;
+        # detach_() and the like concern one tensor.
+        if requires_grad != tag.requires_grad:
+            if torch.is_grad_enabled() and requires_grad and call.parents:
+                tag.family.requires_grad = True
+            else:
+                tag.requires_grad = requires_grad
+
+    def _moved(
+        self,
+        call: Call,
+        leaf: Tensor,
+        tag: Tag | None,
+        home: int,
+        requires_grad: bool,
+        real: Tensor | None,
+    ) -> None:
+        """The tensor lives at ``home`` from now on, where the call has written into what it had got of it."""
+        moved = Tag(home, serial=self._microbatch.serial)
+        moved.family.requires_grad = requires_grad
+        moved.family.parents = call.parents
+        if tag is None:
+            # Other tensors in this memory have no tag either: they get one when they are next used.
+            storage = leaf.untyped_storage()
+            self.memories[storage._cdata] = (home, moved.family, storage)
+        else:
+            # Views that the script still has point to the old home, where nothing has changed.
+            tag.family.memory.invalidated = (
+                f"microbatch {self._microbatch.index}: {call.name}, on pipeline rank {home}, changed in "
+                f"place a tensor of pipeline rank {tag.home}, and another view of that tensor was used "
+                "afterwards. Change a copy instead (inplace=False), or place both on one partition with "
+                "smp.set_partition"
+            )
+        if real is not None and real is not leaf:  # what the call has got, and changed, is a copy
+            moved.real = real
+        put_tag(leaf, moved)
+
+    def _spread(self, tensor: Tensor, home: int) -> None:
+        """Bring what a call at ``home`` has written into replicated memory to the other ranks."""
+        # A tag of its own: the tensor itself stays replicated, and a copy of before must not be taken for it.
+        written, tag = tensor.detach(), Tag(home, serial=self._microbatch.serial)
+        put_tag(written, tag)
+        for rank in range(self._context.size):
+            copy = self._transfers.bring(written, tag, rank)
+            if copy is not None and rank != home:
+                tensor.copy_(copy)
