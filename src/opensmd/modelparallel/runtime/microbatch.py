@@ -94,6 +94,7 @@ class _NotIntercepted:
 
     def __init__(self, microbatch: Microbatch) -> None:
         self._microbatch = microbatch
+        # Not always False: a backward that waits may have to settle an earlier one first, and then goes on.
         self._inside = microbatch.inside
         self._without_mode = WithoutMode(microbatch.mode)
 

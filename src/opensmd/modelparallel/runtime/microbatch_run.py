@@ -47,6 +47,8 @@ class MicrobatchRun:
         self._results = results
         transfers = Transfers(microbatch, context, turns, backward_pass)
         self._calls = CallRunner(microbatch, context, transfers, turns, backward_pass)
+        # A generator, as its two halves may run in different threads: what the function has left needs no
+        # stack.
         self._course = self._run()
 
     def advance(self) -> Waiting | Done:
@@ -63,6 +65,7 @@ class MicrobatchRun:
 
     def _run(self) -> Generator[Waiting, None, None]:
         value = self._call_function()
+        # Before the deferred backward: large results travel while that waits for its gradient.
         self._results.share(self._microbatch.index, value)
         if self._microbatch.deferred is not None:
             # The function's stack is gone: whichever thread has the turn goes on after this.

@@ -48,6 +48,7 @@ class PlacedModel:
         self.device = next((each.device for each in module.parameters()), torch.device("cpu"))
         self.generators = default_generators(self.device)
         self._rank = rank
+        # Also the further names of a module that is in several places: the plan may go by any.
         modules = dict(module.named_modules(remove_duplicate=False))
         self._whole: dict[str, tuple[nn.Module, int]] = {}
         seen: set[nn.Module] = set()

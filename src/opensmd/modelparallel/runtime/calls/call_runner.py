@@ -86,6 +86,7 @@ class CallRunner:
         tags = tags_of(leaves)
         if self._changed.memories:
             self._changed.tag(leaves, tags)
+        # Only then: following a graph to where it comes from takes as long as a small call.
         if None in tags:
             self.context.escaped.require_replicated(leaves, tags, self.microbatch.point)
         return leaves, tags
@@ -113,6 +114,8 @@ class CallRunner:
         tensors = self.transfers.bring_all(call, home)
         number = self.microbatch.next_point()
         self.microbatch.point = f"the value of {call.name} from pipeline rank {home}"
+        # With a few bits of the name: ranks that have left the common program shall not take another value
+        # for this one.
         tag = make_tag(Kind.OBJECT, self.microbatch.index, number, stable_hash(call.name, 10))
         if self.rank != home:
             self.transfers.wait([(home, tag)])
@@ -137,6 +140,7 @@ class CallRunner:
             self.context.buffers.written(tensor)
         tensors: list[Tensor | None] = []
         for leaf in call.leaves:
+            # To all ranks on all ranks: each counts every transfer, also those between others.
             copies = [self.transfers.bring(leaf, tag_of(leaf), rank) for rank in range(self.context.size)]
             tensors.append(copies[self.rank])
         return self._run(call, tensors)
@@ -171,6 +175,7 @@ class CallRunner:
 
     def _stand_in(self, home: int, call: Call, description: Description) -> Any:
         """What a call at ``home`` means on another rank."""
+        # The way of nearly all calls; what follows is for those that change arguments or return more.
         told = description.new_tensor
         if told is not None:
             made = told.placeholder()
@@ -212,6 +217,7 @@ class CallRunner:
             # The tag names no microbatch: whichever comes here first takes the description, for all of them.
             if self._transport.ready((home, tag)):
                 told_key, told = self._transport.receive_object(home, tag)
+                # The tag has room for 26 bits of the key only.
                 if told_key != stable_hash(key, 64):
                     raise SMPError(
                         f"microbatch {self.microbatch.index}: pipeline rank {home} described another "
@@ -266,6 +272,8 @@ class CallRunner:
         if watch.changed_buffers() or any(map(self.context.lasts, changed)):
             self.context.stateful.add(key)
         self._tell(description, key, known, number)
+        # They are in no result, but the call has left them in an attribute or a list: whoever finds them
+        # there must know whose they are.
         for tensor in watch.made:
             if tag_of(tensor) is None:
                 made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
@@ -302,6 +310,7 @@ class CallRunner:
     ) -> Any:
         if not call.whole:
             return call.function(*args, **kwargs)
+        # By a flag, as the mode may lie below others on its stack, where it cannot be taken off.
         self.microbatch.inside = True
         try:
             if self.checkpointing and torch.is_grad_enabled() and _can_be_repeated(call, known):
@@ -321,6 +330,8 @@ class CallRunner:
             if told.argument is not None:
                 handle = call.leaves[told.argument]
                 same = same and handle is tensor
+            # What has a tag already is nothing new, such as a parameter that the module returns: it keeps its
+            # own.
             elif tag_of(tensor) is None:
                 self._put(tensor, _new_tag(told, call, home))
             handles.append(handle)

@@ -140,6 +140,7 @@ class Description:
     new_tensor: TensorDescription | None = field(init=False)
 
     def __post_init__(self) -> None:
+        # Once and for all: every further call of its kind asks.
         object.__setattr__(
             self, "is_plain", not self.depends_on_data and not self.changed and self.left is None
         )
@@ -238,6 +239,7 @@ def describe(
     by_memory: dict[int, int] = {}
     for number, argument in enumerate(arguments):
         if _has_memory(argument):
+            # The first of several in one memory, so that all ranks name the same one.
             by_memory.setdefault(argument.untyped_storage()._cdata, number)
     return Description(
         form=parts.form,

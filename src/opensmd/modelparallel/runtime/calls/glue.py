@@ -52,11 +52,13 @@ class Glue(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         run = self._run
+        # The mode is still on where another lies above it: it could not be taken off the stack then.
         if self._microbatch.inside:
             return func(*args, **kwargs)
         leaves, tags = run.leaves_of(args, kwargs)
         home = highest_home(tags)
         if home is None:
+            # Whatever runs now might read a gradient, or write into what the deferred backward has kept.
             run.settle()
             for written in written_by_function(func, args, kwargs):
                 if run.context.is_replicated(written):
@@ -80,6 +82,8 @@ class Glue(TorchFunctionMode):
         if func in READS_VALUE:
             return run.value(call)
         call.written = written_by_function(func, args, kwargs)
+        # Statistics are no destination: the operation stays with its input, and what it has written there
+        # travels.
         if call.written and func not in STATISTICS:
             destination = highest_home(map(tag_of, call.written))
             if destination is not None:
@@ -102,6 +106,7 @@ class Glue(TorchFunctionMode):
             return self._intercept(Call(_name(func), func, func, args, kwargs, [tensor], [tag]), tag.home)
         wanted = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
         if wanted != tag.requires_grad:
+            # Backwards that have been called for belong to what was trained until now.
             self._run.settle()
             self._run.backward_pass.complete_gradients()
             self._run.context.trained.change(tensor, tag, wanted)
@@ -123,6 +128,7 @@ class Glue(TorchFunctionMode):
         backward(*args, **kwargs)
 
     def _grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Of the gradient a part may be left for later: the script would see the rest alone.
         self._run.settle()
         self._run.backward_pass.complete_gradients()
         return self._of_first(func, args, lasting=True)
@@ -137,6 +143,7 @@ class Glue(TorchFunctionMode):
         return self._of_first(func, args)
 
     def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # One call, as torch itself does it, instead of one for each row.
         return iter(self._of_first(Tensor.unbind, (args[0], 0)))
 
     def _of_first(self, func: Function, args: tuple[Any, ...], *, lasting: bool = False) -> Any:

@@ -87,6 +87,7 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
                 f"{shown} was switched with train() or eval() inside a smp.step function. The "
                 "microbatches of a step share its modules and take turns: switch between steps"
             )
+        # What the runtime itself asks of tensors would be intercepted like the program.
         with internals.WithoutMode(run.microbatch.mode):
             leaves, tags = run.leaves_of(args, kwargs)
             key = ("module", name, module.training)
@@ -138,6 +139,7 @@ def _follow(
         home = highest_home(tags)
         if home is not None:
             return run.run_at(home, Call(name, key, original, args, kwargs, leaves, tags, whole=True))
+    # On replicated tensors alone, yet nobody can look inside: it may read gradients.
     run.settle()
     return original(*args, **kwargs)
 

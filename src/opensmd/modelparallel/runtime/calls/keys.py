@@ -34,6 +34,7 @@ def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: in
 
 
 def _named_key(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    # With their types, as 1, 1.0 and True are equal. Most calls name plain values only, and end here.
     kinds = tuple(map(type, kwargs.values()))
     if _VALUES.issuperset(kinds):
         return (kinds, *kwargs.items())

@@ -104,6 +104,7 @@ class Transfers:
             self._send(real_tensor(tensor), tag, target, number, grad)
         elif self._rank == target:
             copy = self._receive(tensor, tag, number, grad)
+        # On every rank, also where no copy is: all must say alike whether the tensor has to travel again.
         self._copies[place] = (changes, copy)
         return copy
 
@@ -142,6 +143,8 @@ class Transfers:
         check = _shape_check(shape)
         message = (source, make_tag(Kind.TENSOR, self._microbatch.index, number, check))
         kept = strides_kept(shape, stride)
+        # Taken if it is there, without asking first: asking costs as much, and a wait would give the turn
+        # away.
         received = self._transport.take(*message, shape, kept, dtype)
         while received is None:
             self.wait([message])

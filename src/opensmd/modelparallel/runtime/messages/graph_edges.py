@@ -57,7 +57,9 @@ class GraphEdges:
         edges: list[int] = []
         for tag, numbers in self._of_tags.items():
             if tag in ancestry:
+                # The others are edges between other ranks: counted here, and touched nowhere.
                 edges += [number for number in numbers if number in self._tokens]
+        # In the order of creation, the reverse of which is that of autograd: the last one is passed first.
         edges.sort()
         return edges
 
@@ -77,6 +79,7 @@ class GraphEdges:
                 )
             tokens.append(token)
             if not keep:
+                # Not deleted: a second backward of the edge must find that there has been one.
                 self._tokens[number] = None
         return tokens
 

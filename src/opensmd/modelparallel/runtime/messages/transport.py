@@ -140,6 +140,7 @@ class MailboxTransport:
         self._mailbox.send(target, tag, tensor)
 
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
+        # By way of wait_any, which also hears that a rank has failed.
         if not self._mailbox.ready(source, tag):
             self.wait_any([(source, tag)])
         return self._mailbox.receive(source, tag, count, dtype)
@@ -157,6 +158,7 @@ class MailboxTransport:
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         data = _as_tensor(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # nobody else reaches the memory
+        # The size first: a receiver must say how much it takes.
         self._mailbox.send(target, tag, torch.tensor([data.numel()]))
         self._mailbox.send(target, tag, data)
 
@@ -231,6 +233,7 @@ class GroupTransport:
 
         def receive() -> Tensor | None:
             expect()
+            # Asked first: here nobody can see which of two messages has come.
             if not self.receive(target, tag, 1, torch.int64).item():
                 return None
             return self.receive(target, tag, shape.numel(), dtype).view(shape)

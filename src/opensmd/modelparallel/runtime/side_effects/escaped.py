@@ -64,6 +64,7 @@ class EscapedTensors:
                 seen = self._seen.get(leaf.untyped_storage()._cdata)
                 if seen is not None and not seen[0].expired():
                     raise SMPUnsupportedError(f"{seen[1]}. {_WAY}")
+            # Without a graph nothing tells whose it is: most likely all ranks have made it alike.
             if leaf.requires_grad and leaf.grad_fn is not None and self._is_of_a_stage(leaf):
                 raise SMPUnsupportedError(
                     f"after {place}: a tensor of shape {tuple(leaf.shape)} was computed inside a module that "

@@ -42,6 +42,7 @@ class PerMicrobatchState:
 
     def end(self, microbatch: int, *, backward_left: bool) -> None:
         """Its function has returned, or also the backward that it has deferred."""
+        # It goes on later: what it has put there is kept for that, though its forward is over.
         if backward_left:
             self._caches.suspend(microbatch)
             self._attributes.suspend(microbatch, through=True)

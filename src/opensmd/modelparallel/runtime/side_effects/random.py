@@ -63,11 +63,14 @@ class RandomPerMicrobatch:
         self._generators = generators
         # Drawn from the rank's own generator, so that torch.manual_seed makes a step repeatable.
         self._seed = int(torch.randint(1 << 62, ()))
+        # After the draw, so that the next step draws another seed.
         self._rank = _states(generators)
         self._states: dict[int, list[torch.Tensor]] = {}
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
         """A microbatch begins, or a backward that it has deferred."""
+        # A deferred backward has a seed of its own: when it runs depends on messages, and where the forward
+        # has stopped drawing is gone by then.
         for generator in self._generators:
             # A deferred backward draws from a state of its own: when it runs depends on when its gradient
             # has come.

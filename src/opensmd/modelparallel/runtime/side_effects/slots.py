@@ -36,6 +36,7 @@ class Slot(NamedTuple):
         if value is ABSENT:
             holder.pop(self.name, None)
         else:
+            # Past watched buffers: swapping the state of microbatches is nothing that the program has done.
             dict.__setitem__(holder, self.name, value)
 
     @property
@@ -46,6 +47,7 @@ class Slot(NamedTuple):
 def buffers_of(module: nn.Module) -> dict[str, Any]:
     """The buffers of ``module`` itself, in a new dict; none of a scripted one, which keeps its own."""
     buffers = module._buffers
+    # A plain dict of watched buffers, made without asking for each.
     return dict.copy(buffers) if isinstance(buffers, dict) else {}
 
 

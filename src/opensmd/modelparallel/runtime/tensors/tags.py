@@ -140,6 +140,7 @@ class Tag:
 def ancestors(tags: Iterable[Tag]) -> set[Tag]:
     """The tags and all that they depend on."""
     found: set[Tag] = set()
+    # Without recursion: a microbatch may have more calls, one after the other, than Python has stack.
     left = list(tags)
     while left:
         tag = left.pop()

@@ -28,6 +28,7 @@ class Record:
     """The stretches of one step."""
 
     def __init__(self) -> None:
+        # Plain tuples: they are made at every turn, and Stretches of them only if somebody looks.
         self._ended: list[tuple[int, str, int, int]] = []
         self.kind = "forward"
         self._microbatch = -1

@@ -45,6 +45,7 @@ class ThreadState(NamedTuple):
     def restored(self) -> Iterator[None]:
         """The same modes in another thread."""
         with contextlib.ExitStack() as stack:
+            # In this order: leaving or entering inference mode sets the gradient mode, too.
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for kind, dtype in self.autocast:

@@ -32,6 +32,7 @@ class _Thread:
         self._wake.acquire()
         self._job: Callable[[], None] | None = None
         self._done = done
+        # A daemon, as it sleeps when the process ends.
         threading.Thread(target=self._live, daemon=True, name="smp-microbatch").start()
 
     def run(self, job: Callable[[], None]) -> None:
@@ -43,5 +44,6 @@ class _Thread:
             self._wake.acquire()
             assert self._job is not None
             self._job()
+            # Before it counts as idle: from then on somebody may give it another job.
             self._job = None
             self._done(self)

@@ -165,6 +165,7 @@ class Turns:
         self, microbatch: Microbatch, messages: list[Message], until: Callable[[], bool] | None = None
     ) -> None:
         """Let others go on until one of ``messages`` has come, or ``until`` holds."""
+        # In a fixed order nobody else may go on meanwhile: every turn comes where the order says.
         if self._policy.waits_in_place:
             if messages:
                 self._wait_for(messages)
@@ -188,6 +189,7 @@ class Turns:
 
     def is_first(self, microbatch: Microbatch, messages: list[Message]) -> bool:
         """Whether a backward, which would wait for ``messages`` at once, comes before everything else."""
+        # As if it waited: the policy chooses among those that wait, and this is to be one of them.
         self._set(microbatch.index, _AT_BACKWARD, messages)
         chosen = self._pick()
         self._set(microbatch.index, _RUNNING)
@@ -239,6 +241,7 @@ class Turns:
             self._hand_over(chosen)
             worker.wake.acquire()
             self._state_per_microbatch.resume(index)
+        # The turn may have come back only so that this thread unwinds its stack: nobody else can.
         if self.error is not None:
             raise StepAborted
         self._set(index, _RUNNING)
@@ -273,6 +276,7 @@ class Turns:
             with self._state.restored():
                 live()
 
+        # A copy for each thread, as a context cannot be entered while another thread is in it.
         self._threads_of_rank.start(partial(self._context.copy().run, with_state))
         return worker
 
@@ -339,6 +343,7 @@ class Turns:
                 chosen = self._pick()
                 if chosen is not None:
                     return chosen
+                # One part, then another look: what a message lets go on is more urgent than the next part.
                 if not self._fills_in.run_one():
                     self._wait_for_any()
             except BaseException as error:
@@ -362,6 +367,7 @@ class Turns:
         if self._is_held(index):
             return False
         until, messages = self._until[index], self._messages[index]
+        # What it waits for may have been brought about by another microbatch, without a message.
         if until is not None and until():
             return True
         for message in messages:
@@ -373,6 +379,7 @@ class Turns:
         return self.progress[index] is _AT_BACKWARD and self._policy.holds(index, self.progress)
 
     def _wait_for_any(self) -> None:
+        # The message of one that is held may be there already: waiting for it would not wait at all.
         messages = [
             message
             for index, awaited in enumerate(self._messages)
