@@ -18,7 +18,7 @@ from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.tensors import structure
-from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse, strides_of
+from opensmd.modelparallel.runtime.tensors.memory_layout import contiguous_strides, is_sparse, strides_of
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.runtime.tensors.tags import Form
 
@@ -46,6 +46,7 @@ class TensorDescription:
         shares: it shares memory with this argument.
         is_view: and autograd knows it as a view of it.
         form: what a tag knows of it.
+        is_contiguous: its strides are those that torch gives to its shape.
     """
 
     shape: tuple[int, ...]
@@ -57,10 +58,12 @@ class TensorDescription:
     shares: int | None = None
     is_view: bool = False
     form: Form = field(init=False)
+    is_contiguous: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # Made once: every tag of every microbatch refers to this one tuple.
         object.__setattr__(self, "form", (self.shape, self.stride, self.dtype))
+        object.__setattr__(self, "is_contiguous", self.stride == contiguous_strides(self.shape))
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether a tensor is what was told, as far as the other ranks rely on it."""
@@ -73,7 +76,9 @@ class TensorDescription:
 
     def placeholder(self) -> Placeholder:
         """A tensor like it without data."""
-        return Placeholder(self.shape, self.stride, self.dtype, local_device(self.device))
+        # Given strides, torch takes twice as long, and a rank makes a placeholder for nearly every call.
+        stride = None if self.is_contiguous else self.stride
+        return Placeholder(self.shape, stride, self.dtype, local_device(self.device))
 
 
 class Change(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["arranged", "in_memory_order", "is_sparse", "strides_kept", "strides_of"]
+__all__ = ["arranged", "contiguous_strides", "in_memory_order", "is_sparse", "strides_kept", "strides_of"]
 
 _SPARSE = frozenset(
     {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -28,10 +28,14 @@ def is_sparse(tensor: Tensor) -> bool:
 
 def strides_of(tensor: Tensor) -> tuple[int, ...]:
     """A tensor's strides; of a sparse one, which has none, those of a contiguous tensor of its shape."""
-    if not is_sparse(tensor):
-        return tensor.stride()
-    steps = itertools.accumulate(reversed(tensor.shape[1:]), operator.mul, initial=1)
-    return tuple(reversed([*steps])) if tensor.dim() else ()
+    return contiguous_strides(tensor.shape) if is_sparse(tensor) else tensor.stride()
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides that torch gives to a new tensor of this shape."""
+    # An empty axis counts as one of a single entry.
+    sizes = (max(size, 1) for size in reversed(shape[1:]))
+    return tuple(reversed([*itertools.accumulate(sizes, operator.mul, initial=1)])) if shape else ()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -30,7 +30,7 @@ class Placeholder(Tensor):
 
     @staticmethod
     def __new__(
-        cls, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+        cls, shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, device: torch.device
     ) -> Placeholder:
         made: Placeholder = Tensor._make_wrapper_subclass(
             cls, shape, strides=stride, dtype=dtype, device=device, requires_grad=False

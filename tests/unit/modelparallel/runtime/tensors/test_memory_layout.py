@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
+from opensmd.modelparallel.runtime.calls.descriptions import TensorDescription
 from opensmd.modelparallel.runtime.tensors.memory_layout import in_memory_order, strides_kept
 
 CUBE = torch.arange(24.0).view(2, 3, 4)
@@ -35,3 +38,13 @@ def test_the_form_that_was_told_counts_and_not_the_strides_at_hand() -> None:
     sent = in_memory_order(at_hand, told.shape, told.stride())
     assert torch.equal(sent.as_strided(told.shape, told.stride()), told)
     assert in_memory_order(told, at_hand.shape, at_hand.stride()) is told  # made contiguous by sending
+
+
+def test_placeholders_have_the_strides_that_are_told() -> None:
+    shapes = [shape for dims in range(4) for shape in itertools.product((0, 1, 3), repeat=dims)]
+    tensors = [torch.empty(shape) for shape in shapes] + [torch.empty(2, 3).t(), torch.empty(4, 4)[:, ::2]]
+    for tensor in tensors:
+        told = TensorDescription(tuple(tensor.shape), tensor.stride(), tensor.dtype, "cpu", False)
+        assert told.is_contiguous == (tensor.stride() == torch.empty(tensor.shape).stride())
+        made = told.placeholder()
+        assert (made.shape, made.stride(), made.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
