@@ -1,45 +1,23 @@
 """Places given by hand: ``smp.partition`` for modules being created, ``smp.set_partition`` for existing ones.
 
-A module's place is noted on the module itself. ``smp.partition`` sees modules because ``nn.Module.__init__``
-is wrapped while at least one context is open, and restored when the last one closes.
+A module's place is noted on the module itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from torch import nn
 
+from opensmd.modelparallel.compatibility.created_modules import CreationMark
 from opensmd.modelparallel.state import state
 
 __all__ = ["fixed_places", "partition", "set_partition"]
 
-CREATED = "_smp_created_in_partition"
+_CREATED = CreationMark("_smp_created_in_partition")
 ASSIGNED = "_smp_assigned_partition"
-
-
-class _Open:
-    """The contexts that are open in each thread, and torch's own constructor meanwhile."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count = 0
-        self.original: Callable[..., None] | None = None
-        self.stack = threading.local()
-
-    @property
-    def places(self) -> list[int]:
-        if not hasattr(self.stack, "places"):
-            self.stack.places = []
-        places: list[int] = self.stack.places
-        return places
-
-
-_open = _Open()
 
 
 @contextlib.contextmanager
@@ -53,13 +31,8 @@ def partition(index: int) -> Iterator[None]:
         ValueError: there is no such partition.
     """
     _check(index, "smp.partition")
-    _open.places.append(index)
-    _watch()
-    try:
+    with _CREATED.put(index):
         yield
-    finally:
-        _unwatch()
-        _open.places.pop()
 
 
 def set_partition(module: nn.Module, index: int) -> None:
@@ -94,9 +67,9 @@ def fixed_places(module: nn.Module) -> dict[str, int]:
         if ASSIGNED in each.__dict__
     }
     created = {
-        name: int(each.__dict__[CREATED])
+        name: int(each.__dict__[_CREATED.attribute])
         for name, each in module.named_modules(remove_duplicate=False)
-        if CREATED in each.__dict__
+        if _CREATED.attribute in each.__dict__
     }
     if state.cfg.auto_partition:
         if created:
@@ -132,27 +105,3 @@ def _check(index: int, name: str) -> None:
         raise TypeError(f"{name}: index={index!r} must be an int")
     if not 0 <= index < partitions:
         raise ValueError(f"{name}: index={index} is not a partition; there are {partitions}, numbered from 0")
-
-
-def _watch() -> None:
-    with _open.lock:
-        _open.count += 1
-        if _open.count > 1:
-            return
-        original = _open.original = nn.Module.__init__
-
-        def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            if _open.places:
-                self.__dict__[CREATED] = _open.places[-1]
-
-        nn.Module.__init__ = noting  # type: ignore[method-assign]
-
-
-def _unwatch() -> None:
-    with _open.lock:
-        _open.count -= 1
-        if _open.count == 0:
-            assert _open.original is not None
-            nn.Module.__init__ = _open.original  # type: ignore[method-assign]
-            _open.original = None

@@ -27,6 +27,7 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
+from opensmd.modelparallel.replicas.together import ReplicasTogether
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
@@ -36,6 +37,7 @@ from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
 from opensmd.modelparallel.runtime.step_errors import explained
 from opensmd.modelparallel.state import state as smp_state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
+from opensmd.modelparallel.tensor_parallel.replacement import distribute
 
 __all__ = ["DistributedModel"]
 
@@ -84,17 +86,17 @@ class DistributedModel(NotForDDP, ModelState):
         _check(module, trace_device, trace_execution_times)
         _check_passes(backward_passes_per_step)
         require_bucket_size(bucket_cap_mb, "smp.DistributedModel")
-        super().__init__(module)
+        super().__init__(distribute(module))
         self._half = smp_state.cfg.half_dtype
         if self._half is not None:
-            to_half(module, self._half)
+            to_half(self.get_module(), self._half)
         self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._trace_device = trace_device
         self._average = average_grads_across_microbatches
         self._comm_hooks: list[tuple[Any, CommHook]] = []
         self._engine: Engine | None = None
         self._inner_hooks: InnerHooks | None = None
-        self._replicas: Replicas | None = None
+        self._replicas: Replicas | ReplicasTogether | None = None
         self._placed: PlacedParameters | None = None
         self._replica_options: dict[str, Any] = {
             "overlapping_allreduce": overlapping_allreduce,
@@ -117,13 +119,19 @@ class DistributedModel(NotForDDP, ModelState):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, inside a step."""
-        if self._step is None and not is_tracing():
+        if self._step is None and not is_tracing() and not self._runs_anywhere:
             self._refuse("forward")
         module: nn.Module = self._modules["module"]  # type: ignore[assignment]  # quicker than get_module()
         if self._half is None:
             return module(*args, **kwargs)
         narrow = narrowed(args, self._half), narrowed(kwargs, self._half)
         return widened(module(*narrow[0], **narrow[1]), self._half)
+
+    @property
+    def _runs_anywhere(self) -> bool:
+        """A model in one partition may be called outside steps, too, where ranks share tensors."""
+        cfg = smp_state.cfg
+        return cfg.pipeline_parallel_degree == 1 and cfg.tensor_parallel_degree > 1
 
     def backward(
         self,
@@ -354,15 +362,8 @@ class DistributedModel(NotForDDP, ModelState):
         self.finish_partition(plan)
         if smp_state.rank == 0:
             print_plan(plan)
-        group = smp_state.groups[CommGroup.DP_GROUP]
-        if smp_state.cfg.ddp and group.size() > 1:
-            self._replicas = Replicas(
-                self.get_module(),
-                is_local=self.is_here,
-                group=group,
-                comm_hooks=self._comm_hooks,
-                **self._replica_options,
-            )
+        if smp_state.cfg.ddp and smp_state.groups[CommGroup.DP_GROUP].size() > 1:
+            self._replicas = self._make_replicas()
             if self._engine is not None:
                 self._engine.reducer = self._replicas
         smp_state.follow_model()  # the first replica's values are everybody's now
@@ -370,6 +371,25 @@ class DistributedModel(NotForDDP, ModelState):
             self._placed = PlacedParameters(self.get_module())
         if self._joins_from_first_step is not None:
             self._joins_from_first_step()
+
+    def _make_replicas(self) -> Replicas | ReplicasTogether:
+        """What averages gradients: of distributed modules over fewer ranks than of all others."""
+
+        def of(kind: CommGroup, *, scaled: bool) -> Replicas:
+            return Replicas(
+                self.get_module(),
+                is_local=lambda name: self.is_here(name) and (name in self._scaled) == scaled,
+                group=smp_state.groups[kind],
+                comm_hooks=self._comm_hooks,
+                **self._replica_options,
+            )
+
+        others = of(CommGroup.DP_GROUP, scaled=False)
+        if not self._scaled:
+            return others
+        if smp_state.groups[CommGroup.RDP_GROUP].size() == 1:
+            return ReplicasTogether([others])
+        return ReplicasTogether([others, of(CommGroup.RDP_GROUP, scaled=True)])
 
     def _warn_of_untraced(self) -> None:
         if any(self._trace.values()) and (self._engine is None or not smp_state.cfg.auto_partition):

@@ -27,6 +27,8 @@ from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, whole_entries
+from opensmd.modelparallel.tensor_parallel.shards import Shard
 
 __all__ = ["DistributedOptimizer"]
 
@@ -109,8 +111,8 @@ class _Methods(PrecisionAttributes):
         if self._smp_layout is None:
             return self._plain_state_dict()
         own = self._renumbered()
-        if state.groups.size(CommGroup.PP_GROUP) > 1:
-            own["state"] = _gathered(own["state"])
+        if state.groups.size(CommGroup.MP_GROUP) > 1:
+            own["state"] = _gathered(own["state"], self._smp_layout)
         return own
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -138,6 +140,9 @@ class _Methods(PrecisionAttributes):
             given = _merged(given)
         given.pop(PARTIAL, None)
         self._check_groups(given)
+        if state.model is not None and state.cfg.tensor_parallel_degree > 1:
+            parameters = [each for group in self.param_groups for each in group["params"]]
+            given["state"] = _sliced(given, self._smp_names(), self._smp_layout, parameters)
         if self._smp_state_has_parameters_shapes():
             self._check_shapes(given)
         return given
@@ -158,6 +163,13 @@ class _Methods(PrecisionAttributes):
         super().add_param_group(param_group)  # type: ignore[misc]
         if getattr(self, "_smp_layout", None) is not None:
             self._cut(self.param_groups[-1])
+
+    def _smp_counts_here(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether a parameter, or a master, counts on this rank in a sum over the ranks of the replica."""
+        layout = self._smp_layout
+        if layout is None or state.model is None:
+            return True
+        return state.model.counts_here(layout.full_names[layout.local[id(parameter)]])
 
     def _smp_names(self) -> list[str]:
         """The module's name of every parameter, in the whole optimizer's order."""
@@ -359,14 +371,59 @@ def _of_dynamic_scale(given: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _gathered(own: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The state of all ranks' parameters, by number."""
+def _gathered(own: Mapping[Any, Any], layout: _Layout | None = None) -> dict[Any, Any]:
+    """The state of all ranks' parameters, by number; with a ``layout``, slices of tensors become whole."""
     flat = {(number, key): each for number, entries in own.items() for key, each in entries.items()}
+    if layout is not None and state.model is not None:
+        flat = whole_entries(flat, _shards_of_state(flat, layout, state.model.shards))
     united = unite(flat, group=state.groups[CommGroup.PP_GROUP])
     gathered: dict[Any, Any] = {}
     for number, key in sorted(united, key=lambda each: each[0]):
         gathered.setdefault(number, {})[key] = united[(number, key)]
     return gathered
+
+
+def _shards_of_state(
+    flat: Mapping[tuple[Any, Any], Any], layout: _Layout, shards: Mapping[str, Shard]
+) -> dict[tuple[Any, Any], Shard]:
+    """How the tensors of an optimizer's state are split: as their parameters, where they have their shape."""
+    return {
+        (number, key): shards[layout.full_names[number]]
+        for (number, key), each in flat.items()
+        if isinstance(number, int)
+        and layout.full_names[number] in shards
+        and isinstance(each, torch.Tensor)
+        and each.shape == layout.shapes[number]
+    }
+
+
+def _sliced(
+    given: Mapping[str, Any],
+    names: list[str],
+    layout: _Layout | None,
+    parameters: list[torch.nn.Parameter],
+) -> dict[Any, Any]:
+    """The state of a full state dict, with this rank's slices of what is split."""
+    assert state.model is not None
+    stored = [number for group in given["param_groups"] for number in group["params"]]
+    if layout is None:
+        own: dict[int, torch.Tensor] = dict(enumerate(parameters))
+    else:
+        own = {index: torch.empty(shape, device="meta") for index, shape in enumerate(layout.shapes)}
+        own |= {layout.local[id(each)]: each for each in parameters}
+    sliced = dict(given["state"])
+    for index, (number, name) in enumerate(zip(stored, names, strict=True)):
+        shard = state.model.shards.get(name)
+        if number in sliced:
+            sliced[number] = {
+                key: cut_entry(each, shard, own[index]) if _has_axes(each) else each
+                for key, each in sliced[number].items()
+            }
+    return sliced
+
+
+def _has_axes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
 def _merged(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opensmd.modelparallel.ranks.grid import RankGrid
     from opensmd.modelparallel.ranks.groups import Groups
     from opensmd.modelparallel.runtime.engine import Engine
+    from opensmd.modelparallel.tensor_parallel.shards import Shard
 
 __all__ = [
     "ModuleManager",
@@ -56,6 +57,16 @@ class WrappedModel(Protocol):
     def is_local(self, name: str) -> bool:
         """Whether this rank has the data of that parameter, buffer or module."""
 
+    def get_module(self) -> nn.Module:
+        """The user's module itself."""
+
+    @property
+    def shards(self) -> dict[str, Shard]:
+        """How parameters are split over the tensor-parallel ranks, by name."""
+
+    def counts_here(self, name: str) -> bool:
+        """Whether this parameter counts on this rank in a sum over the ranks of the replica."""
+
     def require_whole_batch(self, name: str) -> None:
         """Raise if ``name`` was called inside a step."""
 
@@ -68,6 +79,10 @@ class WrappedOptimizer:
 
     def _smp_after_partition(self) -> None:
         """The model has its parts in their places: keep those of this rank."""
+        raise NotImplementedError
+
+    def _smp_counts_here(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter counts on this rank in a sum over the ranks of the replica."""
         raise NotImplementedError
 
     def _smp_names(self) -> list[str]:
@@ -99,8 +114,8 @@ class ModuleManager:
     """What scripts read under ``smp.state.module_manager``.
 
     Attributes:
-        translate_functions: pairs of functions between Hugging Face's and distributed modules' state dicts;
-            empty, because there are no distributed modules.
+        translate_functions: pairs of functions from distributed modules' state dicts to Hugging Face's and
+            back, of the architectures that smp.DistributedModel has distributed.
     """
 
     translate_functions: list[tuple[Callable[..., Any], Callable[..., Any]]] = field(default_factory=list)
@@ -202,12 +217,12 @@ class State:
 
     @property
     def param_index_to_name_tp_group(self) -> list[dict[int, str]]:
-        """For every rank of the tensor-parallel group, here one: parameters' names by optimizer number."""
-        return [dict(enumerate(self._parameter_names()))]
+        """For every rank of the tensor-parallel group: parameters' names by optimizer number."""
+        return [dict(enumerate(self._parameter_names())) for _ in range(self.cfg.tensor_parallel_degree)]
 
     @property
     def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
-        """For every rank of the tensor-parallel group, here one: optimizer numbers by parameters' names."""
+        """For every rank of the tensor-parallel group: optimizer numbers by parameters' names."""
         return [{name: number for number, name in each.items()} for each in self.param_index_to_name_tp_group]
 
     def cut_optimizers(self) -> None:

@@ -50,7 +50,7 @@ def save_checkpoint(
         model, optimizer: what to save; None leaves it out.
         user_content: given back on resuming; tensors, plain values, and what else ``smp.load`` takes without
             trust.
-        translate_if_full: accepted; names are always the plain model's.
+        translate_if_full: give a full checkpoint of a distributed Hugging Face model that library's names.
         num_kept_partial_checkpoints: delete older partial checkpoints beyond so many.
         weights_only: False saves also what loads only with ``weights_only=False``.
 
@@ -89,7 +89,7 @@ def save_checkpoint(
         if partial:
             _save_partial(folder / f"{tag}_partial", model, optimizer, user_content, trust)
         else:
-            _save_full(folder, tag, model, user_content, trust)
+            _save_full(folder, tag, model, user_content, trust, translate=translate_if_full)
         if state.rank == 0:
             write_newest(folder, tag, partial=partial)
             if partial and num_kept_partial_checkpoints is not None:
@@ -123,7 +123,7 @@ def resume_from_checkpoint(
         strict: as ``load_state_dict``'s.
         load_optimizer: load the optimizer too, if it was saved (partial only).
         load_sharded_optimizer_state: accepted; optimizer state is never sharded here.
-        translate_function: applied to the full state dict before loading.
+        translate_function: applied to the full state dict before loading; None for distributed models' own.
         load_optimizer_states: the name of ``load_optimizer`` in the first version that had this function.
         weights_only: False also loads objects of any type, and runs whatever code is in the files, so it is
             for files of one's own alone.
@@ -162,8 +162,11 @@ def resume_from_checkpoint(
         model_dict = load(str(folder / tag), partial=False, weights_only=weights_only)
     else:
         model_dict = None  # saved without one
-    if translate_function is not None and model_dict is not None:
+    if model_dict is not None and translate_function is not None:
         model_dict = translate_function(model_dict)
+    elif model_dict is not None and not partial:
+        for _, from_huggingface in state.module_manager.translate_functions:
+            model_dict = from_huggingface(model_dict)
     optimizer = None
     if optimizer_dict is not None:
         optimizer = _wrapped(state.optimizer, "smp.DistributedOptimizer")
@@ -212,9 +215,18 @@ def _save_partial(
 
 
 def _save_full(
-    folder: Path, tag: str, model: ModelState | None, user_content: Any, trust: dict[str, Any]
+    folder: Path,
+    tag: str,
+    model: ModelState | None,
+    user_content: Any,
+    trust: dict[str, Any],
+    *,
+    translate: bool,
 ) -> None:
     whole = model.state_dict(gather_to_rank0=True) if model is not None else None
+    if translate and whole:
+        for to_huggingface, _ in state.module_manager.translate_functions:
+            whole = to_huggingface(whole)
 
     def write() -> None:
         if state.groups.rank_in(CommGroup.MP_GROUP) != 0:

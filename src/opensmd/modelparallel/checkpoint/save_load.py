@@ -12,6 +12,7 @@ and the others complete beside their names: loading finds them there.
 from __future__ import annotations
 
 import pickle
+import re
 import uuid
 import warnings
 from pathlib import Path
@@ -26,6 +27,7 @@ from opensmd.modelparallel.checkpoint.names import partial_name, parts_of, pendi
 from opensmd.modelparallel.checkpoint.seal import Label, read_label
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
 
 __all__ = ["load", "save", "save_part"]
@@ -48,7 +50,8 @@ def save(
         obj: tensors, plain values, and what else :func:`load` takes without trust; with
             ``weights_only=False`` anything picklable.
         f: file name.
-        partial: each rank of the replica writes ``f_{mp_rank}``, so all of them must call it (those with
+        partial: each rank of the replica writes ``f_{mp_rank}`` (``f_{pp_rank}_{tp_rank}`` with tensor
+            parallelism), so all of them must call it (those with
             ``dp_rank() == 0`` are enough). False: the caller writes the one file ``f``, which plain
             ``torch.load`` reads.
         pickle_module, pickle_protocol: as torch.save's; the protocol is 2 in all files that load without
@@ -97,9 +100,16 @@ def save_part(obj: Any, f: Path, *, v3: bool = False, suffix: str = "", **option
         options: those of ``files.write_aside``.
     """
     groups = state.require("smp.save(partial=True)").groups
-    group, part = groups[CommGroup.MP_GROUP], groups.rank_in(CommGroup.MP_GROUP)
-    rdp_rank = groups.rank_in(CommGroup.RDP_GROUP) if v3 else None
-    path = f.with_name(partial_name(f.name, mp_rank=part, rdp_rank=rdp_rank, suffix=suffix))
+    group, part = groups[CommGroup.MP_GROUP], _own_part(groups)
+    path = f.with_name(
+        partial_name(
+            f.name,
+            pp_rank=groups.rank_in(CommGroup.PP_GROUP),
+            tp_rank=groups.rank_in(CommGroup.TP_GROUP) if groups.grid.tensor > 1 else None,
+            rdp_rank=groups.rank_in(CommGroup.RDP_GROUP) if v3 else None,
+            suffix=suffix,
+        )
+    )
     save = str(exchange(uuid.uuid4().hex, group)[0])  # the same on all ranks
     label = Label(save=save, part=part, parts=dist.get_world_size(group))
     try:
@@ -166,8 +176,8 @@ def load(
     group = groups[CommGroup.MP_GROUP]
 
     def load_own() -> Any:
-        files = _complete_set(path, suffix)
-        return _load_parts(files, groups.rank_in(CommGroup.MP_GROUP), dist.get_world_size(group), options)
+        files = _complete_set(path, suffix, groups.grid.tensor)
+        return _load_parts(files, _own_part(groups), dist.get_world_size(group), options)
 
     return together(
         group,
@@ -177,18 +187,29 @@ def load(
     )
 
 
+def _own_part(groups: Groups) -> int:
+    """This rank's part of a checkpoint: stage by stage, the ranks that share one beside each other."""
+    return groups.rank_in(CommGroup.PP_GROUP) * groups.grid.tensor + groups.rank_in(CommGroup.TP_GROUP)
+
+
 def _load_parts(files: list[Path], part: int, parts: int, options: dict[str, Any]) -> Any:
     """This rank's part if there are as many as ranks, all parts put together otherwise."""
     if len(files) == parts:
         return read(files[part], **options)
+    if any(re.search(r"_\d+_[1-9]\d*(_0)?$", file.name.removesuffix(file.suffix)) for file in files):
+        raise SMPCheckpointError(
+            f"{files[0].parent}: {len(files)} files are slices of tensors that other numbers of ranks "
+            f"shared; load them with {len(files)} ranks a replica, or save the model in full (partial=False)"
+        )
     return merge_trees([read(file, **options) for file in files])
 
 
-def _complete_set(path: Path, suffix: str) -> list[Path]:
+def _complete_set(path: Path, suffix: str, tensor: int) -> list[Path]:
     """The files of one save, in order; a save that was killed while renaming is taken from where it waits."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
-    found = [path.with_name(name) for name in parts_of(path.name, _names_in(path.parent), suffix=suffix)]
+    names = parts_of(path.name, _names_in(path.parent), suffix=suffix, tensor=tensor)
+    found = [path.with_name(name) for name in names]
     if not found:
         raise FileNotFoundError(_missing(path, partial=True))
     labels = [read_label(file) for file in found]
@@ -201,7 +222,7 @@ def _complete_set(path: Path, suffix: str) -> list[Path]:
             for file, label in zip(found, labels, strict=True)
             if label is not None and label.save == save and label.parts == parts
         }
-        waiting = pending_parts(path.name, save, _names_in(path.parent), suffix=suffix)
+        waiting = pending_parts(path.name, save, _names_in(path.parent), suffix=suffix, tensor=tensor)
         files = {part: path.with_name(name) for part, name in waiting.items() if part < parts} | files
         if len(files) == parts:
             return [files[part] for part in range(parts)]

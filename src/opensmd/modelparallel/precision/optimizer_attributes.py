@@ -15,6 +15,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision.loss_scale import LossScale
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import WrappedOptimizer, state
+from opensmd.modelparallel.tensor_parallel.shards import local_part
 from opensmd.optim.norm import global_norm
 
 __all__ = ["PrecisionAttributes"]
@@ -71,8 +72,11 @@ class PrecisionAttributes(WrappedOptimizer):
         Returns:
             The norm before clipping; -1.0 after an overflow (fp16).
         """
-        grads = [master.grad for master in self.master_params if master.grad is not None]
-        norm = global_norm(grads, group=state.require("clip_master_grads").groups[CommGroup.MP_GROUP])
+        trained = [master for master in self.master_params if master.grad is not None]
+        grads = [local_part(master.grad) for master in trained if master.grad is not None]
+        counts = [self._smp_counts_here(master) for master in trained]
+        counted = [grad for grad, counting in zip(grads, counts, strict=True) if counting]
+        norm = global_norm(counted, group=state.require("clip_master_grads").groups[CommGroup.MP_GROUP])
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads:
             grad.mul_(scale.to(grad.device, grad.dtype))

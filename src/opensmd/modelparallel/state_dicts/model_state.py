@@ -117,6 +117,7 @@ class ModelState(Moves):
             if name.rpartition(".")[0] in split
         }
         self._share_what_is_everywhere()
+        self._make_common_parts_equal()
         self._load_what_waited()
         state.cut_optimizers()
         hooks = list(self._post_partition_hooks.values())

@@ -19,13 +19,13 @@ from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked, 
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.distributed_parts import DistributedParts, cut_entry, whole_entries
 from opensmd.modelparallel.state_dicts.missing_tensors import has_data, loads_by_itself, stand_ins
-from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
 
 __all__ = ["StateDicts"]
 
 
-class StateDicts(Whereabouts):
+class StateDicts(DistributedParts):
     """A module that is saved and loaded whole or in parts, wherever its parts live.
 
     Args:
@@ -61,17 +61,34 @@ class StateDicts(Whereabouts):
         Raises:
             SMPUnsupportedError: ``keep_vars`` of a model that is split: the parameters are on several ranks.
         """
-        if not self.partitioned or state.groups.size(CommGroup.PP_GROUP) == 1:
+        split = self.partitioned and state.groups.size(CommGroup.PP_GROUP) > 1
+        if not split and state.cfg.tensor_parallel_degree == 1:
             plain: dict[str, Any] = self.get_module().state_dict(*args, **kwargs)
             return plain
         destination, prefix = _into(*args, **kwargs)
-        group = state.groups[CommGroup.PP_GROUP]
-        whole = collect(self._entries_of_all(), self._home_of, group=group, only_first=gather_to_rank0)
+        whole = self._collected(only_first=gather_to_rank0) if split else self._unsliced(self._entries())
+        if gather_to_rank0 and state.groups.rank_in(CommGroup.MP_GROUP) != 0:
+            whole = {}
         if destination is None and not prefix:
             return whole
         destination = OrderedDict() if destination is None else destination
         destination.update({prefix + name: each for name, each in whole.items()})
         return destination
+
+    def _collected(self, *, only_first: bool) -> dict[str, Any]:
+        group = state.groups[CommGroup.PP_GROUP]
+        entries = self._unsliced(self._entries_of_all())
+        return collect(entries, self._home_of, group=group, only_first=only_first)
+
+    def _unsliced(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Entries with whole tensors where tensor-parallel ranks have slices."""
+        return with_versions(whole_entries(entries, self.shards), entries)
+
+    def _sliced(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A full state dict with this rank's slices of what is split."""
+        own = dict(self._named_tensors())
+        sliced = {name: cut_entry(each, self.shards.get(name), own.get(name)) for name, each in given.items()}
+        return with_versions(sliced, given)
 
     def orig_state_dict(self) -> dict[str, Any]:
         """The module's own ``state_dict`` without asking other ranks; what lives elsewhere is left out."""
@@ -169,7 +186,7 @@ class StateDicts(Whereabouts):
             if same_partition_load:
                 return self._load_same_partition(given)
             given = gather_full(given, group=state.require("load_state_dict").groups[CommGroup.PP_GROUP])
-        given = marked(given)
+        given = self._sliced(marked(given))
         self._check(given, strict=strict and self.partitioned)
         module = self.get_module()
         if not self.partitioned:
@@ -188,7 +205,7 @@ class StateDicts(Whereabouts):
             self._pending_local = given
             return torch.nn.modules.module._IncompatibleKeys([], [])
         local = set(self._own_entries())
-        own = marked(given)
+        own = self._sliced(marked(given))
         if set(own) != local:
             raise SMPCheckpointError(
                 f"rank {state.rank}: this partial state dict comes from another partition: missing "

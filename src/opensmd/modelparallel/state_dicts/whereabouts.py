@@ -141,34 +141,6 @@ class Whereabouts(nn.Module):
                 dist.broadcast(data, group=group, group_src=self._home_of(name))
                 buffer.detach().copy_(data)
 
-    def distributed_modules(self) -> Iterator[nn.Module]:
-        """Modules split by tensor parallelism: none."""
-        return iter(())
-
-    def is_distributed_parameter(self, parameter: nn.Parameter) -> bool:
-        """Whether tensor parallelism splits it: no."""
-        return False
-
-    def is_distributed_buffer(self, buffer: Tensor) -> bool:
-        """Whether tensor parallelism splits it: no."""
-        return False
-
-    def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
-        """Whether it works on the batch of a whole tensor-parallel group: no, such groups have one rank."""
-        return False
-
-    def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
-        """Whether it works on the batch of a whole tensor-parallel group: no, such groups have one rank."""
-        return False
-
-    def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters whose gradients are reduced over the data-parallel group: all local ones."""
-        return self.local_named_parameters()
-
-    def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters whose gradients are reduced over the reduced-data-parallel group only: none."""
-        return iter(())
-
     def _require_partitioned(self, name: str) -> None:
         if not self.partitioned:
             raise SMPError(

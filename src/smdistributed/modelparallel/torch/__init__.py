@@ -19,10 +19,6 @@ from opensmd.modelparallel.communicate import (  # noqa: E402
 from opensmd.modelparallel.compatibility.later_versions import (  # noqa: E402
     delay_param_initialization,
     model_creation,
-    set_tensor_parallelism,
-    tensor_parallelism,
-    tp_register,
-    tp_register_with_module,
 )
 from opensmd.modelparallel.dry_run.capture import is_tracing  # noqa: E402
 from opensmd.modelparallel.init import init, shutdown  # noqa: E402
@@ -32,6 +28,12 @@ from opensmd.modelparallel.outputs import StepOutput  # noqa: E402
 from opensmd.modelparallel.ranks.grid import CommGroup, RankType  # noqa: E402
 from opensmd.modelparallel.state import state  # noqa: E402
 from opensmd.modelparallel.step import step  # noqa: E402
+from opensmd.modelparallel.tensor_parallel import random  # noqa: E402
+from opensmd.modelparallel.tensor_parallel.contexts import (  # noqa: E402
+    set_tensor_parallelism,
+    tensor_parallelism,
+)
+from opensmd.modelparallel.tensor_parallel.registry import tp_register, tp_register_with_module  # noqa: E402
 from opensmd.modelparallel.world import (  # noqa: E402
     dp_rank,
     dp_size,
@@ -97,6 +99,7 @@ __all__ = [
     "model",
     "nn",
     "optimizers",
+    "random",
     "utils",
     "broadcast",
     "send",

@@ -1,4 +1,4 @@
-"""Names of later versions say why they do not work."""
+"""Creating models as scripts of later versions do."""
 
 from __future__ import annotations
 
@@ -9,25 +9,6 @@ import torch
 from torch import nn
 
 from opensmd.modelparallel.compatibility import later_versions
-from opensmd.modelparallel.exceptions import SMPUnsupportedError
-
-
-def test_names_of_later_versions_say_why_they_do_not_work() -> None:
-    for name in later_versions.__all__:
-        if name.startswith("Distributed"):
-            with pytest.raises(SMPUnsupportedError, match=f"{name}: tensor parallelism does not"):
-                getattr(later_versions, name)(1, 2)
-    with pytest.raises(SMPUnsupportedError, match="scaled_dot_product_attention"):
-        later_versions.FlashAttentionLayer()
-    with pytest.raises(SMPUnsupportedError, match="tensor parallelism"), later_versions.tensor_parallelism():
-        pass
-    with pytest.raises(SMPUnsupportedError, match="tensor parallelism"):
-        later_versions.set_tensor_parallelism(nn.Linear(1, 1))
-    for register in (later_versions.tp_register, later_versions.tp_register_with_module):
-        with pytest.raises(SMPUnsupportedError, match="tensor parallelism"):
-            register(nn.Linear)
-    with pytest.raises(SMPUnsupportedError), later_versions.model_creation(tensor_parallelism=True):
-        pass
 
 
 def test_misspelt_keywords_of_model_creation_are_named() -> None:
@@ -43,8 +24,6 @@ def test_misspelt_keywords_of_model_creation_are_named() -> None:
 def test_later_features_that_are_left_off_do_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with later_versions.tensor_parallelism(enabled=False, fused_softmax=True):
-            later_versions.set_tensor_parallelism(nn.Linear(1, 1), False)
         with later_versions.delay_param_initialization(enabled=False):
             pass
         with later_versions.model_creation(dtype=torch.float64):

@@ -26,7 +26,7 @@ def initialised() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gptj", "gptneo", "roberta"])
-def test_state_dicts_are_translated_to_themselves(family: str) -> None:
+def test_translations_leave_names_alone_that_they_do_not_know(family: str) -> None:
     module = importlib.import_module(f"smdistributed.modelparallel.torch.nn.huggingface.{family}")
     assert getattr(smp.nn.huggingface, family) is module
     given = nn.Linear(2, 2).state_dict()
@@ -51,5 +51,5 @@ def test_messages_carry_the_rank(initialised: None) -> None:
         utils.rmsg("hello")
 
 
-def test_no_parameter_is_split_along_an_axis() -> None:
+def test_before_a_model_is_wrapped_no_parameter_is_split() -> None:
     assert utils.get_distribution_axis(nn.Parameter(torch.zeros(2, 2))) is None

@@ -1,4 +1,4 @@
-"""State dicts between Hugging Face's models and distributed ones, which are the same here."""
+"""State dicts between Hugging Face's models and distributed ones."""
 
 from smdistributed.modelparallel.torch.nn.huggingface import bert, gpt2, gptj, gptneo, roberta
 

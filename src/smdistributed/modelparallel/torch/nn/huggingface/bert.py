@@ -1,10 +1,8 @@
-"""State dicts of BERT: the layout is Hugging Face's own."""
+"""State dicts of BERT, in Hugging Face's layout and that of distributed modules."""
 
-from opensmd.modelparallel.compatibility.parameter_layout import (
-    same_layout as translate_hf_state_dict_to_smdistributed_bert,
-)
-from opensmd.modelparallel.compatibility.parameter_layout import (
-    same_layout as translate_state_dict_to_hf_bert,
+from opensmd.modelparallel.tensor_parallel.huggingface.bert import (
+    translate_hf_state_dict_to_smdistributed_bert,
+    translate_state_dict_to_hf_bert,
 )
 
 __all__ = [

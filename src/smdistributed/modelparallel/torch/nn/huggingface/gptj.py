@@ -1,13 +1,12 @@
-"""State dicts of GPT-J: the layout is Hugging Face's own."""
+"""State dicts of GPT-J, in Hugging Face's layout and that of distributed modules."""
 
-from opensmd.modelparallel.compatibility.parameter_layout import (
-    same_layout as translate_hf_gptj_state_dict_to_smdistributed,
+from opensmd.modelparallel.tensor_parallel.huggingface.gptj import (
+    translate_hf_state_dict_to_smdistributed_gptj,
+    translate_state_dict_to_hf_gptj,
 )
-from opensmd.modelparallel.compatibility.parameter_layout import (
-    same_layout as translate_hf_state_dict_to_smdistributed_gptj,
-)
-from opensmd.modelparallel.compatibility.parameter_layout import (
-    same_layout as translate_state_dict_to_hf_gptj,
+
+translate_hf_gptj_state_dict_to_smdistributed = (
+    translate_hf_state_dict_to_smdistributed_gptj  # an older spelling
 )
 
 __all__ = [

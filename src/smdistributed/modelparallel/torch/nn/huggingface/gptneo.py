@@ -1,10 +1,8 @@
-"""State dicts of GPT-Neo: the layout is Hugging Face's own."""
+"""State dicts of GPT-Neo, in Hugging Face's layout and that of distributed modules."""
 
-from opensmd.modelparallel.compatibility.parameter_layout import (
-    same_layout as translate_hf_state_dict_to_smdistributed_gptneo,
-)
-from opensmd.modelparallel.compatibility.parameter_layout import (
-    same_layout as translate_state_dict_to_hf_gptneo,
+from opensmd.modelparallel.tensor_parallel.huggingface.gptneo import (
+    translate_hf_state_dict_to_smdistributed_gptneo,
+    translate_state_dict_to_hf_gptneo,
 )
 
 __all__ = [

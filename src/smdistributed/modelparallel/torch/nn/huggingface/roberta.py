@@ -1,10 +1,8 @@
-"""State dicts of RoBERTa: the layout is Hugging Face's own."""
+"""State dicts of RoBERTa, in Hugging Face's layout and that of distributed modules."""
 
-from opensmd.modelparallel.compatibility.parameter_layout import (
-    same_layout as translate_hf_state_dict_to_smdistributed_roberta,
-)
-from opensmd.modelparallel.compatibility.parameter_layout import (
-    same_layout as translate_state_dict_to_hf_roberta,
+from opensmd.modelparallel.tensor_parallel.huggingface.roberta import (
+    translate_hf_state_dict_to_smdistributed_roberta,
+    translate_state_dict_to_hf_roberta,
 )
 
 __all__ = [

@@ -1,0 +1,86 @@
+"""Marks on modules that are created while a context is open (``smp.partition``, ``smp.tensor_parallelism``).
+
+Contexts see modules because ``nn.Module.__init__`` is wrapped while at least one of any kind is open, and
+restored when the last one closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+__all__ = ["CreationMark"]
+
+
+class _Wrapped:
+    """How many contexts are open in all threads, and torch's own constructor meanwhile."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.original: Callable[..., None] | None = None
+
+
+_wrapped = _Wrapped()
+_marks: list[CreationMark] = []
+
+
+class CreationMark:
+    """One kind of mark; there are as many as kinds of contexts.
+
+    Args:
+        attribute: of the module, in its ``__dict__``, that says in which context it was created.
+    """
+
+    def __init__(self, attribute: str) -> None:
+        self.attribute = attribute
+        self._stack = threading.local()
+        _marks.append(self)
+
+    @property
+    def values(self) -> list[Any]:
+        """What modules of this thread get, the innermost context last."""
+        if not hasattr(self._stack, "values"):
+            self._stack.values = []
+        values: list[Any] = self._stack.values
+        return values
+
+    @contextlib.contextmanager
+    def put(self, value: Any) -> Iterator[None]:
+        """Mark the modules that are created inside with ``value``."""
+        self.values.append(value)
+        _watch()
+        try:
+            yield
+        finally:
+            _unwatch()
+            self.values.pop()
+
+
+def _watch() -> None:
+    with _wrapped.lock:
+        _wrapped.count += 1
+        if _wrapped.count > 1:
+            return
+        original = _wrapped.original = nn.Module.__init__
+
+        def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            for mark in _marks:
+                if mark.values:
+                    self.__dict__[mark.attribute] = mark.values[-1]
+
+        nn.Module.__init__ = noting  # type: ignore[method-assign]
+
+
+def _unwatch() -> None:
+    with _wrapped.lock:
+        _wrapped.count -= 1
+        if _wrapped.count == 0:
+            assert _wrapped.original is not None
+            nn.Module.__init__ = _wrapped.original  # type: ignore[method-assign]
+            _wrapped.original = None

@@ -1,0 +1,71 @@
+"""Several reducers of one model, each for parameters that other ranks have, as one.
+
+With tensor parallelism a stage's parameters have replicas on two sets of ranks: what is not distributed is on
+all ranks of the data-parallel group, distributed modules only on those with the same place in their groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
+
+__all__ = ["ReplicasTogether"]
+
+
+class ReplicasTogether:
+    """Tells each reducer everything; in the same order on all ranks.
+
+    Args:
+        members: of parameters that do not overlap.
+    """
+
+    def __init__(self, members: Sequence[Replicas]) -> None:
+        self._members = members
+
+    def before_step(self) -> None:
+        """As :meth:`Replicas.before_step`."""
+        for member in self._members:
+            member.before_step()
+
+    def before_last_backward(self, roots: Sequence[Tensor]) -> None:
+        """As :meth:`Replicas.before_last_backward`."""
+        for member in self._members:
+            member.before_last_backward(roots)
+
+    def after_backward(self) -> None:
+        """As :meth:`Replicas.after_backward`."""
+        for member in self._members:
+            member.after_backward()
+
+    def abandon_step(self) -> None:
+        """As :meth:`Replicas.abandon_step`."""
+        for member in self._members:
+            member.abandon_step()
+
+    def after_step(self, *, backward_ran: bool) -> None:
+        """As :meth:`Replicas.after_step`."""
+        for member in self._members:
+            member.after_step(backward_ran=backward_ran)
+
+    def join(self, *options: bool) -> contextlib.AbstractContextManager[Any]:
+        """As :meth:`Replicas.join`, for one reducer.
+
+        Raises:
+            RuntimeError: there are several: ranks that share tensors need equally many steps.
+        """
+        if len(self._members) == 1:
+            return self._members[0].join(*options)
+        raise RuntimeError(
+            "join does not work with distributed modules: the ranks of a tensor-parallel group compute each "
+            "step together, so all need equally many"
+        )
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """As :meth:`Replicas.register_comm_hook`."""
+        for member in self._members:
+            member.register_comm_hook(state, hook)

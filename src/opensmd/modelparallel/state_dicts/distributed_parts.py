@@ -1,0 +1,143 @@
+"""Which parameters the tensor-parallel ranks share, and their whole values from slices and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.missing_tensors import has_data
+from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
+from opensmd.modelparallel.tensor_parallel.collectives import all_gathered
+from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, outermost
+from opensmd.modelparallel.tensor_parallel.shards import Shard, shards_of
+from opensmd.modelparallel.tensor_parallel.tensor_group import (
+    tensor_process_group,
+    tensor_rank,
+    tensor_size,
+)
+
+__all__ = ["DistributedParts", "cut_entry", "whole_entries"]
+
+
+class DistributedParts(Whereabouts):
+    """A module that knows which of its parts are split over the tensor-parallel group.
+
+    Args:
+        module: the user's module, with its distributed modules in place.
+
+    Attributes:
+        shards: how parameters and buffers are split, by name; empty with one rank in the group.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        module = self.get_module()
+        shared = state.cfg.tensor_parallel_degree > 1
+        self.shards = shards_of(module) if shared else {}
+        self._scaled = set(_scaled_names(module)) if shared else set()
+        self._split = {*self.shards, *_sharded_by_torch(module)} if shared else set()
+
+    def distributed_modules(self) -> Iterator[nn.Module]:
+        """The modules that the tensor-parallel ranks compute together."""
+        return (each for each in self.get_module().modules() if isinstance(each, DistributedModule))
+
+    def is_distributed_parameter(self, parameter: nn.Parameter) -> bool:
+        """Whether each tensor-parallel rank has a slice of it."""
+        return any(each is parameter for name, each in self._named_tensors() if name in self._split)
+
+    def is_distributed_buffer(self, buffer: Tensor) -> bool:
+        """Whether each tensor-parallel rank has a slice of it."""
+        return any(each is buffer for name, each in self._named_tensors() if name in self._split)
+
+    def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
+        """Whether it works on the batch of the whole tensor-parallel group, as distributed modules do."""
+        return any(each is parameter for name, each in self._named_tensors() if name in self._scaled)
+
+    def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
+        """Whether it works on the batch of the whole tensor-parallel group, as distributed modules do."""
+        return any(each is buffer for name, each in self._named_tensors() if name in self._scaled)
+
+    def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters whose gradients are reduced over the data-parallel group."""
+        return ((name, each) for name, each in self.local_named_parameters() if name not in self._scaled)
+
+    def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters whose gradients are reduced over the reduced-data-parallel group."""
+        return ((name, each) for name, each in self.local_named_parameters() if name in self._scaled)
+
+    def counts_here(self, name: str) -> bool:
+        """Whether a parameter counts on this rank in a sum over the replica: a slice on all."""
+        return tensor_size() == 1 or tensor_rank() == 0 or name in self._split
+
+    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        module = self.get_module()
+        yield from module.named_parameters(remove_duplicate=False)
+        yield from module.named_buffers(remove_duplicate=False)
+
+    def _make_common_parts_equal(self) -> None:
+        """Give what distributed modules have in common the first tensor-parallel rank's values."""
+        for name, each in self._named_tensors():
+            common = name in self._scaled - self._split
+            if common and self.is_here(name) and has_data(each):
+                data = sendable(each.detach())
+                dist.broadcast(data, group=tensor_process_group(), group_src=0)
+                each.detach().copy_(data)
+
+
+def whole_entries(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> dict[Any, Any]:
+    """Entries of which this rank has slices as whole tensors; called on all tensor-parallel ranks alike."""
+    gathered: dict[tuple[Any, ...], Tensor] = {}
+    whole: dict[Any, Any] = {}
+    for name, value in entries.items():
+        whole[name] = value
+        if isinstance(value, DTensor):
+            if not value.to_local().is_meta:
+                whole[name] = value.full_tensor().detach()
+        elif name in shards and isinstance(value, Tensor) and has_data(value):
+            key = (value.data_ptr(), value.shape, value.stride())  # tied entries stay tied
+            if key not in gathered:
+                gathered[key] = all_gathered(value.detach(), shards[name].axis, shards[name].size)
+            whole[name] = gathered[key]
+    return whole
+
+
+def cut_entry(value: Any, shard: Shard | None, own: Any) -> Any:
+    """What a rank loads of an entry: its slice of a whole tensor, otherwise the entry itself.
+
+    Args:
+        value: what was saved.
+        shard: how the tensor is split here, if it is.
+        own: this rank's tensor.
+    """
+    if isinstance(own, DTensor) and isinstance(value, Tensor) and not isinstance(value, DTensor):
+        return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)
+    if shard is None or not isinstance(value, Tensor) or not isinstance(own, Tensor):
+        return value
+    if value.shape == own.shape or value.shape != shard.whole_shape(own.shape):
+        return value
+    return shard.cut(value, tensor_size(), tensor_rank())
+
+
+def _scaled_names(module: nn.Module) -> Iterator[str]:
+    """Parameters and buffers of distributed modules, and what torch's own parallelism has split."""
+    for prefix, each in outermost(module):
+        for name, _ in [
+            *each.named_parameters(remove_duplicate=False),
+            *each.named_buffers(remove_duplicate=False),
+        ]:
+            yield f"{prefix}.{name}" if prefix else name
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, DTensor):
+            yield name
+
+
+def _sharded_by_torch(module: nn.Module) -> Iterator[str]:
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, DTensor) and any(each.is_shard() for each in parameter.placements):
+            yield name

@@ -1,0 +1,193 @@
+"""Collectives of a tensor-parallel group that autograd knows the other direction of.
+
+Two kinds of tensors go in and out: *common* ones, equal on all ranks of the group, whose gradients are equal
+too, and *partial* or *split* ones. torch's differentiable collectives take every rank's result for a loss of
+its own and add the gradients up; here the ranks compute one loss together::
+
+    function        forward                      backward
+    to_split        nothing                      all-reduce      common -> used by each rank in its own way
+    from_partial    all-reduce                   nothing         partial sums -> common
+    gather          all-gather along an axis     own slice       split -> common
+    own_slice       own slice of an axis         all-gather      common -> split
+    gather_batch    all-gather along axis 0      own slice * T   each rank's batch -> common
+    scatter_batch   own slice of axis 0          all-gather / T  common -> each rank's batch
+
+The last two cross the border of the shared region: inside, the loss is the mean of the T ranks' losses, so
+that its parameters' gradients are those of a data-parallel mean.
+
+In the dry run that precedes partitioning rank 0 is alone; then only shapes are made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from opensmd.modelparallel.dry_run.capture import is_tracing
+from opensmd.modelparallel.tensor_parallel.shards import bounds
+from opensmd.modelparallel.tensor_parallel.tensor_group import (
+    tensor_process_group,
+    tensor_rank,
+    tensor_size,
+)
+
+__all__ = [
+    "all_gathered",
+    "all_reduced",
+    "from_partial",
+    "gather",
+    "gather_batch",
+    "own_part",
+    "own_slice",
+    "scatter_batch",
+    "to_split",
+]
+
+
+def to_split(tensor: Tensor) -> Tensor:
+    """A common tensor for uses that differ from rank to rank; its gradient is the sum of theirs."""
+    if tensor_size() == 1 or not tensor.requires_grad:
+        return tensor
+    result: Tensor = _ToSplit.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def from_partial(tensor: Tensor) -> Tensor:
+    """The sum of what the ranks have."""
+    if tensor_size() == 1:
+        return tensor
+    result: Tensor = _FromPartial.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def gather(tensor: Tensor, axis: int, size: int) -> Tensor:
+    """The whole of ``size`` entries along ``axis``, of which every rank has its slice."""
+    if tensor_size() == 1:
+        return tensor
+    result: Tensor = _Gather.apply(tensor, axis % tensor.dim(), size)  # type: ignore[no-untyped-call]
+    return result
+
+
+def own_slice(tensor: Tensor, axis: int) -> Tensor:
+    """This rank's slice of a common tensor."""
+    if tensor_size() == 1:
+        return tensor
+    result: Tensor = _OwnSlice.apply(tensor, axis % tensor.dim())  # type: ignore[no-untyped-call]
+    return result
+
+
+def gather_batch(tensor: Tensor) -> Tensor:
+    """The batches of all ranks, one after the other.
+
+    Raises:
+        ValueError: the ranks' batches have different sizes.
+    """
+    result: Tensor = _GatherBatch.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def scatter_batch(tensor: Tensor) -> Tensor:
+    """This rank's own part of what was computed of all batches."""
+    result: Tensor = _ScatterBatch.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def all_reduced(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """A new tensor with the reduction over the group; no graph."""
+    reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if not is_tracing():
+        dist.all_reduce(reduced, op, group=tensor_process_group())
+    return reduced
+
+
+def all_gathered(tensor: Tensor, axis: int, size: int) -> Tensor:
+    """The whole of ``size`` entries along ``axis``; slices may differ by what does not divide. No graph."""
+    parts = tensor_size()
+    if is_tracing():
+        shape = list(tensor.shape)
+        shape[axis] = size
+        return tensor.new_zeros(shape)
+    longest = bounds(size, parts, 0)[1]
+    own = tensor.detach()
+    if own.shape[axis] < longest:
+        missing = list(own.shape)
+        missing[axis] = longest - own.shape[axis]
+        own = torch.cat([own, own.new_zeros(missing)], axis)
+    own = own.contiguous()
+    whole = own.new_empty((parts * own.shape[0], *own.shape[1:]) if own.dim() else (parts,))
+    dist.all_gather_single(whole, own, group=tensor_process_group())
+    if axis:
+        whole = torch.cat(whole.chunk(parts), axis)
+    return whole.narrow(axis, 0, size)
+
+
+def own_part(tensor: Tensor, axis: int) -> Tensor:
+    """This rank's slice, as a view."""
+    start, stop = bounds(tensor.shape[axis], tensor_size(), tensor_rank())
+    return tensor.narrow(axis, start, stop - start)
+
+
+class _ToSplit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return all_reduced(gradients[0])
+
+
+class _FromPartial(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return all_reduced(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: int, size: int) -> Tensor:
+        ctx.axis = axis
+        return all_gathered(tensor, axis, size)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return own_part(gradients[0], ctx.axis), None, None
+
+
+class _OwnSlice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: int) -> Tensor:
+        ctx.axis, ctx.size = axis, tensor.shape[axis]
+        return own_part(tensor, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return all_gathered(gradients[0], ctx.axis, ctx.size), None
+
+
+class _GatherBatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return all_gathered(tensor, 0, tensor.shape[0] * tensor_size())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return own_part(gradients[0], 0) * tensor_size()
+
+
+class _ScatterBatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return own_part(tensor, 0).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        own = gradients[0]
+        return all_gathered(own, 0, own.shape[0] * tensor_size()) / tensor_size()

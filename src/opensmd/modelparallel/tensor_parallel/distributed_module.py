@@ -1,0 +1,95 @@
+"""``smp.nn.DistributedModule``: the base of modules whose parameters the tensor-parallel group shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.tensor_parallel import collectives
+from opensmd.modelparallel.tensor_parallel.shards import Shard, ShardedModule, bounds
+from opensmd.modelparallel.tensor_parallel.tensor_group import batch_is_shared, tensor_rank, tensor_size
+
+__all__ = ["BatchGather", "BatchScatter", "DistributedModule", "mark_outermost", "outermost"]
+
+
+class DistributedModule(ShardedModule):
+    """A module that the ranks of a tensor-parallel group compute together.
+
+    Its inputs and outputs are the same on all of them. Without ``prescaled_batch`` every rank has a batch of
+    its own: a module that is in no other distributed module gathers them with :meth:`gather_batch` and gives
+    every rank its own part back with :meth:`scatter_batch`.
+
+    Split parameters are announced by :meth:`split_parameter`; all others must be used in the same way on all
+    ranks.
+
+    Attributes:
+        is_outermost: no other distributed module contains it; set by ``smp.DistributedModel``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_outermost = True
+
+    @property
+    def scales_batch(self) -> bool:
+        """Whether it must gather the ranks' batches."""
+        return self.is_outermost and not batch_is_shared()
+
+    def split_parameter(self, name: str, whole: Tensor, axis: int) -> nn.Parameter:
+        """Register this rank's slice of ``whole`` as the parameter ``name``; returns it."""
+        return split_parameter(self, name, whole, axis)
+
+    def gather_batch(self, tensor: Tensor) -> Tensor:
+        """The ranks' batches one after the other, along axis 0, if they have different ones."""
+        return collectives.gather_batch(tensor) if self.scales_batch else tensor
+
+    def scatter_batch(self, tensor: Tensor) -> Tensor:
+        """The part of an output that belongs to this rank's own batch."""
+        return collectives.scatter_batch(tensor) if self.scales_batch else tensor
+
+
+class BatchGather(nn.Module):
+    """:func:`gather_batch` as a module, for those that a pipeline may run piece by piece."""
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """All ranks' batches."""
+        return collectives.gather_batch(tensor)
+
+
+class BatchScatter(nn.Module):
+    """:func:`scatter_batch` as a module."""
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """This rank's part."""
+        return collectives.scatter_batch(tensor)
+
+
+def split_parameter(module: ShardedModule, name: str, whole: Tensor, axis: int) -> nn.Parameter:
+    """Register this rank's slice of ``whole`` as a parameter of ``module``."""
+    start, stop = bounds(whole.shape[axis], tensor_size(), tensor_rank())
+    own = whole.detach().narrow(axis, start, stop - start)
+    # a copy, so that the whole tensor's memory is given back
+    parameter = nn.Parameter(own.clone(memory_format=torch.contiguous_format) if tensor_size() > 1 else own)
+    module.register_parameter(name, parameter)
+    if tensor_size() > 1:
+        module.shards[name] = Shard(axis, whole.shape[axis])
+    return parameter
+
+
+def outermost(module: nn.Module) -> Iterator[tuple[str, DistributedModule]]:
+    """The distributed modules that are in no other one, by full name."""
+    inner: set[nn.Module] = set()
+    for name, each in module.named_modules():
+        if isinstance(each, DistributedModule) and each not in inner:
+            inner.update(each.modules())
+            yield name, each
+
+
+def mark_outermost(module: nn.Module) -> None:
+    """Let every distributed module below ``module`` know whether it is in another one."""
+    top = {each for _, each in outermost(module)}
+    for each in module.modules():
+        if isinstance(each, DistributedModule):
+            each.is_outermost = each in top

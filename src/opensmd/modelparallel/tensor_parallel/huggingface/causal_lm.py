@@ -1,0 +1,115 @@
+"""Hugging Face's causal language models as distributed transformers that are called like the originals."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from opensmd.modelparallel.tensor_parallel.huggingface.translation import Family, from_huggingface
+from opensmd.modelparallel.tensor_parallel.transformer.lm_head import DistributedTransformerLMHead
+from opensmd.modelparallel.tensor_parallel.whole_values import made_of
+
+__all__ = ["DistributedCausalLM", "language_model", "settings_of"]
+
+# What a call may say although it is not computed here, when it asks for nothing.
+_NOT_HERE = (
+    "past_key_values",
+    "token_type_ids",
+    "inputs_embeds",
+    "encoder_hidden_states",
+    "encoder_attention_mask",
+    "output_attentions",
+    "output_hidden_states",
+    "num_items_in_batch",
+)
+
+
+class DistributedCausalLM(DistributedTransformerLMHead):
+    """A distributed language model with the call and the results of a Hugging Face one.
+
+    Args:
+        config: Hugging Face's.
+        order: names of the original's arguments.
+        settings: of :class:`DistributedTransformerLMHead`.
+    """
+
+    def __init__(self, config: Any, order: tuple[str, ...], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.config = config
+        self._order = order
+        self.has_positions = self.position_embedding is not None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the original's, for ``input_ids``, ``attention_mask``, ``position_ids`` and ``labels``.
+
+        ``logits`` are None in training with labels, unless the model was created with ``gather_logits=True``;
+        the mean of the loss is over this rank's words.
+
+        Raises:
+            ValueError: an argument or an output is asked for that the distributed model does not have.
+        """
+        given = {**dict(zip(self._order, args, strict=False)), **kwargs}
+        refused = [name for name in _NOT_HERE if given.get(name) is not None and given[name] is not False]
+        positions = given.get("position_ids")
+        if positions is not None and not self.has_positions:
+            refused.append("position_ids")
+        if refused:
+            raise ValueError(
+                f"{type(self.config).__name__.removesuffix('Config')} was distributed by "
+                f"smp.tensor_parallelism and does not take {', '.join(refused)}"
+            )
+        mask = given.get("attention_mask")
+        masked = None if mask is None else 1 - mask.long()
+        labels = given.get("labels")
+        inputs = (given["input_ids"], masked, None, positions, labels)
+        output = super().forward(*inputs)
+        if given.get("return_dict") is False:
+            return output if isinstance(output, tuple) else (output,)
+        return self._as_original(output, labels is not None)
+
+    def _as_original(self, output: Any, has_loss: bool) -> Any:
+        from transformers import modeling_outputs
+
+        if self.lm_head is None:
+            return modeling_outputs.BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=output)
+        loss, logits = output if has_loss else (None, output)
+        return modeling_outputs.CausalLMOutputWithCrossAttentions(loss=loss, logits=logits)
+
+
+def language_model(
+    module: nn.Module,
+    config: dict[str, Any],
+    family: Family,
+    settings: Callable[[Any], dict[str, Any]],
+) -> nn.Module:
+    """The distributed counterpart of a Hugging Face model, with its values.
+
+    Args:
+        config: of ``smp.tensor_parallelism``.
+        settings: makes the distributed model's arguments of Hugging Face's configuration.
+
+    Raises:
+        ValueError: the model is of a kind that cannot be distributed.
+    """
+    theirs: Any = module.config
+    own = {**settings(theirs), **config}
+    head = getattr(module, "lm_head", None)
+    own |= {"add_lm_head": head is not None}
+    if head is not None:
+        own |= {"lm_head_bias": head.bias is not None}
+        own |= {"tie_weights": head.weight is module.get_input_embeddings().weight}  # type: ignore[operator]
+    order = tuple(inspect.signature(type(module).forward).parameters)[1:]
+    values = from_huggingface(family, dict(module.named_parameters(remove_duplicate=False)))
+    return made_of(lambda: DistributedCausalLM(theirs, order, **own), _tensors(values), module)
+
+
+def settings_of(**given: Any) -> dict[str, Any]:
+    """What all these models have in common."""
+    return {"pre_layernorm": True, "post_layernorm": False, **given}
+
+
+def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: each for name, each in values.items() if isinstance(each, Tensor)}

@@ -1,0 +1,88 @@
+"""GPT-J: its distributed counterpart and its state dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from opensmd.modelparallel.tensor_parallel.huggingface.causal_lm import language_model, settings_of
+from opensmd.modelparallel.tensor_parallel.huggingface.translation import (
+    Family,
+    from_huggingface,
+    to_huggingface,
+)
+
+__all__ = [
+    "TRANSLATIONS",
+    "distributed",
+    "translate_hf_state_dict_to_smdistributed_gptj",
+    "translate_state_dict_to_hf_gptj",
+]
+
+FAMILY = Family(
+    layers="h",
+    modules={
+        "ln_1": "layernorm",
+        "attn.out_proj": "attention.dense",
+        "mlp.fc_in": "output.dense1",
+        "mlp.fc_out": "output.dense2",
+    },
+    separate=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+    outside={"wte": "word_embedding", "ln_f": "layernorm"},
+    body="transformer.",
+    buffers=("attn.bias", "attn.masked_bias"),
+)
+
+
+def distributed(module: nn.Module, config: dict[str, Any]) -> nn.Module:
+    """The distributed counterpart of a ``GPTJForCausalLM`` or ``GPTJModel``.
+
+    Raises:
+        ValueError: sizes that the ranks do not divide.
+    """
+    return language_model(module, config, FAMILY, _settings)
+
+
+def translate_state_dict_to_hf_gptj(
+    state_dict: Mapping[str, Any], max_seq_len: int | None = None
+) -> dict[str, Any]:
+    """A distributed GPT-J's full state dict with Hugging Face's names and shapes.
+
+    Args:
+        max_seq_len: accepted; today's models make their causal masks themselves.
+    """
+    return to_huggingface(FAMILY, state_dict)
+
+
+def translate_hf_state_dict_to_smdistributed_gptj(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A Hugging Face GPT-J's state dict for a distributed one."""
+    return from_huggingface(FAMILY, state_dict)
+
+
+TRANSLATIONS = (translate_state_dict_to_hf_gptj, translate_hf_state_dict_to_smdistributed_gptj)
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    return settings_of(
+        num_layers=config.n_layer,
+        num_attention_heads=config.n_head,
+        attention_head_size=config.n_embd // config.n_head,
+        hidden_size=config.n_embd,
+        intermediate_size=config.n_inner or 4 * config.n_embd,
+        vocab_size=config.vocab_size,
+        num_positions=0,
+        attention_dropout_prob=config.attn_pdrop,
+        hidden_dropout_prob=config.resid_pdrop,
+        embedding_dropout_prob=config.embd_pdrop,
+        activation=config.activation_function,
+        layernorm_epsilon=config.layer_norm_epsilon,
+        causal_mask_size=config.n_positions,
+        initializer_range=config.initializer_range,
+        use_qkv_bias=False,
+        use_attention_dense_bias=False,
+        rotary_dim=config.rotary_dim or config.n_embd // config.n_head,
+        parallel_residual=True,
+        attention_in_fp32=True,
+    )

@@ -1,0 +1,122 @@
+"""State dicts between Hugging Face's names and shapes and those of distributed transformers; pure.
+
+Query, key and value are one parameter ``[3, out, in]`` in a distributed layer; Hugging Face has three, or one
+``[in, 3 * out]`` where it uses its Conv1D, whose weights are transposed. Names that no rule is about stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Family", "from_huggingface", "to_huggingface"]
+
+QUERY_KEY_VALUE = "attention.query_key_value"
+LAYERS = "seq_layers"
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the models of one architecture are called.
+
+    Attributes:
+        layers: Hugging Face's name of the list of layers.
+        modules: of a layer: its modules there and here.
+        fused: its module with query, key and value, if one has all.
+        separate: or those of query, key and value.
+        conv1d: its modules whose weights are transposed.
+        outside: modules outside the layers, there (below ``body``) and here.
+        body: Hugging Face's name of what is under the head; empty for an encoder, which keeps what is before
+            its layers' name.
+        buffers: what old checkpoints have of a layer and models of today make themselves.
+    """
+
+    layers: str
+    modules: Mapping[str, str]
+    fused: str | None = None
+    separate: tuple[str, str, str] | None = None
+    conv1d: frozenset[str] = frozenset()
+    outside: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+    buffers: tuple[str, ...] = ()
+
+
+def from_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict in the distributed layout."""
+    translated: dict[str, Any] = {}
+    parts: dict[str, dict[int, Any]] = {}
+    in_layer = re.compile(rf"(|.*\.){family.layers}\.(\d+)\.(.+)\.(\w+)")
+    for name, value in state_dict.items():
+        match = in_layer.fullmatch(name)
+        if match is None:
+            translated[_outside_here(family, name)] = value
+            continue
+        prefix, number, module, kind = match.groups()
+        if f"{module}.{kind}" in family.buffers:
+            continue
+        place = f"{_prefix_here(family, prefix)}{LAYERS}.{number}."
+        whole = f"{place}{QUERY_KEY_VALUE}.{kind}"
+        if module == family.fused:
+            turned = value.t() if kind == "weight" and module in family.conv1d else value
+            translated[whole] = turned.reshape(3, turned.shape[0] // 3, *turned.shape[1:])
+        elif family.separate is not None and module in family.separate:
+            found = parts.setdefault(whole, {})
+            found[family.separate.index(module)] = value
+            if len(found) == 3:
+                translated[whole] = torch.stack([found[index] for index in range(3)])
+        elif module in family.modules:
+            turned = value.t() if kind == "weight" and module in family.conv1d else value
+            translated[f"{place}{family.modules[module]}.{kind}"] = turned
+        else:
+            translated[name] = value
+    return translated
+
+
+def to_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict with Hugging Face's names."""
+    translated: dict[str, Any] = {}
+    there = {here: module for module, here in family.modules.items()}
+    has_head = not family.body or any(name.startswith("lm_head.") for name in state_dict)
+    body = family.body if has_head else ""
+    in_layer = re.compile(rf"(|.*\.){LAYERS}\.(\d+)\.(.+)\.(\w+)")
+    for name, value in state_dict.items():
+        match = in_layer.fullmatch(name)
+        if match is None:
+            translated[_outside_there(family, body, name)] = value
+            continue
+        prefix, number, module, kind = match.groups()
+        place = f"{body if family.body else prefix}{family.layers}.{number}."
+        if module == QUERY_KEY_VALUE and family.fused is not None:
+            flat = value.flatten(0, 1)
+            turned = flat.t() if kind == "weight" and family.fused in family.conv1d else flat
+            translated[f"{place}{family.fused}.{kind}"] = turned.contiguous()
+        elif module == QUERY_KEY_VALUE:
+            assert family.separate is not None
+            for part, own in zip(family.separate, value.unbind(0), strict=True):
+                translated[f"{place}{part}.{kind}"] = own.contiguous()
+        elif module in there:
+            turned = value.t() if kind == "weight" and there[module] in family.conv1d else value
+            translated[f"{place}{there[module]}.{kind}"] = turned.contiguous()
+        else:
+            translated[name] = value
+    return translated
+
+
+def _prefix_here(family: Family, prefix: str) -> str:
+    """What is before ``seq_layers``: a language model's transformer, or what is around an encoder."""
+    return "transformer." if family.body else prefix
+
+
+def _outside_here(family: Family, name: str) -> str:
+    module, _, kind = name.removeprefix(family.body).rpartition(".")
+    return f"{family.outside[module]}.{kind}" if module in family.outside else name
+
+
+def _outside_there(family: Family, body: str, name: str) -> str:
+    module, _, kind = name.rpartition(".")
+    there = {here: each for each, here in family.outside.items()}
+    return f"{body}{there[module]}.{kind}" if module in there else name

@@ -1,0 +1,73 @@
+"""Cross entropy of logits that are split over the vocabulary: three numbers a word travel, no logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from opensmd.modelparallel.tensor_parallel.collectives import all_reduced
+from opensmd.modelparallel.tensor_parallel.shards import bounds
+from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
+
+__all__ = ["VocabularyCrossEntropy", "vocabulary_cross_entropy"]
+
+
+class VocabularyCrossEntropy(nn.Module):
+    """The loss of each word, given this rank's logits.
+
+    Args:
+        vocab_size: of the whole vocabulary.
+        ignore_index: words with this label have the loss 0.
+    """
+
+    def __init__(self, vocab_size: int, ignore_index: int = -100) -> None:
+        super().__init__()
+        self.vocab_size, self.ignore_index = vocab_size, ignore_index
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """``[..., this rank's words]`` and ``[...]`` to ``[...]``."""
+        return vocabulary_cross_entropy(logits, labels, self.vocab_size, self.ignore_index)
+
+
+def vocabulary_cross_entropy(
+    logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int = -100
+) -> Tensor:
+    """``F.cross_entropy(..., reduction="none")`` of split logits, in float32; called on the whole group."""
+    if tensor_size() == 1:
+        flat = F.cross_entropy(
+            logits.flatten(0, -2).float(), labels.flatten(), ignore_index=ignore_index, reduction="none"
+        )
+        return flat.view(labels.shape)
+    rows = bounds(vocab_size, tensor_size(), tensor_rank())
+    result: Tensor = _CrossEntropy.apply(logits, labels, rows, ignore_index)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, rows: tuple[int, int], ignore_index: int) -> Tensor:
+        wide = logits.float()
+        largest = all_reduced(wide.amax(-1), dist.ReduceOp.MAX)
+        exponents = (wide - largest.unsqueeze(-1)).exp()
+        ignored = labels == ignore_index
+        elsewhere = (labels < rows[0]) | (labels >= rows[1])
+        local = (labels - rows[0]).masked_fill(elsewhere, 0).unsqueeze(-1)
+        wanted = wide.gather(-1, local).squeeze(-1) - largest
+        both = all_reduced(torch.stack([exponents.sum(-1), wanted.masked_fill(elsewhere, 0)]))
+        total, wanted = both[0], both[1]
+        probabilities = exponents.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(probabilities, local, elsewhere, ignored)
+        ctx.dtype = logits.dtype
+        return (total.log() - wanted).masked_fill(ignored, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        probabilities, local, elsewhere, ignored = ctx.saved_tensors
+        weight = gradients[0].masked_fill(ignored, 0).unsqueeze(-1)
+        gradient = probabilities * weight
+        gradient.scatter_add_(-1, local, -weight.masked_fill(elsewhere.unsqueeze(-1), 0))
+        return gradient.to(ctx.dtype), None, None, None

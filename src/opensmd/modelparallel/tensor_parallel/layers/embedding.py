@@ -1,0 +1,141 @@
+"""Embeddings split over the vocabulary or over their dimensions: ``smp.nn.DistributedEmbedding``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from opensmd.modelparallel.tensor_parallel.collectives import from_partial, gather
+from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, split_parameter
+from opensmd.modelparallel.tensor_parallel.layers.linear import require_divisible
+from opensmd.modelparallel.tensor_parallel.shards import ShardedModule, bounds
+from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
+
+__all__ = ["DistributedEmbedding", "VocabularyEmbedding"]
+
+
+class VocabularyEmbedding(ShardedModule):
+    """An embedding of which each rank has some rows; common indices, common output.
+
+    Args:
+        num_embeddings, embedding_dim: of the whole embedding; any number of rows.
+        padding_idx: this row gets no gradient.
+        std: of the first values.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, std: float = 0.02
+    ) -> None:
+        super().__init__()
+        whole = torch.empty(num_embeddings, embedding_dim)
+        nn.init.normal_(whole, std=std)
+        self.rows = bounds(num_embeddings, tensor_size(), tensor_rank())
+        self.padding_idx = padding_idx
+        split_parameter(self, "weight", whole, 0)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """``[...]`` to ``[..., embedding_dim]``."""
+        return rows_of(self.weight, indices, self.rows, padding_idx=self.padding_idx)
+
+
+class DistributedEmbedding(DistributedModule):
+    """``torch.nn.Embedding`` whose dimensions, or whose rows, are split over the tensor-parallel ranks.
+
+    Args:
+        num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse: as
+            torch's, of the whole embedding.
+        _weight: the whole weight to begin with.
+        initializer_range: standard deviation of the first values otherwise.
+        vocab_parallel: split the rows instead of the dimensions.
+        _skip_allgather: give the rank's own dimensions alone.
+        _skip_scatter_and_merge: give the output for the batches of all ranks.
+
+    Raises:
+        ValueError: the ranks do not divide ``embedding_dim``, or ``max_norm``, which needs whole rows, is
+            asked for although they are split.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        initializer_range: float = 0.02,
+        _skip_allgather: bool = False,
+        _skip_scatter_and_merge: bool = False,
+        *,
+        vocab_parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        name = "smp.nn.DistributedEmbedding"
+        if not vocab_parallel:
+            require_divisible(name, embedding_dim=embedding_dim)
+            if max_norm is not None and tensor_size() > 1:
+                raise ValueError(f"{name}: max_norm needs whole rows; give vocab_parallel=True, too")
+        elif _skip_allgather:
+            raise ValueError(f"{name}: _skip_allgather has no meaning with vocab_parallel=True")
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.options: dict[str, Any] = {"max_norm": max_norm, "norm_type": norm_type}
+        self.options |= {"scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
+        self.skips_gather, self.skips_scatter = _skip_allgather, _skip_scatter_and_merge
+        self.vocab_parallel = vocab_parallel
+        self.rows = bounds(num_embeddings, tensor_size(), tensor_rank())
+        if _weight is None:
+            _weight = torch.empty(num_embeddings, embedding_dim)
+            nn.init.normal_(_weight, std=initializer_range)
+            if self.padding_idx is not None and not _weight.is_meta:
+                _weight[self.padding_idx].fill_(0)
+        self.split_parameter("weight", _weight, 0 if vocab_parallel else 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[...]`` to ``[..., embedding_dim]``."""
+        indices = self.gather_batch(input)
+        if self.vocab_parallel:
+            output = rows_of(self.weight, indices, self.rows, padding_idx=self.padding_idx, **self.options)
+        else:
+            output = F.embedding(indices, self.weight, self.padding_idx, **self.options)
+            if not self.skips_gather:
+                output = gather(output, -1, self.embedding_dim)
+        return output if self.skips_scatter else self.scatter_batch(output)
+
+    def extra_repr(self) -> str:
+        """Sizes of the whole embedding."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, ranks={tensor_size()}"
+
+
+def rows_of(
+    weight: Tensor,
+    indices: Tensor,
+    rows: tuple[int, int],
+    *,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Look up rows of which each rank has those in ``rows``, and add the ranks' zeros and rows up."""
+    options = (max_norm, norm_type, scale_grad_by_freq, sparse)
+    if tensor_size() == 1:
+        return F.embedding(indices, weight, padding_idx, *options)
+    start, stop = rows
+    elsewhere = (indices < start) | (indices >= stop)
+    local = (indices - start).masked_fill(elsewhere, 0)
+    own_padding = None
+    if padding_idx is not None and start <= padding_idx < stop:
+        own_padding = padding_idx - start
+    found = F.embedding(local, weight, own_padding, *options)
+    return from_partial(found.masked_fill(elsewhere.unsqueeze(-1), 0))

@@ -1,0 +1,95 @@
+"""Random numbers where tensors are shared (``smp.random``): equal on all ranks of a group, or different.
+
+Dropout on what the ranks have in common must leave the same elements out everywhere; on what is split over
+them (attention heads) it should not. Both begin from a number that every rank draws from its own generator
+and of which rank 0's is taken. So the state of the default generators alone decides, and whatever saves and
+restores these (activation checkpointing, checkpoints) need not know of any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from opensmd.modelparallel.dry_run.capture import is_tracing
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.tensor_parallel.tensor_group import (
+    tensor_process_group,
+    tensor_rank,
+    tensor_size,
+)
+
+__all__ = ["CommonDropout", "common", "manual_seed", "per_tensor_rank"]
+
+RANGE = 1 << 48
+
+
+def manual_seed(seed: int) -> None:
+    """Seed torch so that the ranks of one replica draw alike and replicas differently.
+
+    Args:
+        seed: the same on all ranks.
+    """
+    torch.manual_seed(seed + state.require("smp.random.manual_seed").groups.grid.coordinates(state.rank).data)
+
+
+@contextlib.contextmanager
+def common() -> Iterator[None]:
+    """Inside, the ranks of a tensor-parallel group draw the same numbers; entered by all of them."""
+    with _seeded(0):
+        yield
+
+
+@contextlib.contextmanager
+def per_tensor_rank() -> Iterator[None]:
+    """Inside, each rank of a tensor-parallel group draws numbers of its own; entered by all of them."""
+    with _seeded(1 + tensor_rank()):
+        yield
+
+
+class CommonDropout(nn.Module):
+    """Dropout of a tensor that the ranks have in common: the same elements on all of them.
+
+    Args:
+        p: probability of an element to be zeroed.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``input`` with elements left out, in training."""
+        if not self.training or self.p == 0.0:
+            return input
+        with common():
+            return nn.functional.dropout(input, self.p)
+
+    def extra_repr(self) -> str:
+        """The probability."""
+        return f"p={self.p}"
+
+
+@contextlib.contextmanager
+def _seeded(offset: int) -> Iterator[None]:
+    """Draw from generators seeded by what rank 0 of the group drew, plus ``offset``."""
+    if tensor_size() == 1 or is_tracing():
+        yield
+        return
+    group = tensor_process_group()
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    seed = torch.randint(RANGE, (1,)).to(device)
+    dist.broadcast(seed, group=group, group_src=0)
+    with torch.random.fork_rng(_devices()):
+        torch.manual_seed(int(seed) + offset)
+        yield
+
+
+def _devices() -> list[int]:
+    """The CUDA device whose generator is in use, if any."""
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.cuda.current_device()] if used else []

@@ -1,0 +1,164 @@
+"""Which distributed module takes a module's place: ``smp.tp_register`` and what is known without it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from opensmd.modelparallel.state import state
+
+__all__ = ["counterpart", "tp_register", "tp_register_with_module"]
+
+Hook = Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]
+Module = TypeVar("Module", bound=type[nn.Module])
+ARGUMENTS = "_smp_constructor_arguments"
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A distributed counterpart with its hooks; see :func:`tp_register`."""
+
+    dist_module: type[nn.Module]
+    init_hook: Hook | None = None
+    forward_hook: Hook | None = None
+    return_hook: Callable[[Any], Any] | None = None
+
+
+# torch's and Hugging Face's, by name, so that nothing is imported that a script does not use; with the module
+# here whose ``distributed(module, config)`` makes the counterpart.
+_HERE = "opensmd.modelparallel.tensor_parallel"
+_KNOWN = {
+    "torch.nn.modules.linear.Linear": f"{_HERE}.layers.torch_modules",
+    "torch.nn.modules.sparse.Embedding": f"{_HERE}.layers.torch_modules",
+    "transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel": f"{_HERE}.huggingface.gpt2",
+    "transformers.models.gpt2.modeling_gpt2.GPT2Model": f"{_HERE}.huggingface.gpt2",
+    "transformers.models.gptj.modeling_gptj.GPTJForCausalLM": f"{_HERE}.huggingface.gptj",
+    "transformers.models.gptj.modeling_gptj.GPTJModel": f"{_HERE}.huggingface.gptj",
+    "transformers.models.gpt_neo.modeling_gpt_neo.GPTNeoForCausalLM": f"{_HERE}.huggingface.gptneo",
+    "transformers.models.gpt_neo.modeling_gpt_neo.GPTNeoModel": f"{_HERE}.huggingface.gptneo",
+    "transformers.models.bert.modeling_bert.BertEncoder": f"{_HERE}.huggingface.bert",
+    "transformers.models.roberta.modeling_roberta.RobertaEncoder": f"{_HERE}.huggingface.roberta",
+}
+_registered: dict[type[nn.Module], Registration] = {}
+
+
+def tp_register(
+    dist_module: type[nn.Module],
+    init_hook: Hook | None = None,
+    forward_hook: Hook | None = None,
+    return_hook: Callable[[Any], Any] | None = None,
+) -> Callable[[Module], Module]:
+    """A class decorator: under ``smp.tensor_parallelism`` such modules become ``dist_module``.
+
+    Args:
+        dist_module: the distributed counterpart, best a ``smp.nn.DistributedModule``.
+        init_hook: takes what the class's constructor was given and returns ``(args, kwargs)`` for that of
+            ``dist_module``; None passes them on. If it returns None the module stays as it is.
+        forward_hook: the same for every call of ``forward``.
+        return_hook: takes what ``dist_module`` returns and returns what the class would have.
+
+    Raises:
+        TypeError: something that is no class of modules, or no function.
+    """
+
+    def register(module_cls: Module) -> Module:
+        tp_register_with_module(module_cls, dist_module, init_hook, forward_hook, return_hook)
+        return module_cls
+
+    return register
+
+
+def tp_register_with_module(
+    module_cls: type[nn.Module],
+    dist_module: type[nn.Module],
+    init_hook: Hook | None = None,
+    forward_hook: Hook | None = None,
+    return_hook: Callable[[Any], Any] | None = None,
+) -> None:
+    """:func:`tp_register` for a class that cannot be edited; modules created before keep to be what they are.
+
+    Raises:
+        TypeError: something that is no class of modules, or no function.
+    """
+    for each in (module_cls, dist_module):
+        if not isinstance(each, type) or not issubclass(each, nn.Module):
+            raise TypeError(f"smp.tp_register: expected a class of torch.nn.Module, got {each!r:.80}")
+    for hook in (init_hook, forward_hook, return_hook):
+        if hook is not None and not callable(hook):
+            raise TypeError(f"smp.tp_register: a hook must be a function, got {hook!r:.80}")
+    if module_cls not in _registered:
+        _note_arguments(module_cls)
+    _registered[module_cls] = Registration(dist_module, init_hook, forward_hook, return_hook)
+
+
+def counterpart(module: nn.Module, config: dict[str, Any]) -> nn.Module | None:
+    """The distributed module that takes the place of ``module``; None if there is none.
+
+    Args:
+        config: arguments that go before those of the module.
+
+    Raises:
+        ValueError: the ranks do not divide its sizes.
+    """
+    registration = _registered.get(type(module))
+    if registration is not None:
+        return _registered_counterpart(module, registration, config)
+    place = _KNOWN.get(f"{type(module).__module__}.{type(module).__qualname__}")
+    if place is None:
+        return None
+    known = importlib.import_module(place)
+    made: nn.Module = known.distributed(module, config)
+    translations = getattr(known, "TRANSLATIONS", None)
+    if translations is not None and translations not in state.module_manager.translate_functions:
+        state.module_manager.translate_functions.append(translations)
+    return made
+
+
+def _registered_counterpart(
+    module: nn.Module, registration: Registration, config: dict[str, Any]
+) -> nn.Module | None:
+    if ARGUMENTS not in module.__dict__:
+        return None  # created before its class was registered
+    args, kwargs = module.__dict__[ARGUMENTS]
+    if registration.init_hook is not None:
+        hooked = registration.init_hook(*args, **kwargs)
+        if hooked is None:
+            return None
+        args, kwargs = hooked
+    made = registration.dist_module(*args, **{**kwargs, **_taken(registration.dist_module, config)})
+    made.train(module.training)
+    if registration.forward_hook is not None:
+        wanted = registration.forward_hook
+        made.register_forward_pre_hook(lambda _, args, kwargs: wanted(*args, **kwargs), with_kwargs=True)
+    if registration.return_hook is not None:
+        returned = registration.return_hook
+        made.register_forward_hook(lambda _, args, output: returned(output))
+    return made
+
+
+def _taken(dist_module: type[nn.Module], config: dict[str, Any]) -> dict[str, Any]:
+    """Of a context's arguments those that a distributed module knows."""
+    parameters = inspect.signature(dist_module.__init__).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return config
+    names = {each.name for each in parameters}
+    return {name: each for name, each in config.items() if name in names}
+
+
+def _note_arguments(module_cls: type[nn.Module]) -> None:
+    """Let modules of this very class remember what their constructor was given."""
+    original = module_cls.__init__
+
+    @functools.wraps(original)
+    def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if type(self) is module_cls:
+            self.__dict__[ARGUMENTS] = args, kwargs
+
+    module_cls.__init__ = noting  # type: ignore[method-assign]

@@ -1,0 +1,71 @@
+"""Putting distributed modules in the places of those that are marked, when a model is wrapped."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from torch import nn
+
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.tensor_parallel.contexts import wish_of
+from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, mark_outermost
+from opensmd.modelparallel.tensor_parallel.registry import counterpart
+
+__all__ = ["distribute"]
+
+logger = logging.getLogger("opensmd.modelparallel")
+
+
+def distribute(module: nn.Module) -> nn.Module:
+    """The module with the outermost marked modules that have a counterpart replaced; perhaps another root.
+
+    A module whose sizes the ranks do not divide, or that shares a parameter with modules around it, stays,
+    and those in it get their turn.
+    """
+    uses = _uses(module)
+    replaced = _Replacement(uses).of(module, "")
+    mark_outermost(replaced)
+    return replaced
+
+
+class _Replacement:
+    """One walk over a model; a module that is in two places is replaced by one module in both."""
+
+    def __init__(self, uses: Counter[int]) -> None:
+        self._uses = uses
+        self._done: dict[nn.Module, nn.Module] = {}
+
+    def of(self, module: nn.Module, name: str) -> nn.Module:
+        if module in self._done:
+            return self._done[module]
+        self._done[module] = made = self._counterpart(module, name) or module
+        if made is module and not isinstance(module, DistributedModule):
+            for own, child in list(module.named_children()):
+                replaced = self.of(child, f"{name}.{own}" if name else own)
+                if replaced is not child:
+                    setattr(module, own, replaced)
+        return made
+
+    def _counterpart(self, module: nn.Module, name: str) -> nn.Module | None:
+        wish = wish_of(module)
+        if wish is None or isinstance(module, DistributedModule):
+            return None
+        if self._shares(module):
+            logger.info("module %r is not distributed: it shares parameters with others", name)
+            return None
+        try:
+            return counterpart(module, wish.config)
+        except ValueError as error:
+            if state.rank == 0:
+                logger.warning("module %r (%s) is not distributed: %s", name, type(module).__name__, error)
+            return None
+
+    def _shares(self, module: nn.Module) -> bool:
+        own = _uses(module)
+        return any(self._uses[parameter] > count for parameter, count in own.items())
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How many names each parameter has in a module, by identity."""
+    return Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))

@@ -1,0 +1,1 @@
+"""The distributed transformer: attention, output, layer, stack and language model, outermost last."""

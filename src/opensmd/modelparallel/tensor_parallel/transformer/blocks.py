@@ -1,0 +1,56 @@
+"""What the blocks of a distributed transformer have in common: batches at the border, residuals, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from opensmd.modelparallel.tensor_parallel.distributed_module import (
+    BatchGather,
+    BatchScatter,
+    DistributedModule,
+)
+from opensmd.modelparallel.tensor_parallel.transformer.options import LayerOptions
+
+__all__ = ["Block", "add", "norm"]
+
+
+class Block(DistributedModule):
+    """A distributed module that is made of others, so that a pipeline may run it piece by piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_gather = BatchGather()
+        self.batch_scatter = BatchScatter()
+
+    def enter(self, inputs: Sequence[Any]) -> list[Any]:
+        """Inputs for the batches of all ranks; what has no batch (of one entry) stays as it is."""
+        if not self.scales_batch:
+            return list(inputs)
+        sizes = [each.shape[0] for each in inputs if isinstance(each, Tensor)]
+        batch = max(sizes, default=0)
+        return [
+            self.batch_gather(each) if isinstance(each, Tensor) and each.shape[0] == batch else each
+            for each in inputs
+        ]
+
+    def leave(self, output: Tensor) -> Tensor:
+        """This rank's part of an output."""
+        if not self.scales_batch:
+            return output
+        own: Tensor = self.batch_scatter(output)
+        return own
+
+
+def norm(options: LayerOptions, *, wanted: bool) -> nn.LayerNorm | None:
+    """A layer normalisation, if ``wanted``."""
+    return nn.LayerNorm(options.hidden_size, eps=options.layernorm_epsilon) if wanted else None
+
+
+def add(residual: Tensor, output: Tensor, options: LayerOptions) -> Tensor:
+    """Their sum, in float32 if so set."""
+    if options.fp32_residual_addition:
+        return (residual.float() + output.float()).to(output.dtype)
+    return residual + output

@@ -1,0 +1,44 @@
+"""Distributed modules with given values: made without memory, then filled with slices of whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.tensor_parallel.shards import shards_of
+from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
+
+__all__ = ["made_of"]
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def made_of(make: Callable[[], Module], values: Mapping[str, Tensor], like: nn.Module) -> Module:
+    """A module with these parameters; nothing is drawn at random, and no whole tensor is copied.
+
+    Args:
+        make: makes the module.
+        values: whole tensors for all parameters, by name; tied ones under any of their names.
+        like: whose training mode the module gets.
+    """
+    with torch.device("meta"):
+        module = make()
+    shards = shards_of(module)
+    filled: dict[int, nn.Parameter] = {}
+    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+        if name in values and id(parameter) not in filled:
+            whole = values[name].detach()
+            shard = shards.get(name)
+            own = whole if shard is None else shard.cut(whole, tensor_size(), tensor_rank())
+            if own.shape != parameter.shape:
+                raise ValueError(f"{name}: expected {tuple(parameter.shape)}, got {tuple(own.shape)}")
+            own = own.clone(memory_format=torch.contiguous_format)
+            filled[id(parameter)] = nn.Parameter(own, values[name].requires_grad)
+    for owner in module.modules():
+        for own_name, empty in owner._parameters.items():
+            if empty is not None:
+                owner._parameters[own_name] = filled[id(empty)]
+    return module.train(like.training)

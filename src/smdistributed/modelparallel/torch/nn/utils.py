@@ -1,0 +1,12 @@
+"""Collectives with gradients, for distributed modules of one's own."""
+
+from opensmd.modelparallel.tensor_parallel.collectives import (
+    from_partial,
+    gather,
+    gather_batch,
+    own_slice,
+    scatter_batch,
+    to_split,
+)
+
+__all__ = ["from_partial", "gather", "gather_batch", "own_slice", "scatter_batch", "to_split"]

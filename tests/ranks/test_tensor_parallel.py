@@ -1,0 +1,196 @@
+"""Models with distributed modules train as the plain ones, alone and in pipelines, and after loading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import smdistributed.modelparallel.torch as smp
+from tests.support.partitioned import restart
+from tests.support.ranks import RankPool
+from tests.support.tensor_parallel import plain_training, require_equal, shared_training
+
+Pools = Callable[[int], RankPool]
+WORDS, VOCABULARY, WIDTH = 6, 33, 8
+
+
+class Net(nn.Module):
+    """Supported modules, some that are not, and one whose size cannot be divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.first = nn.Linear(WIDTH, 2 * WIDTH)
+        self.norm = nn.LayerNorm(2 * WIDTH)
+        self.second = nn.Linear(2 * WIDTH, 5, bias=False)
+        self.odd = nn.Linear(5, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = torch.tanh(self.norm(self.first(self.embedding(ids))))
+        logits: Tensor = self.odd(self.second(hidden))
+        return logits
+
+
+def make_net() -> nn.Module:
+    torch.manual_seed(11)
+    return Net()
+
+
+def net_loss(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    logits = model(ids)
+    return F.cross_entropy(logits.flatten(0, 1), ids.roll(1, 1).flatten())
+
+
+def train_net(tensor: int, stages: int, microbatches: int, prescaled: bool) -> None:
+    config = {
+        "tensor_parallel_degree": tensor,
+        "partitions": stages,
+        "microbatches": microbatches,
+        "prescaled_batch": prescaled,
+    }
+    wanted = plain_training(make_net(), net_loss, WORDS, VOCABULARY)
+    found, model = shared_training(make_net, net_loss, WORDS, VOCABULARY, config=config)
+    require_equal(found, wanted)
+    kinds = {type(each).__name__ for each in model.distributed_modules()}
+    assert kinds == {"DistributedEmbedding", "DistributedLinear"}
+    module = model.get_module()
+    assert type(module.odd) is nn.Linear  # 5 is not divided by 2
+    assert model.is_distributed_parameter(module.first.weight) or not model.is_local("first.weight")
+    assert not model.is_distributed_parameter(module.first.bias)
+    assert not model.is_scaled_batch_parameter(module.norm.weight)
+    assert smp.utils.get_distribution_axis(module.first.weight) == 1
+    for number, name in enumerate(wanted.state):
+        for key, value in wanted.optimizer["state"][number].items():
+            mine = found.optimizer["state"][number][key]
+            torch.testing.assert_close(mine, value, rtol=1e-5, atol=1e-7, msg=f"{key} of {name}")
+
+
+NET_SETUPS = [
+    (2, 2, 1, 1, False),
+    (2, 2, 1, 2, True),
+    (4, 2, 2, 2, False),
+    (4, 2, 2, 1, True),
+    (4, 2, 1, 2, False),
+]
+
+
+@pytest.mark.parametrize(("size", "tensor", "stages", "microbatches", "prescaled"), NET_SETUPS)
+def test_distributed_modules_of_torch_train_like_the_plain_ones(
+    pool: Pools, size: int, tensor: int, stages: int, microbatches: int, prescaled: bool
+) -> None:
+    pool(size).run(train_net, tensor, stages, microbatches, prescaled)
+
+
+class Halves(smp.nn.DistributedModule):
+    """A distributed counterpart of a script's own: each rank has some outputs, and they are put together."""
+
+    def __init__(self, outputs: int, inputs: int, scale: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.scale = scale
+        self.split_parameter("weight", torch.randn(outputs, inputs), 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        whole = self.gather_batch(input)
+        output = F.linear(smp.nn.utils.own_slice(whole, -1), self.weight) * self.scale
+        return self.scatter_batch(smp.nn.utils.from_partial(output))
+
+
+class Whole(nn.Module):
+    """What scripts write."""
+
+    def __init__(self, inputs: int, *, outputs: int) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+
+    def forward(self, input: Tensor, *, negative: bool = False) -> Tensor:
+        output = F.linear(input, self.weight)
+        return -output if negative else output
+
+
+def register_hooks() -> None:
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    seen: list[Any] = []
+
+    def at_init(inputs: int, *, outputs: int) -> Any:
+        return None if outputs == 3 else ((outputs,), {"inputs": inputs})
+
+    def at_call(input: Tensor, *, negative: bool = False) -> Any:
+        seen.append(negative)
+        return (input,), {}
+
+    def at_return(output: Tensor) -> Tensor:
+        return -output if seen[-1] else output
+
+    decorated = smp.tp_register(Halves, at_init, at_call, at_return)(type("Own", (Whole,), {}))
+    smp.tp_register_with_module(Whole, Halves, init_hook=at_init)
+    with smp.tensor_parallelism(scale=2.0, fused_softmax=True):
+        module = nn.ModuleList([decorated(4, outputs=2), Whole(4, outputs=2), Whole(4, outputs=3)])
+        with smp.tensor_parallelism(enabled=False):
+            module.append(Whole(4, outputs=2))
+    module.append(Whole(4, outputs=2))
+    smp.set_tensor_parallelism(module[4])
+    plain = Whole(4, outputs=2)
+    model = smp.DistributedModel(module)
+    kinds = [type(each).__name__ for each in model.get_module()]
+    assert kinds == ["Halves", "Halves", "Whole", "Whole", "Halves"]
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    first, second, _, _, last = model.get_module()
+    torch.testing.assert_close(first(x, negative=True), -2 * plain(x))
+    torch.testing.assert_close(second(x), 2 * plain(x))
+    torch.testing.assert_close(last(x), plain(x))
+    assert first.weight.shape == (2, 2)
+    with pytest.raises(ValueError, match="has distributed the model already"):
+        smp.set_tensor_parallelism(plain)
+    with pytest.raises(TypeError, match="expected a class"):
+        smp.tp_register(plain)(Whole)
+
+
+def test_modules_of_a_script_are_distributed_through_its_hooks(pool: Pools) -> None:
+    pool(2).run(register_hooks)
+
+
+def random_numbers() -> None:
+    restart(tensor_parallel_degree=2, ddp=True)
+    torch.manual_seed(smp.rank())
+    with smp.random.common():
+        common = torch.rand(4)
+    with smp.random.per_tensor_rank():
+        own = torch.rand(4)
+    assert len({tuple(each.tolist()) for each in smp.allgather(common, smp.TP_GROUP)}) == 1
+    assert len({tuple(each.tolist()) for each in smp.allgather(own, smp.TP_GROUP)}) == 2
+    smp.random.manual_seed(5)
+    assert len(set(smp.allgather(torch.rand(()).item(), smp.TP_GROUP))) == 1
+
+
+def checkpointed_dropout() -> None:
+    """What is computed once more in backward leaves out what was left out before."""
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    torch.manual_seed(3)
+    layer = smp.nn.DistributedTransformerLayer(
+        4, 2, 8, 16, attention_dropout_prob=0.5, hidden_dropout_prob=0.5, causal_mask_size=8
+    )
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    gradients = []
+    for checkpointed in (False, True):
+        torch.manual_seed(9)
+        if checkpointed:
+            output = torch.utils.checkpoint.checkpoint(layer, (x, None), use_reentrant=False)[0]
+        else:
+            output = layer((x, None))[0]
+        (gradient,) = torch.autograd.grad(output.square().sum(), x)
+        gradients.append(gradient)
+        outputs = smp.allgather(output.detach(), smp.TP_GROUP)
+        assert outputs[0].equal(outputs[1])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
+
+
+def test_what_ranks_share_is_dropped_alike_and_what_is_split_is_not(pool: Pools) -> None:
+    pool(2).run(random_numbers)
+    pool(2).run(checkpointed_dropout)

@@ -1,0 +1,157 @@
+"""Hugging Face's models distributed by themselves train as the originals, and translate both ways."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import smdistributed.modelparallel.torch as smp
+from tests.support.ranks import RankPool
+from tests.support.tensor_parallel import plain_training, require_equal, shared_training
+
+Pools = Callable[[int], RankPool]
+WORDS, VOCABULARY = 6, 37  # 37: the vocabulary's slices differ in size
+SIZES = {"vocab_size": VOCABULARY, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+DECODER = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16, **SIZES}
+ENCODER = {
+    "vocab_size": VOCABULARY,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "max_position_embeddings": 16,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def make_gpt2(**more: Any) -> nn.Module:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**DECODER, **more}))
+
+
+def make_gptj() -> nn.Module:
+    return transformers.GPTJForCausalLM(transformers.GPTJConfig(rotary_dim=4, **DECODER))
+
+
+def make_gptneo() -> nn.Module:
+    config = transformers.GPTNeoConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        attention_types=[[["global", "local"], 1]],
+        window_size=3,
+        max_position_embeddings=16,
+        attention_dropout=0.0,
+        resid_dropout=0.0,
+        embed_dropout=0.0,
+    )
+    return transformers.GPTNeoForCausalLM(config)
+
+
+def make_bert() -> nn.Module:
+    return transformers.BertForMaskedLM(transformers.BertConfig(**ENCODER))
+
+
+def make_roberta() -> nn.Module:
+    return transformers.RobertaForMaskedLM(transformers.RobertaConfig(**ENCODER, pad_token_id=1))
+
+
+MODELS = {
+    "gpt2": make_gpt2,
+    "gptj": make_gptj,
+    "gptneo": make_gptneo,
+    "bert": make_bert,
+    "roberta": make_roberta,
+}
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(5)
+    return MODELS[name]()
+
+
+def mean_loss(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=ids, attention_mask=mask, labels=ids).loss
+    return loss
+
+
+def train(name: str, stages: int, microbatches: int, prescaled: bool) -> None:
+    config = {
+        "tensor_parallel_degree": 2,
+        "partitions": stages,
+        "microbatches": microbatches,
+        "prescaled_batch": prescaled,
+    }
+    wanted = plain_training(made(name), mean_loss, WORDS, VOCABULARY)
+
+    def place(module: nn.Module) -> None:
+        if stages > 1 and hasattr(module, "transformer"):
+            smp.set_partition(module.transformer.seq_layers[1].output, 1)
+
+    found, model = shared_training(
+        lambda: made(name), mean_loss, WORDS, VOCABULARY, config=config, place=place
+    )
+    there, here = smp.state.module_manager.translate_functions[0]
+    require_equal(found, wanted, translate=there)
+    again = here(there(found.state))
+    assert again.keys() == found.state.keys()
+    assert all(value.equal(found.state[name]) for name, value in again.items())
+    module = model.get_module()
+    stack = module.transformer if hasattr(module, "transformer") else module.base_model.encoder
+    for layer in stack.seq_layers:
+        assert layer.attention.options.hidden_size == 16 and layer.output.dense1.shards
+    plain = made(name)
+    plain.load_state_dict(there(found.state))
+
+
+SETUPS = [(2, 1, 2, True), (2, 1, 1, False), (4, 2, 2, True), (4, 2, 2, False)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_hugging_face_is_distributed_by_itself_and_trains_like_the_original(
+    pool: Pools, name: str
+) -> None:
+    for size, stages, microbatches, prescaled in SETUPS:
+        pool(size).run(train, name, stages, microbatches, prescaled)
+
+
+def load_pretrained() -> None:
+    """Values come along, from a checkpoint of the original too, and logits are whole in evaluation."""
+    smp.init({"tensor_parallel_degree": 2, "ddp": True, "prescaled_batch": True})
+    plain = made("gpt2").eval()
+    with smp.model_creation(tensor_parallelism=True, flash_attention=True):
+        other = make_gpt2()
+    model = smp.DistributedModel(other).eval()
+    translation = smp.nn.huggingface.gpt2.translate_hf_state_dict_to_smdistributed
+    model.load_state_dict(translation(plain.state_dict()))
+    ids = torch.arange(WORDS).expand(2, -1)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits)
+        torch.testing.assert_close(model(ids, labels=ids).loss, plain(ids, labels=ids).loss)
+    assert model.train()(ids, labels=ids).logits is None
+    with pytest.raises(
+        ValueError, match=r"GPT2 was distributed .* does not take past_key_values, output_attentions"
+    ):
+        model(ids, past_key_values=(), output_attentions=True)
+
+
+def test_a_distributed_model_takes_a_checkpoint_of_the_original(pool: Pools) -> None:
+    pool(2).run(load_pretrained)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_translate_both_ways_without_loss(name: str) -> None:
+    module = importlib.import_module(f"smdistributed.modelparallel.torch.nn.huggingface.{name}")
+    there = getattr(module, f"translate_state_dict_to_hf_{name}")
+    here = getattr(module, f"translate_hf_state_dict_to_smdistributed_{name}")
+    original = made(name).state_dict()
+    back = there(here(original), max_seq_len=16)
+    assert back.keys() == original.keys()
+    assert all(back[key].equal(value) for key, value in original.items())
