@@ -84,7 +84,7 @@ def save_checkpoint(
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        if groups.rank_in(CommGroup.DP_GROUP) != 0:
+        if groups.rank_in(CommGroup.RDP_GROUP) != 0:
             return
         if partial:
             _save_partial(folder / f"{tag}_partial", model, optimizer, user_content, trust)

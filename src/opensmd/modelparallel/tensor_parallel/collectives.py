@@ -7,6 +7,7 @@ its own and add the gradients up; here the ranks compute one loss together::
     function        forward                      backward
     to_split        nothing                      all-reduce      common -> used by each rank in its own way
     from_partial    all-reduce                   nothing         partial sums -> common
+    sum_for_split   all-reduce                   all-reduce      partial sums -> used in each rank's own way
     gather          all-gather along an axis     own slice       split -> common
     own_slice       own slice of an axis         all-gather      common -> split
     gather_batch    all-gather along axis 0      own slice * T   each rank's batch -> common
@@ -43,6 +44,7 @@ __all__ = [
     "own_part",
     "own_slice",
     "scatter_batch",
+    "sum_for_split",
     "to_split",
 ]
 
@@ -61,6 +63,11 @@ def from_partial(tensor: Tensor) -> Tensor:
         return tensor
     result: Tensor = _FromPartial.apply(tensor)  # type: ignore[no-untyped-call]
     return result
+
+
+def sum_for_split(tensor: Tensor) -> Tensor:
+    """The sum of what the ranks have, for uses that differ from rank to rank."""
+    return to_split(from_partial(tensor))
 
 
 def gather(tensor: Tensor, axis: int, size: int) -> Tensor:

@@ -133,9 +133,14 @@ def rows_of(
         return F.embedding(indices, weight, padding_idx, *options)
     start, stop = rows
     elsewhere = (indices < start) | (indices >= stop)
-    local = (indices - start).masked_fill(elsewhere, 0)
     own_padding = None
     if padding_idx is not None and start <= padding_idx < stop:
         own_padding = padding_idx - start
+    if max_norm is not None or scale_grad_by_freq:  # these look at what is looked up
+        present = ~elsewhere
+        rows_found = F.embedding((indices - start)[present], weight, own_padding, *options)
+        zeros = rows_found.new_zeros(*indices.shape, weight.shape[1])
+        return from_partial(zeros.index_put((present,), rows_found))
+    local = (indices - start).masked_fill(elsewhere, 0)
     found = F.embedding(local, weight, own_padding, *options)
     return from_partial(found.masked_fill(elsewhere.unsqueeze(-1), 0))

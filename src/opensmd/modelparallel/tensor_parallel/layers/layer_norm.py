@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
-from opensmd.modelparallel.dry_run.capture import is_tracing
+from opensmd.modelparallel.tensor_parallel.collectives import sum_for_split
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule
 from opensmd.modelparallel.tensor_parallel.layers.linear import require_divisible
-from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_process_group, tensor_size
+from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_size
 
 __all__ = ["DistributedLayerNorm"]
 
@@ -53,8 +52,4 @@ class DistributedLayerNorm(DistributedModule):
         return output * self.weight + self.bias
 
     def _mean(self, own: Tensor) -> Tensor:
-        total = own.sum(-1, keepdim=True)
-        if not is_tracing():
-            # every rank's output depends on it, so its gradient is a sum over ranks, as torch's own is
-            total = all_reduce(total, group=tensor_process_group())  # type: ignore[no-untyped-call]
-        return total / self.normalized_shape
+        return sum_for_split(own.sum(-1, keepdim=True)) / self.normalized_shape
