@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,9 @@ def _mapped(module: nn.Module) -> nn.Module:
         path = Path(folder) / "weights.safetensors"
         own = {name: value for name, value in state.items() if _alone(name, value, state)}
         save_file({name: value.contiguous() for name, value in own.items()}, path)
-        module.load_state_dict(load_file(path), strict=False, assign=True)
+        loaded = OrderedDict(load_file(path))
+        loaded._metadata = state._metadata  # type: ignore[attr-defined]  # versions, which some ask for
+        module.load_state_dict(loaded, strict=False, assign=True)
     return module
 
 

@@ -42,7 +42,6 @@ TIMM = [
     "inception_next_atto",
     "fastvit_t8",
     "repvit_m0_9",
-    "efficientformerv2_s0",
     "rexnet_100",
     "semnasnet_075",
     "pvt_v2_b0",
@@ -53,8 +52,6 @@ TIMM = [
     "resnest14d",
     "gernet_s",
     "ese_vovnet19b_dw",
-    "halonet26t",
-    "botnet26t_256",
     "lambda_resnet26t",
     "mambaout_femto",
     "test_vit",
@@ -78,6 +75,8 @@ TIMM_OF_SIZE = [
     "convit_tiny",
     "mvitv2_tiny",
     "visformer_tiny",
+    "efficientformerv2_s0",
+    "botnet26t_256",
 ]
 TORCHVISION = [
     "squeezenet1_0",
@@ -115,7 +114,7 @@ def _of(build: Callable[[], nn.Module], argument: str, side: int = 64, channels:
     return Model(build=build, batch=lambda step: {argument: _pictures(step, side, channels)})
 
 
-def _timm(name: str, **options: Any) -> Model:
+def _timm(name: str, side: int = 64, **options: Any) -> Model:
     def build() -> nn.Module:
         return importlib.import_module("timm").create_model(name, pretrained=False, num_classes=4, **options)
 
@@ -124,7 +123,7 @@ def _timm(name: str, **options: Any) -> Model:
         with contextlib.suppress(AttributeError, AssertionError):
             module.set_grad_checkpointing()
 
-    return Model(build=build, batch=lambda step: {"x": _pictures(step)}, checkpoint=checkpoint)
+    return Model(build=build, batch=lambda step: {"x": _pictures(step, side)}, checkpoint=checkpoint)
 
 
 def _torchvision(name: str) -> Model:
@@ -134,14 +133,14 @@ def _torchvision(name: str) -> Model:
         more = {"weights_backbone": None} if "segmentation" in name else {}
         return make(weights=None, num_classes=4, **more)
 
-    return _of(build, "input" if "segmentation" in name else "x")
+    return _of(build, "input" if "lraspp" in name else "x")
 
 
 def _torchvision_transformer(kind: str) -> Model:
     def build() -> nn.Module:
         package = importlib.import_module("torchvision.models")
         if kind == "vit":
-            return package.VisionTransformer(
+            made = package.VisionTransformer(
                 image_size=64,
                 patch_size=16,
                 num_layers=4,
@@ -150,6 +149,8 @@ def _torchvision_transformer(kind: str) -> Model:
                 mlp_dim=64,
                 num_classes=4,
             )
+            nn.init.normal_(made.heads.head.weight)  # zeros at first, through which no gradient comes
+            return made
         return package.SwinTransformer(
             [4, 4], 16, [2, 2], [2, 2], [4, 4], stochastic_depth_prob=0.0, num_classes=4
         )
@@ -188,7 +189,7 @@ def _vit_pytorch(path: str, **options: Any) -> Model:
             **options
         )
 
-    return _of(build, "img", 32)
+    return _of(build, "x" if path.startswith(("crossformer", "cvt")) else "img", 32)
 
 
 SMALL = {
@@ -205,6 +206,7 @@ MODELS: dict[str, dict[str, Callable[[], Model]]] = {
     "timm": {
         **{name: functools.partial(_timm, name) for name in TIMM},
         **{name: functools.partial(_timm, name, img_size=64) for name in TIMM_OF_SIZE},
+        "halonet26t": lambda: _timm("halonet26t", 256),
     },
     "torchvision": {
         **{name: functools.partial(_torchvision, name) for name in TORCHVISION},
