@@ -1,7 +1,7 @@
 """What is compiled, with which flags, and the keys of all that the results depend on. Runs nothing.
 
 The sources are all that lies below ``csrc``, however it is cut into folders. ``csrc/core`` knows neither
-Python nor torch; every other folder is compiled against torch's headers.
+Python nor torch; all other folders are compiled against torch's headers, which are read once.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ LINK_FLAGS = ("-shared", "-pthread", f"-L{Path(torch.__file__).parent / 'lib'}")
 class Unit:
     """Sources that the compiler reads at once and turns into one object.
 
-    The files of a folder of ``csrc`` together, those of its folders too: each of them alone would read the
-    same headers again, torch's or the standard library's, which takes far longer than its own lines.
+    The core's files together, and those of all that knows torch: each of them alone would read the same
+    headers again, torch's or the standard library's, which takes far longer than its own lines.
     """
 
     sources: tuple[Path, ...]
@@ -70,10 +70,10 @@ class Unit:
 
 def units(*, core_only: bool = False) -> list[Unit]:
     """All of ``csrc``, what takes longest first."""
-    groups: dict[tuple[str, bool], list[Path]] = {}
+    groups: dict[tuple[bool, bool], list[Path]] = {}
     for source in sorted(SOURCES.rglob("*.cpp")):
-        groups.setdefault((_folder(source), source.name in ALONE), []).append(source)
-    every = [Unit(tuple(sources), core=folder == CORE) for (folder, _), sources in groups.items()]
+        groups.setdefault((_folder(source) == CORE, source.name in ALONE), []).append(source)
+    every = [Unit(tuple(sources), core=core) for (core, _), sources in groups.items()]
     chosen = [unit for unit in every if unit.core or not core_only]
     return sorted(chosen, key=lambda unit: unit.seconds, reverse=True)
 
