@@ -7,12 +7,14 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from tests.support.ranks import Outcome, Ranks, run_once, started
 
 STEPS = 5
@@ -81,14 +83,44 @@ def replicas_one_of_which_fails() -> None:
         train(torch.ones(4, 8))
 
 
+def replicas_one_of_which_does_not_save(folder: Path) -> float:
+    """Two replicas of two stages, the second of which never comes to the checkpoint after a step.
+
+    Returns how long it took the first one's next step to fail.
+    """
+    smp.init({"partitions": 2, "microbatches": 2, "ddp": True})
+    torch.manual_seed(0)
+    model = smp.DistributedModel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1)))
+
+    @smp.step
+    def train(x: Tensor) -> None:
+        model.backward(model(x).square().mean())
+
+    train(torch.ones(4, 8))
+    if smp.dp_rank() == 1:
+        time.sleep(TIMEOUT * 1.5)
+        return 0.0
+    with pytest.raises(SMPCheckpointError, match=r"'s1' in .* was not saved: .*not arrived: rank 2 "):
+        smp.save_checkpoint(str(folder), "s1", partial=False, model=model)
+    began = time.monotonic()
+    with pytest.raises(SMPError, match="saving or loading a checkpoint failed on this process group before"):
+        train(torch.ones(4, 8))
+    return time.monotonic() - began
+
+
 WAITING = ["stopped", "control flow", "short loader"]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def waiting() -> Iterator[dict[str, Ranks]]:
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ranks]]:
     """The jobs that wait for a timeout: they begin with the first test and are asked by the last ones."""
+    folder = tmp_path_factory.mktemp("checkpoints")
     with ExitStack() as stack:
-        yield {kind: stack.enter_context(start(kind)) for kind in WAITING}
+        jobs = {kind: stack.enter_context(start(kind)) for kind in WAITING}
+        unsaved = started(
+            4, replicas_one_of_which_does_not_save, folder, timeout=PATIENCE, group_timeout=TIMEOUT
+        )
+        yield {**jobs, "unsaved": stack.enter_context(unsaved)}
 
 
 def start(kind: str) -> AbstractContextManager[Ranks]:
@@ -165,6 +197,14 @@ def test_a_loader_that_ends_early_is_reported_by_the_rank_that_waits(waiting: di
     waiting, ended = waiting["short loader"].answers()
     assert ended.kind == "value"
     assert "not arrived: rank 1" in told(waiting)
+
+
+def test_no_step_waits_again_for_ranks_that_a_checkpoint_has_waited_for_in_vain(
+    waiting: dict[str, Ranks],
+) -> None:
+    for outcome in waiting["unsaved"].answers():
+        assert outcome.kind == "value", outcome
+        assert outcome.value < TIMEOUT / 2
 
 
 def test_replicas_wait_for_one_that_has_failed_no_longer_than_the_script_allows() -> None:

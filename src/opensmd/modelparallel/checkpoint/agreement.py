@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import PeerCheckpointError
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.runtime.poisoned_groups import poison
+from opensmd.modelparallel.state import state
 
-__all__ = ["exchange", "together"]
+__all__ = ["exchange", "naming_lost_ranks", "together"]
 
 Result = TypeVar("Result")
+
+
+class LostRanksError(PeerCheckpointError):
+    """Ranks died or did not come, so that nothing is known of their part."""
 
 
 def together(group: dist.ProcessGroup, work: Callable[[], Result], *, failed: str, rank: str) -> Result:
@@ -23,15 +32,19 @@ def together(group: dist.ProcessGroup, work: Callable[[], Result], *, failed: st
         rank: what ranks of this group are called, such as "mp_rank".
 
     Raises:
-        PeerCheckpointError: the work of others has failed; this rank's own error is raised as it is.
+        PeerCheckpointError: the work of others has failed, or ranks are lost; this rank's own error is raised
+            as it is.
     """
     failure: Exception | None = None
     results: list[Result] = []
-    try:
-        results.append(work())
-    except Exception as error:
-        failure = error
-    failures = exchange(None if failure is None else f"{type(failure).__name__}: {failure}", group)
+    with naming_lost_ranks(failed):
+        try:
+            results.append(work())
+        except (DistBackendError, LostRanksError):
+            raise  # who is lost here would be waited for in vain once more
+        except Exception as error:
+            failure = error
+        failures = exchange(None if failure is None else f"{type(failure).__name__}: {failure}", group)
     if failure is not None:
         raise failure
     if any(failures):
@@ -45,3 +58,17 @@ def exchange(value: Any, group: dist.ProcessGroup) -> list[Any]:
     values: list[Any] = list(itertools.repeat(None, dist.get_world_size(group)))
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+@contextlib.contextmanager
+def naming_lost_ranks(failed: str) -> Iterator[None]:
+    """Say what has failed where a process group says which ranks are lost; no step waits for them again.
+
+    Raises:
+        PeerCheckpointError: in place of a DistBackendError.
+    """
+    try:
+        yield
+    except DistBackendError as error:
+        poison(state.groups[CommGroup.PP_GROUP], "saving or loading a checkpoint")
+        raise LostRanksError(f"{failed}: {error}") from error

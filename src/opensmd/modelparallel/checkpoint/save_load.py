@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from opensmd.modelparallel.checkpoint.agreement import exchange, together
+from opensmd.modelparallel.checkpoint.agreement import exchange, naming_lost_ranks, together
 from opensmd.modelparallel.checkpoint.files import PROTOCOL, Caller, commit, read, write_aside
 from opensmd.modelparallel.checkpoint.merge import merge_trees
 from opensmd.modelparallel.checkpoint.names import partial_name, parts_of, pending_name, pending_parts
@@ -110,7 +110,8 @@ def save_part(obj: Any, f: Path, *, v3: bool = False, suffix: str = "", **option
             suffix=suffix,
         )
     )
-    save = str(exchange(uuid.uuid4().hex, group)[0])  # the same on all ranks
+    with naming_lost_ranks(f"{f} was not saved"):
+        save = str(exchange(uuid.uuid4().hex, group)[0])  # the same on all ranks
     label = Label(save=save, part=part, parts=dist.get_world_size(group))
     try:
         aside = together(

@@ -23,10 +23,11 @@ from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
 from opensmd.modelparallel.runtime.messages.transport import control_device, open_transport
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
+from opensmd.modelparallel.runtime.poisoned_groups import require_sound
 from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
-from opensmd.modelparallel.runtime.step_errors import StepErrors, require_sound
+from opensmd.modelparallel.runtime.step_errors import StepErrors
 from opensmd.modelparallel.runtime.step_run import Call, StepRun
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch

@@ -13,7 +13,6 @@ Whatever a step raises, of the group or of the user, goes through :class:`StepEr
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,24 +25,9 @@ from opensmd.modelparallel.exceptions import PeerFailed, SMPError
 from opensmd.modelparallel.planning.schedule import Progress
 from opensmd.modelparallel.runtime.messages.transport import Transport, abort, control_device
 from opensmd.modelparallel.runtime.microbatch import Microbatch
+from opensmd.modelparallel.runtime.poisoned_groups import poison, require_sound
 
-__all__ = ["StepErrors", "explained", "located", "require_sound", "stopped"]
-
-# Groups on which a step has failed: messages of it may be left, which another engine would take for its own.
-_poisoned: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-
-
-def require_sound(group: dist.ProcessGroup) -> None:
-    """Begin a step only where none has failed.
-
-    Raises:
-        SMPError: a step failed on ``group``.
-    """
-    if group in _poisoned:
-        raise SMPError(
-            "a step failed on this process group before, and messages of it may be left: call "
-            "torch.distributed.destroy_process_group() and initialise again"
-        )
+__all__ = ["StepErrors", "explained", "located", "stopped"]
 
 
 @contextlib.contextmanager
@@ -61,7 +45,7 @@ def explained(function: Callable[..., Any], moment: str, group: dist.ProcessGrou
     try:
         yield
     except DistBackendError as error:
-        _poisoned.add(group)
+        poison(group, "a step")
         name = getattr(function, "__qualname__", repr(function))
         raise SMPError(f"the step {name!r} stopped {moment}: {error}") from error
 
@@ -111,13 +95,14 @@ class StepErrors:
         return self._failure is not None
 
     def require_none(self) -> None:
-        """Begin a step only where none has failed.
+        """Begin a step only where none has failed, nor anything else on its group.
 
         Raises:
             SMPError: one has.
         """
         if self._failure is not None:
             raise SMPError(f"an earlier step of this pipeline failed, and it cannot go on: {self._failure}")
+        require_sound(self._group)
 
     def add(self, error: BaseException, where: str = "") -> None:
         """Go no further after ``error``, and announce it to the others, once.
@@ -129,7 +114,7 @@ class StepErrors:
         if self._failure is not None:
             return
         self._failure = f"{type(error).__name__}: {error}"
-        _poisoned.add(self._group)
+        poison(self._group, "a step")
         if isinstance(error, PeerFailed):  # whoever failed first has told all
             return
         stage = dist.get_rank(self._group)
