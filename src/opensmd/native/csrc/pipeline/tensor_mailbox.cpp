@@ -28,8 +28,8 @@ void TensorMailbox::send(int destination, int64_t tag, const at::Tensor& tensor)
     std::lock_guard lock(mutex_);
     place = blocks_.put(data);
   }
-  const Place told = place.value_or(Place{-1, static_cast<int64_t>(data.nbytes())});
-  post(destination, tag, at::tensor(c10::ArrayRef<int64_t>(told.data(), told.size())));
+  const Place announced = place.value_or(Place{-1, static_cast<int64_t>(data.nbytes())});
+  post(destination, tag, at::tensor(c10::ArrayRef<int64_t>(announced.data(), announced.size())));
   if (!place) post(destination, tag, data);
 }
 
@@ -70,7 +70,7 @@ at::Tensor TensorMailbox::arriving(int source, int64_t tag, at::IntArrayRef size
     TORCH_CHECK_WITH(DistBackendError, place[1] == static_cast<int64_t>(bytes), "the message from rank ", source,
                      " with tag ", tag, " has ", place[1], " bytes, the receiver expected ", bytes);
     if (place[0] >= 0) {
-      const at::Tensor found = lent(group_, source, place, count, dtype);
+      const at::Tensor found = borrowed(group_, source, place, count, dtype);
       return strides.empty() ? found.view(sizes) : found.as_strided(sizes, strides);
     }
   }

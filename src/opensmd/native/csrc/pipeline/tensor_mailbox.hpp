@@ -28,7 +28,7 @@ class TensorMailbox {
   void send(int destination, int64_t tag, const at::Tensor& tensor);
   // Whether a message has begun to arrive.
   bool ready(int source, int64_t tag);
-  // `count` numbers as a vector; a large message stays where its sender has put it.
+  // `count` elements as a vector; a large message stays where its sender has put it.
   at::Tensor receive(int source, int64_t tag, int64_t count, at::ScalarType dtype, milliseconds timeout = {});
   // A message that has begun to arrive, of this shape, with these strides if there are any; nothing if none has.
   std::optional<at::Tensor> take(int source, int64_t tag, at::IntArrayRef sizes, at::IntArrayRef strides,

@@ -36,7 +36,7 @@ const Blocks::Block* Blocks::take(size_t bytes) {
   return &blocks_.back();
 }
 
-at::Tensor lent(const std::shared_ptr<Group>& group, int member, const Place& place, int64_t count,
+at::Tensor borrowed(const std::shared_ptr<Group>& group, int member, const Place& place, int64_t count,
                 at::ScalarType dtype) {
   const size_t bytes = kHeaderBytes + static_cast<size_t>(place[1]);
   auto* start = static_cast<std::byte*>(group->heap_address(member, static_cast<uint64_t>(place[0]), bytes));

@@ -49,8 +49,8 @@ class Blocks {
   bool full_ = false;
 };
 
-// The `count` numbers that `member` has put into its block at `place`; the block is free again when they are gone.
-at::Tensor lent(const std::shared_ptr<Group>& group, int member, const Place& place, int64_t count,
+// The `count` elements that `member` has put into its block at `place`; the block is free again when they are gone.
+at::Tensor borrowed(const std::shared_ptr<Group>& group, int member, const Place& place, int64_t count,
                 at::ScalarType dtype);
 
 }  // namespace opensmd

@@ -2,7 +2,7 @@
 //
 //   | note 0 | note 1 | placed data ....-> cursor ......| streams ....-> cursor ..........................|
 //
-// Placed data is written before a call's meeting: whole tensors of up to staging_bytes. Streams are written after it,
+// Placed data is written before a call's round: whole tensors of up to staging_bytes. Streams are written after it,
 // slot by slot.
 //
 // Where readers only read, positions move on from call to call: a line goes back to its writer in 7 ns while a reader

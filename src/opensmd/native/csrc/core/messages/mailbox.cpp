@@ -35,7 +35,7 @@ void Message::wait(milliseconds timeout) {
 Mailbox::Mailbox(Context& context)
     : context_(context), record_(context.arena, context.rank, Record::Messages),
       incoming_(static_cast<size_t>(context.size)), outgoing_(static_cast<size_t>(context.size)),
-      courier_({[this] { return busy(); }, [this] { return progress_in_background(); }}) {
+      progress_thread_({[this] { return busy(); }, [this] { return progress_in_background(); }}) {
   const Arena& arena = context_.arena;
   const auto make = [&arena](auto& end, int from, int to, RingKind kind) {
     end.emplace(arena.ring_line(from, to, kind), arena.ring(from, to, kind), arena.ring_bytes(kind));
@@ -49,7 +49,7 @@ Mailbox::Mailbox(Context& context)
   }
 }
 
-void Mailbox::stop() { courier_.stop(); }
+void Mailbox::stop() { progress_thread_.stop(); }
 
 // ---------------------------------------------------------------- posting
 
@@ -72,7 +72,7 @@ MessagePointer Mailbox::post_send(const void* data, size_t bytes, int destinatio
   register_message(*message);
   outgoing_[static_cast<size_t>(destination)].queue.push_back(message);
   push(destination);
-  if (!message->complete()) courier_.notice();
+  if (!message->complete()) progress_thread_.notice();
   return message;
 }
 
@@ -86,7 +86,7 @@ MessagePointer Mailbox::post_receive(void* data, size_t bytes, int source, int64
     receives_.push_back(message);
     advance(false);
   }
-  if (!message->complete()) courier_.notice();
+  if (!message->complete()) progress_thread_.notice();
   return message;
 }
 
@@ -149,7 +149,7 @@ void Mailbox::ring_doorbell(int member) {
   futex_wake_all(doorbell.rings);
 }
 
-// Nothing moves in a group that failed: whoever was told may have freed the memory of its messages.
+// Nothing moves in a group that failed: whoever has seen the failure may have freed the memory of its messages.
 bool Mailbox::push(int destination) {
   if (context_.aborted()) return false;
   Outgoing& to = outgoing_[static_cast<size_t>(destination)];
@@ -254,14 +254,14 @@ MessagePointer Mailbox::find_receive(int source, int64_t tag) {
 bool Mailbox::accept(Message& message, const MessageHeader& header, int source) const {
   const auto sent = static_cast<DType>(header.dtype);
   if (message.bytes == header.bytes && may_become(sent, message.dtype)) return true;
-  const auto told = [](size_t bytes, DType dtype) {
+  const auto described = [](size_t bytes, DType dtype) {
     const std::string size = std::to_string(bytes) + " bytes";
     return dtype == DType::Byte ? size : size + " of " + name_of(dtype);
   };
   message.failure_kind = ErrorKind::Mismatch;
-  message.failure = title(message) + ": " + context_.name(source) + " sent " + told(header.bytes, sent) +
+  message.failure = title(message) + ": " + context_.name(source) + " sent " + described(header.bytes, sent) +
                     " with tag " + std::to_string(header.tag) + ", but the receiving buffer takes " +
-                    told(message.bytes, message.dtype);
+                    described(message.bytes, message.dtype);
   return false;
 }
 

@@ -14,7 +14,7 @@
 #include <mutex>
 #include <optional>
 
-#include "core/messages/courier.hpp"
+#include "core/messages/progress_thread.hpp"
 #include "core/messages/message.hpp"
 #include "core/messages/ring.hpp"
 #include "core/protocol/context.hpp"
@@ -127,7 +127,7 @@ class Mailbox {
   std::atomic<int> waiting_{0};
   uint64_t posted_ = 0;
   std::atomic<bool> warned_of_circle_{false};
-  Courier courier_;
+  ProgressThread progress_thread_;
 };
 
 }  // namespace opensmd

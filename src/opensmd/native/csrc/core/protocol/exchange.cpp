@@ -107,7 +107,7 @@ void Exchange::pack(std::byte* to, size_t padding) const {
   }
 }
 
-// Before the meeting: the payload, and the stage where everything fits at once.
+// Before the round: the payload, and the stage where everything fits at once.
 void Exchange::offer() {
   const int self = context_.rank;
   if (total(self, 1) <= kInlineBytes) return pack(round_.payload(), 1);

@@ -24,7 +24,7 @@ inline Placement announced(const Round& round, int member) {
   return placement;
 }
 
-// A tensor is moved from where it lies if it lies in the heap and is large enough to be worth the closing meeting.
+// A tensor is moved from where it lies if it lies in the heap and is large enough to be worth the closing barrier.
 inline bool place_in_heap(const Context& context, const void* data, size_t bytes, Placement& placement) {
   if (bytes < context.arena.shape().zero_copy_bytes || !context.heap.contains(data, bytes)) return false;
   placement.in_heap = 1;

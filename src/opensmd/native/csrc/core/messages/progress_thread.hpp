@@ -12,14 +12,14 @@
 
 namespace opensmd {
 
-class Courier {
+class ProgressThread {
  public:
   struct Work {
     std::function<bool()> busy;
     std::function<bool()> progress;
   };
-  explicit Courier(Work work) : work_(std::move(work)) {}
-  ~Courier() { stop(); }
+  explicit ProgressThread(Work work) : work_(std::move(work)) {}
+  ~ProgressThread() { stop(); }
 
   void notice();  // something was posted that is not complete; cheap unless the thread sleeps soundly
   void stop();

@@ -1,4 +1,4 @@
-#include "core/messages/courier.hpp"
+#include "core/messages/progress_thread.hpp"
 
 #include <pthread.h>
 #include <sched.h>
@@ -13,7 +13,7 @@ constexpr int kTicksUntilSleep = 50;
 constexpr uint64_t kEagerNs = 100 * 1000;  // how long to go on looking after the last byte moved
 }  // namespace
 
-void Courier::notice() {
+void ProgressThread::notice() {
   if (awake_.load(std::memory_order_acquire)) return;
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopping_ || awake_.load()) return;
@@ -23,10 +23,10 @@ void Courier::notice() {
     return;
   }
   thread_ = std::thread([this] { run(); });
-  pthread_setname_np(thread_.native_handle(), "opensmd-courier");
+  pthread_setname_np(thread_.native_handle(), "smd-progress");
 }
 
-void Courier::run() {
+void ProgressThread::run() {
   int idle_ticks = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_) {
@@ -48,7 +48,7 @@ void Courier::run() {
   }
 }
 
-void Courier::stop() {
+void ProgressThread::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
