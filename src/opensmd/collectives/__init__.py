@@ -3,4 +3,7 @@
 ``opensmd.collectives.backend.register()`` registers it, as importing
 ``smdistributed.dataparallel.torch.torch_smddp`` does. This file imports nothing, so that
 ``python -m opensmd.native.build`` can run alone.
+
+Begin with ``backend``, which makes a group. Imports ``native``, ``timeline`` and ``environment``;
+everything above may import this.
 """

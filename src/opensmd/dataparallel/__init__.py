@@ -2,6 +2,8 @@
 
 ``BACKEND`` is the process group it runs on. ``INTERFACE_VERSION`` is the last release of the original whose
 interface this follows, which scripts may compare.
+
+Begin with ``distributed``. Imports ``collectives`` and ``environment``.
 """
 
 from opensmd.tested_torch import warn_if_untested

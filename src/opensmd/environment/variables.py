@@ -138,7 +138,9 @@ def _note(environ: Mapping[str, str]) -> dict[str, Any]:
 def _replaceable(note: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     """Which of the values that :func:`fill` added do not hold for a process that has been launched."""
     inherited, overruled = note["pid"] != os.getpid(), _overruled(note, environ)
-    if inherited and overruled:  # by a parent that makes ranks of its own, and has left them its rendezvous address
+    if (
+        inherited and overruled
+    ):  # by a parent that makes ranks of its own, and has left them its rendezvous address
         return {name: value for name, value in note["set"].items() if not name.startswith("MASTER_")}
     return dict(note["set"]) if inherited or overruled else {}
 

@@ -1,5 +1,6 @@
 """Starting ranks: the ``smdrun`` command, and what each rank does before the script.
 
-Begin with ``cli`` and ``run`` (the launcher) or ``rank`` (a rank). The modules here import nothing heavy at
-import time, so that a rank can set its affinity before torch starts.
+Begin with ``cli`` and ``run`` (the launcher) or ``rank`` (a rank). Imports what starts and watches
+processes, never modelparallel, and nothing heavy at import time: a rank sets its affinity before torch
+starts.
 """

@@ -1,6 +1,8 @@
 """``torch.distributed.deprecated``, whole again: the distributed package of torch 1.0 on today's torch.
 
 With opensmd installed, ``import torch.distributed.deprecated`` gives this very module.
+
+Begin with ``api``. Imports ``collectives``, ``native`` and ``environment``, and nothing of modelparallel.
 """
 
 from opensmd.import_aliases import install

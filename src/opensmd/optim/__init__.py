@@ -1,4 +1,7 @@
-"""Fused optimizers: apex's where it and a GPU are present, otherwise the same rules in foreach operations."""
+"""Fused optimizers: apex's where it and a GPU are present, otherwise the same rules in foreach operations.
+
+Begin with ``fused``, which all of them build on. Imports nothing else of the package.
+"""
 
 from __future__ import annotations
 

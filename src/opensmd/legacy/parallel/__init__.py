@@ -1,4 +1,7 @@
-"""``torch.nn.parallel.deprecated``: models on several processes over ``torch.distributed.deprecated``."""
+"""``torch.nn.parallel.deprecated``: models on several processes over ``torch.distributed.deprecated``.
+
+Begin with ``distributed``. Imports ``legacy`` alone.
+"""
 
 from opensmd.legacy.parallel.distributed import DistributedDataParallel
 from opensmd.legacy.parallel.distributed_cpu import DistributedDataParallelCPU

@@ -4,4 +4,6 @@ The calls are in ``folder`` and ``save_load``; ``agreement`` lets them happen on
 put together by ``gather`` and ``merge``. One file is written and read by ``files``, and its end by ``seal``;
 what may be in it is in ``trusted``, ``numpy_values`` and ``contents``. What files are called is in ``names``
 and ``newest``, and ``records`` checks files without a checksum of the whole.
+
+Begin with ``save_load``. Imports ``ranks`` and ``state_dicts``, and nothing that runs steps.
 """

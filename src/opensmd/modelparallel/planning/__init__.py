@@ -1,4 +1,5 @@
 """From what a run of the model showed to a stage for every module. Pure: no ranks, no tensors.
 
-``trace`` is what comes in, ``plan`` what goes out; begin with ``partition``.
+``trace`` is what comes in, ``plan`` what goes out; begin with ``partition``. Imports no other folder; all of
+modelparallel may import this.
 """

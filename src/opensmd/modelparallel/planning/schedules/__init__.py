@@ -2,7 +2,8 @@
 
 Begin with ``tables.py``: an action is a forward, a backward or the weight gradients of one microbatch in
 one chunk of a rank. Each further file makes the tables of one idea; ``playing.py`` says how long a table
-takes and what it keeps in memory. Nothing here knows tensors, ranks or settings.
+takes and what it keeps in memory. Nothing here knows tensors, ranks or settings, and nothing else is
+imported.
 
 These are what schedules promise. The engine follows what arrives (:mod:`..schedule`), because a program may
 call its parts in any order; so far the tables are for comparison.

@@ -11,6 +11,6 @@ Three questions are answered here, each in files that build on ``slots.py`` (wha
 - Which tensors have left a module by another way than its result? ``escaped.py`` for those that one rank
   alone has, ``escaped_from_checkpoints.py`` for those that end their graph there.
 
-Imports of the runtime what describes calls and tensors, and is told of turns; the step and its microbatches
-import this.
+Begin with ``slots.py``. Imports of the runtime what describes calls and tensors, and is told of turns; the
+step and its microbatches import this.
 """
