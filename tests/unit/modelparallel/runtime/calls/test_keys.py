@@ -1,0 +1,93 @@
+"""Keys: two calls are alike exactly where all ranks know them to be."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from opensmd.modelparallel.runtime.calls.keys import argument_key, call_key
+from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
+
+
+@dataclasses.dataclass
+class Output:
+    logits: Any
+    cache: Any = None
+
+
+class Unknown:
+    pass
+
+
+def key(*args: Any, epoch: int = 0, **kwargs: Any) -> tuple[Any, ...]:
+    return call_key("layer", args, kwargs, epoch)
+
+
+def placed(home: int) -> torch.Tensor:
+    tensor = torch.zeros(2)
+    put_tag(tensor, Tag(home))
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2), torch.ones(2)),
+        ([torch.zeros(2), 1], [torch.ones(2), 1]),
+        ({"mask": torch.zeros(2)}, {"mask": torch.ones(2)}),
+        (Output(torch.zeros(2)), Output(torch.ones(2))),
+        (slice(0, 2), slice(0, 2)),
+        (Unknown(), Unknown()),  # nothing is known alike of objects but their class
+    ],
+)
+def test_data_makes_no_difference(one: Any, other: Any) -> None:
+    assert key(one) == key(other)
+    assert hash(key(one)) == hash(key(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2), torch.zeros(3)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        (torch.zeros(2, 3), torch.zeros(3, 2).t()),
+        (torch.zeros(2), torch.zeros(2, requires_grad=True)),
+        (torch.zeros(2), placed(0)),
+        (placed(0), placed(1)),
+        (1, 1.0),
+        (1, True),
+        (None, 0),
+        ([1], (1,)),
+        ({"a": 1}, {"b": 1}),
+        (slice(0, 2), slice(0, 3)),
+        (Output(1), Output(2)),
+        (Output(1), {"logits": 1}),
+    ],
+)
+def test_form_home_type_and_plain_values_make_a_difference(one: Any, other: Any) -> None:
+    assert key(one) != key(other)
+    assert argument_key(one) != argument_key(other)
+
+
+def test_so_do_names_of_arguments_and_the_epoch() -> None:
+    assert key(1, scale=2) != key(1, bias=2)
+    assert key(1, scale=2) != key(1, 2)
+    assert key(scale=1) != key(scale=1.0)
+    assert key(1) != key(1, epoch=5)
+
+
+def test_so_do_the_modes_in_which_results_have_other_dtypes_or_no_graph() -> None:
+    seen = {key(1)}
+    with torch.no_grad():
+        seen.add(key(1))
+    with torch.inference_mode():
+        seen.add(key(1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen.add(key(1))
+    with torch.autocast("cpu", dtype=torch.float16):
+        seen.add(key(1))
+    assert len(seen) == 5
+    assert key(1) in seen
