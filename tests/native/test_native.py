@@ -90,7 +90,7 @@ def link(program: Path, objects: list[Path], flags: tuple[str, ...]) -> None:
 
 def run(program: Path) -> None:
     """Run one test program; its own messages say which check failed."""
-    done = subprocess.run([program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{program.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "ok  " in done.stdout, "the program ran no test"
 
