@@ -1,20 +1,28 @@
-"""Activation checkpointing under the names of later versions, through ``torch.utils.checkpoint``."""
+"""Activation checkpointing under the names of later versions, through ``torch.utils.checkpoint``.
+
+With the setting ``offload_activations`` the inputs of checkpoints leave memory until their backward is near.
+"""
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
-from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from opensmd.modelparallel.dry_run.capture import is_tracing
+from opensmd.modelparallel.offloading.regions import checkpointed
+from opensmd.modelparallel.runtime.calls.interception import current_run
+from opensmd.modelparallel.state import state
 
 __all__ = ["checkpoint", "checkpoint_sequential", "set_activation_checkpointing"]
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
     """Call ``module(*args)`` and compute it again in backward instead of keeping activations."""
-    return torch_checkpoint(module, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+    return _run_checkpointed(module, args, {}, preserve_rng_state)
 
 
 def checkpoint_sequential(
@@ -45,12 +53,7 @@ def checkpoint_sequential(
     for piece in _pieces(list(sequential_module), strategy):
         several = isinstance(value, tuple) and not pack_args_as_tuple
         run = _run(piece, pack_args_as_tuple)
-        value = torch_checkpoint(
-            run,
-            *(value if several else (value,)),
-            use_reentrant=False,
-            preserve_rng_state=preserve_rng_state,
-        )
+        value = _run_checkpointed(run, value if several else (value,), {}, preserve_rng_state)
     return value
 
 
@@ -70,6 +73,9 @@ def set_activation_checkpointing(
     Raises:
         TypeError: no module.
         ValueError: an unknown strategy.
+
+    Warns:
+        UserWarning: ``strategy`` or ``pack_args_as_tuple`` for a module that is no Sequential.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"smp.set_activation_checkpointing: expected a torch.nn.Module, got {module!r}")
@@ -82,14 +88,27 @@ def set_activation_checkpointing(
 
         module.forward = run_sequential  # type: ignore[method-assign]
         return
+    if pack_args_as_tuple or strategy != "each":
+        _pieces([], strategy)
+        warnings.warn(
+            "smp.set_activation_checkpointing: strategy and pack_args_as_tuple are for torch.nn.Sequential; "
+            f"this {type(module).__name__} is checkpointed whole",
+            stacklevel=2,
+        )
     plain: Callable[..., Any] = module.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return torch_checkpoint(
-            plain, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
-        )
+        return _run_checkpointed(plain, args, kwargs, preserve_rng_state)
 
     module.forward = run
+
+
+def _run_checkpointed(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], preserve_rng_state: bool
+) -> Any:
+    # Between modules of several ranks nothing is checkpointed: each of these modules is, where it lives.
+    offloading = None if is_tracing() or current_run() is not None else state.offloading
+    return checkpointed(function, args, kwargs, offloading=offloading, preserve_rng_state=preserve_rng_state)
 
 
 def _pieces(children: Sequence[nn.Module], strategy: str) -> list[list[nn.Module]]:

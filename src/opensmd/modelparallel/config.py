@@ -49,7 +49,6 @@ _UNDOCUMENTED = {
 _OF_TENSORFLOW = {"horovod": False, "contiguous": True}
 # Keys whose features do not exist here; their defaults ask for nothing.
 _ABSENT = (
-    "offload_activations",
     "shard_optimizer_state",
     "sharded_data_parallel_degree",
     "load_partition",
@@ -58,7 +57,6 @@ _ABSENT = (
 # Details of absent features: harmless, but without effect.
 _WITHOUT_EFFECT = {
     "delayed_parameter_initialization",
-    "activation_loading_horizon",
     "sdp_reduce_bucket_size",
     "sdp_param_persistence_threshold",
     "sdp_max_live_parameters",
@@ -90,6 +88,8 @@ class Config(BaseModel):
         prescaled_batch: the ranks that share a stage are given the same batch. False: each has its own, and
             distributed modules work on all of them.
         skip_tracing: partition by the sizes of parameters alone, without a dry run.
+        offload_activations: inputs of checkpointed layers leave memory until their backward is near.
+        activation_loading_horizon: of so many layers they may be in memory.
         fp16, bf16: parameters of 16 bits, trained through FP32 copies that the optimizer keeps.
     """
 

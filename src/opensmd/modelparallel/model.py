@@ -21,6 +21,7 @@ from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, r
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.dry_run.first_plan import PlanRequest, agree_on_plan
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -90,6 +91,8 @@ class DistributedModel(NotForDDP, ModelState):
         self._half = smp_state.cfg.half_dtype
         if self._half is not None:
             to_half(self.get_module(), self._half)
+        if smp_state.cfg.offload_activations:
+            smp_state.offloading = Offloading.asked_for(smp_state.cfg.activation_loading_horizon)
         self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._trace_device = trace_device
         self._average = average_grads_across_microbatches
@@ -303,6 +306,8 @@ class DistributedModel(NotForDDP, ModelState):
                 self._engine.errors.alike(confirm=first),
             ):
                 results = self._run_placed(function, calls, detach)
+        if first and smp_state.offloading is not None:
+            smp_state.offloading.warn_if_idle()
         self.finish_step()
         return results
 
@@ -355,7 +360,9 @@ class DistributedModel(NotForDDP, ModelState):
         plan = agree_on_plan(request, smp_state.groups.messages)
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if pipeline.size() > 1:
-            self._engine = Engine(pipeline, smp_state.cfg, self.get_module(), plan, self._sum_warning)
+            self._engine = Engine(
+                pipeline, smp_state.cfg, self.get_module(), plan, self._sum_warning, smp_state.offloading
+            )
             self._inner_hooks = InnerHooks(self.get_module(), plan, self._engine.escaped)
             smp_state.engine = self._engine
         self._warn_of_untraced()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from opensmd.modelparallel.config import Config
+    from opensmd.modelparallel.offloading.offloading import Offloading
     from opensmd.modelparallel.ranks.grid import RankGrid
     from opensmd.modelparallel.ranks.groups import Groups
     from opensmd.modelparallel.runtime.engine import Engine
@@ -131,6 +132,7 @@ class State:
         model: the script's DistributedModel.
         optimizers: the script's DistributedOptimizers by identity, the latest last.
         scalers: the script's GradScalers, in the order in which it made them, and the loss scale.
+        offloading: of checkpointed activations; None without the setting offload_activations.
         loss_scale: of the settings fp16 and bf16; None without a DistributedOptimizer.
         owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
     """
@@ -149,6 +151,7 @@ class State:
         self.optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
         self.scalers: WeakValueDictionary[int, WrappedScaler] = WeakValueDictionary()
         self.loss_scale: SharedScale | None = None
+        self.offloading: Offloading | None = None
         self.engine: Engine | None = None
         self.owns_world = False
         self.module_manager = ModuleManager()

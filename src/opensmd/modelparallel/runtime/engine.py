@@ -14,6 +14,7 @@ from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
@@ -59,6 +60,7 @@ class Engine:
         module: the model; this rank gives back the memory of what lives elsewhere.
         plan: where everything lives.
         sum_warning: told of every backward of torch's own.
+        offloading: of checkpointed activations; None keeps them in memory.
 
     Raises:
         SMPError: the ranks have different models.
@@ -70,7 +72,13 @@ class Engine:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, config: Config, module: nn.Module, plan: Plan, sum_warning: SumWarning
+        self,
+        group: dist.ProcessGroup,
+        config: Config,
+        module: nn.Module,
+        plan: Plan,
+        sum_warning: SumWarning,
+        offloading: Offloading | None,
     ) -> None:
         self.plan = plan
         self.reducer: Reducer | None = None
@@ -93,6 +101,7 @@ class Engine:
             trained=placed.trained,
             placed_memory=placed.placed_memory,
             replicated_memory=placed.replicated_memory,
+            offloading=offloading,
         )
         transport = self._context.transport
         self._schedule = RankSchedule(

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.runtime.calls.descriptions import Description
 from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
@@ -34,6 +35,7 @@ class PipelineContext:
         descriptions: what is known of results, by key.
         placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
         replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
+        offloading: of checkpointed activations; None keeps them in memory.
         sent_since_flush: something may still have to leave before it may be changed.
         begun: microbatches of earlier steps.
         new_calls: how often a call was unlike all before.
@@ -50,6 +52,7 @@ class PipelineContext:
     trained: TrainedParameters
     placed_memory: frozenset[int]
     replicated_memory: frozenset[int]
+    offloading: Offloading | None = None
     descriptions: dict[Any, Description] = field(default_factory=dict)
     stateful: set[Any] = field(default_factory=set)
     begun: int = 0

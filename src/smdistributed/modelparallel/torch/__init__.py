@@ -4,7 +4,11 @@ from opensmd.environment.variables import fill
 
 fill()  # before anything else, as any script of ours: torch.distributed learns what the launcher told
 
-from opensmd.modelparallel.activation_checkpointing import set_activation_checkpointing  # noqa: E402
+from opensmd.modelparallel.activation_checkpointing import (  # noqa: E402
+    checkpoint,
+    checkpoint_sequential,
+    set_activation_checkpointing,
+)
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint  # noqa: E402
 from opensmd.modelparallel.checkpoint.save_load import load, save  # noqa: E402
 from opensmd.modelparallel.communicate import (  # noqa: E402
@@ -94,6 +98,8 @@ __all__ = [
     "load",
     "save_checkpoint",
     "resume_from_checkpoint",
+    "checkpoint",
+    "checkpoint_sequential",
     "set_activation_checkpointing",
     "amp",
     "model",

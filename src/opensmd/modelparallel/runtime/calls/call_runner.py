@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.offloading.regions import checkpointed
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.changed_arguments import ChangedArguments
@@ -314,7 +314,7 @@ class CallRunner:
         self.microbatch.inside = True
         try:
             if self.checkpointing and torch.is_grad_enabled() and _can_be_repeated(call, known):
-                return checkpoint(call.function, *args, use_reentrant=False, **kwargs)
+                return checkpointed(call.function, args, kwargs, offloading=self.context.offloading)
             return call.function(*args, **kwargs)
         finally:
             self.microbatch.inside = False

@@ -1,0 +1,83 @@
+"""Activations of the CPU in an arena's file, written and read by threads beside the computation."""
+
+from __future__ import annotations
+
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.offloading.arena import Arena
+
+__all__ = ["FileStore", "InFile"]
+
+
+class FileStore:
+    """Puts CPU tensors into a file.
+
+    One thread writes and another reads, so that what a backward waits for does not queue behind what a
+    forward leaves.
+
+    Args:
+        folder: where the file is.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.arena = Arena(folder)
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="smp-offload-write")
+        self.reader = ThreadPoolExecutor(1, thread_name_prefix="smp-offload-read")
+
+    def put(self, tensor: Tensor) -> InFile:
+        """Begin to write the tensor."""
+        return InFile(self, tensor)
+
+
+class InFile:
+    """A tensor in the file, until nobody refers to it."""
+
+    def __init__(self, store: FileStore, tensor: Tensor) -> None:
+        self._store = store
+        # dimensions from the longest stride to the shortest: contiguous in this order, if the tensor is dense
+        self._order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+        ordered = tensor.detach().permute(self._order)
+        self._shape, self._dtype = ordered.shape, ordered.dtype
+        size = int(tensor.numel()) * tensor.element_size()
+        self._offset = store.arena.take(size)
+        self._writing: Future[None] = store.writer.submit(
+            _write, store.arena, ordered, ordered._version, self._offset
+        )
+        weakref.finalize(self, store.arena.give_back, self._offset, size).atexit = False
+
+    def is_written(self) -> bool:
+        """Whether the tensor's own memory is not needed any more."""
+        return self._writing.done()
+
+    def wait_until_written(self) -> None:
+        """Return when it is.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        self._writing.result()
+
+    def fetch(self) -> Future[Tensor]:
+        """Begin to read the tensor."""
+        return self._store.reader.submit(self._read)
+
+    def _read(self) -> Tensor:
+        self._writing.result()
+        tensor = torch.empty(self._shape, dtype=self._dtype)
+        self._store.arena.read(tensor, self._offset)
+        inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
+        return tensor.permute(inverse)
+
+
+def _write(arena: Arena, ordered: Tensor, version: int, offset: int) -> None:
+    arena.write(ordered.contiguous(), offset)
+    if ordered._version != version:
+        raise RuntimeError(
+            f"the input of a checkpointed layer, of shape {tuple(ordered.shape)}, was changed in place while "
+            "it was offloaded: the layer would compute something else in backward. Let the layer, and what "
+            "follows it, leave the input as it is, or do not checkpoint it"
+        )

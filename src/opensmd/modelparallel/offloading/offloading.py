@@ -1,0 +1,177 @@
+"""Which activations of checkpointed layers are in memory: at most ``activation_loading_horizon`` layers'.
+
+A layer's input leaves while the layer runs, and comes back before its backward, the later layers' first::
+
+    forward    layer 0   1   2   3 ...      each input is written while the next layers run
+    backward   layer 9   8   7   6 ...      with a horizon of 3, inputs 8 and 7 are read while 9 is used
+
+An input that is being written, read ahead or used counts; so at most horizon - 1 are under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.offloading.file_store import FileStore
+from opensmd.modelparallel.offloading.pinned_store import PinnedStore
+
+__all__ = ["Offloading"]
+
+
+class Fetching(Protocol):
+    """A tensor on its way back."""
+
+    def result(self) -> Tensor:
+        """The tensor, as soon as it is there."""
+
+
+class Stored(Protocol):
+    """A tensor outside the device's memory."""
+
+    def is_written(self) -> bool:
+        """Whether the tensor's own memory is not needed any more."""
+
+    def wait_until_written(self) -> None:
+        """Return when it is."""
+
+    def fetch(self) -> Fetching:
+        """Begin to bring it back."""
+
+
+class Activation:
+    """A layer's input; it knows the one before it, whose backward comes after its own."""
+
+    def __init__(self, stored: Stored, previous: Activation | None) -> None:
+        self.stored = stored
+        self.fetching: Fetching | None = None
+        self._previous = None if previous is None else weakref.ref(previous)
+
+    def previous(self) -> Activation | None:
+        """The input that was offloaded before this one, if its backward has yet to come."""
+        return None if self._previous is None else self._previous()
+
+
+class Offloading:
+    """The offloaded activations of one process.
+
+    Args:
+        horizon: how many layers' inputs may be in memory, at least 1.
+        folder: where those of the CPU are written.
+
+    Raises:
+        ValueError: there is no such folder.
+
+    Attributes:
+        count: how many tensors have been offloaded.
+    """
+
+    def __init__(self, horizon: int, folder: str) -> None:
+        if not Path(folder).is_dir():
+            raise ValueError(f"OPENSMD_OFFLOAD_DIR={folder!r}: there is no such folder")
+        self.count = 0
+        self._under_way = horizon - 1
+        self._folder = folder
+        self._stores: dict[torch.device, FileStore | PinnedStore] = {}
+        self._writing: list[weakref.ref[Activation]] = []
+        self._fetched: weakref.WeakSet[Activation] = weakref.WeakSet()
+        self._latest = (
+            threading.local()
+        )  # each microbatch of a pipeline has a thread, and an order, of its own
+        self._lock = threading.RLock()
+
+    @classmethod
+    def asked_for(cls, horizon: int) -> Offloading:
+        """With the folder that ``OPENSMD_OFFLOAD_DIR`` names; default: the system's for temporary files."""
+        return cls(horizon, os.environ.get("OPENSMD_OFFLOAD_DIR") or tempfile.gettempdir())
+
+    def warn_if_idle(self) -> None:
+        """Called after the first step.
+
+        Warns:
+            UserWarning: it had no activation checkpoint.
+        """
+        if not self.count:
+            warnings.warn(
+                "offload_activations=True has had no effect in the first step: only inputs of activation "
+                "checkpoints are offloaded, and none of smp's ran on this rank. Call "
+                "smp.set_activation_checkpointing on the model's layers",
+                stacklevel=2,
+            )
+
+    @contextlib.contextmanager
+    def of_inputs(self, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """Offload those of ``inputs`` that a checkpoint saves inside and that are activations."""
+        wanted = {_place(tensor) for tensor in inputs if _is_activation(tensor)}
+
+        def pack(tensor: Tensor) -> Tensor | Activation:
+            return self._put(tensor) if _place(tensor) in wanted else tensor
+
+        def unpack(packed: Tensor | Activation) -> Tensor:
+            return self._take(packed) if isinstance(packed, Activation) else packed
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+
+    def _put(self, tensor: Tensor) -> Activation:
+        self.count += 1
+        latest: weakref.ref[Activation] | None = getattr(self._latest, "activation", None)
+        with torch.no_grad(), self._lock:
+            previous = None if latest is None else latest()
+            made = Activation(self._store(tensor.device).put(tensor), previous)
+            self._latest.activation = weakref.ref(made)
+            self._writing = [known for known in self._writing if _is_being_written(known())]
+            self._writing.append(weakref.ref(made))
+            while self._writing and len(self._writing) + len(self._fetched) > self._under_way:
+                oldest = self._writing.pop(0)()
+                if oldest is not None:
+                    oldest.stored.wait_until_written()
+        return made
+
+    def _take(self, activation: Activation) -> Tensor:
+        with torch.no_grad(), self._lock:
+            self._fetched.discard(activation)
+            fetching, activation.fetching = activation.fetching or activation.stored.fetch(), None
+            self._fetch_before(activation)
+            return fetching.result()
+
+    def _fetch_before(self, activation: Activation) -> None:
+        before = activation.previous()
+        for _ in range(self._under_way):
+            if before is None or len(self._fetched) >= self._under_way:
+                return
+            if before.fetching is None:
+                before.fetching = before.stored.fetch()
+                self._fetched.add(before)
+            before = before.previous()
+
+    def _store(self, device: torch.device) -> FileStore | PinnedStore:
+        if device not in self._stores:
+            on_cpu = device.type == "cpu"
+            self._stores[device] = FileStore(self._folder) if on_cpu else PinnedStore(device)
+        return self._stores[device]
+
+
+def _is_activation(tensor: Tensor) -> bool:
+    """No input of the step and no parameter, which live on anyhow."""
+    return (
+        tensor.requires_grad and not tensor.is_leaf and tensor.layout is torch.strided and tensor.numel() > 0
+    )
+
+
+def _place(tensor: Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr(), tensor.shape
+
+
+def _is_being_written(activation: Activation | None) -> bool:
+    return activation is not None and not activation.stored.is_written()

@@ -1,0 +1,46 @@
+"""Activation checkpoints, and what they keep: their inputs, here or offloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from opensmd.modelparallel.offloading.offloading import Offloading
+from opensmd.modelparallel.runtime.tensors import structure
+
+__all__ = ["checkpointed"]
+
+
+def checkpointed(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    offloading: Offloading | None,
+    preserve_rng_state: bool = True,
+) -> Any:
+    """Call the function, and call it again in backward instead of keeping what it computes inside.
+
+    Args:
+        offloading: where its inputs are kept; None keeps them in memory.
+        preserve_rng_state: draw the same random numbers again.
+    """
+    if offloading is None or not torch.is_grad_enabled():
+        return checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
+        )
+    # A checkpoint saves tensors among its positional arguments; those inside containers it would just keep.
+    tensors = structure.tensors_in((args, kwargs))
+    nothing = torch.empty(0)
+    frame = structure.substitute((args, kwargs), iter([nothing] * len(tensors)))
+
+    def call(*given: Tensor) -> Any:
+        args, kwargs = structure.substitute(frame, iter(given))
+        return function(*args, **kwargs)
+
+    with offloading.of_inputs(tensors):
+        return checkpoint(call, *tensors, use_reentrant=False, preserve_rng_state=preserve_rng_state)
