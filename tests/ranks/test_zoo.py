@@ -57,7 +57,7 @@ def test_the_page_of_results_counts_each_case_once_and_gives_reasons() -> None:
     case = {"kind": "split", "stages": 3, "why": ""}
     lines = [
         {**case, "model": "torch: LSTM", "status": "failed", "why": "an earlier try"},
-        {**case, "model": "torch: LSTM", "status": "equal"},
+        {**case, "model": "torch: LSTM", "status": "equal", "swayed": True},
         {**case, "model": "torch: GRU", "status": "refused", "why": "SMPError: a | b"},
         {"kind": "tracer", "model": "torch: GRU", "status": "split", "why": ""},
         {"kind": "plain", "model": "torch: RNN", "status": "no case", "why": "draws random numbers"},
@@ -65,5 +65,5 @@ def test_the_page_of_results_counts_each_case_once_and_gives_reasons() -> None:
     text = page(lines, listed=5)
     assert "| torch | 2 | 1 | 1 | 0 | 0 | 0 | 0 | 1 of 1 |" in text
     assert "| torch: GRU | 3 | refused | SMPError: a \\| b |" in text
-    assert "Of 5 models 2 have been run; 1 have turned out to be no cases." in text
+    assert "Of 5 models 2 have been run; 1 have turned out to be no cases. 1 of the equal ones" in text
     assert "earlier" not in text and "RNN" not in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
 import sys
 import time
@@ -54,6 +55,8 @@ def main(arguments: list[str]) -> int:
     results = Results(options.out)
     until = time.monotonic() + options.seconds
     chosen = [key for library in options.libraries for key in names(library) if re.search(options.only, key)]
+    if options.draw:
+        chosen = random.Random(0).sample(chosen, min(options.draw, len(chosen)))
     for stages in options.stages:
         with closing(RankPool(stages)) as pool, closing(RankPool(1)) as alone:
             for name in chosen:
@@ -73,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "zoo.jsonl")
     parser.add_argument("--stages", type=int, nargs="+", default=[3, 2, 4])
     parser.add_argument("--only", default="", metavar="PATTERN", help="models whose names match")
+    parser.add_argument("--draw", type=int, metavar="COUNT", help="so many of them, always the same")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this time")
     parser.add_argument("--no-trace", dest="trace", action="store_false", help="leave out torch's own tracer")
     return parser

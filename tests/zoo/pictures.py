@@ -43,6 +43,7 @@ TIMM = [
     "fastvit_t8",
     "repvit_m0_9",
     "rexnet_100",
+    "tiny_vit_5m_224",
     "semnasnet_075",
     "pvt_v2_b0",
     "poolformer_s12",
@@ -69,7 +70,6 @@ TIMM_OF_SIZE = [
     "gmixer_12_224",
     "resmlp_12_224",
     "gmlp_ti16_224",
-    "tiny_vit_5m_224",
     "coat_lite_tiny",
     "crossvit_9_240",
     "convit_tiny",
@@ -116,7 +116,12 @@ def _of(build: Callable[[], nn.Module], argument: str, side: int = 64, channels:
 
 def _timm(name: str, side: int = 64, **options: Any) -> Model:
     def build() -> nn.Module:
-        return importlib.import_module("timm").create_model(name, pretrained=False, num_classes=4, **options)
+        made = importlib.import_module("timm").create_model(name, pretrained=False, num_classes=4, **options)
+        with torch.no_grad():
+            for parameter in made.get_classifier().parameters():  # zeros let no gradient through
+                if not parameter.any():
+                    parameter.normal_(0, 0.02)
+        return made
 
     def checkpoint(module: nn.Module) -> None:
         # every timm model has the method, some only to refuse

@@ -52,7 +52,8 @@ def split(pool: RankPool, alone: RankPool, name: str, stages: int) -> Line:
         if again.get("value"):
             return {"kind": "plain", "model": name, "status": "no case", "why": again["value"]}
     used = sum(bool(other["here"]) for other in ranks)
-    return {**way, "status": "wrong" if lines else "equal", "why": "; ".join(lines), "used": used}
+    status = "wrong" if lines else "equal"
+    return {**way, "status": status, "why": "; ".join(lines), "used": used, "swayed": ranks[0]["swayed"]}
 
 
 def _outcome(call: Callable[[], Any]) -> Line:

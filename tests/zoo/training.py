@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,7 +26,8 @@ LEARNING_RATE = 0.01
 # relative to the largest entry of each tensor; stages add up their microbatches in another order
 TOLERANCE = 1e-5
 FLOOR = 1e-7
-SWAY = 2.0  # times the distance of two plain trainings with other roundings
+SWAY = 4.0  # times the largest distance of a few plain trainings with other roundings
+DRAWS = 3
 
 _T = TypeVar("_T")
 
@@ -86,11 +87,13 @@ def split_problem(name: str, stages: int, load: bool, checkpoint: bool) -> dict[
         if checkpoint:
             _forget_statistics(found, wanted)
         lines = list(_differences(found, wanted))
-        if _on_any_rank(lines):
-            swayed = _from_rank_0(lambda: _train_plain(model, load=load, checkpoint=checkpoint, rounded=True))
-            lines = list(_differences(found, wanted, swayed))
+        swayed = _on_any_rank(lines)
+        if swayed:
+            others = _from_rank_0(lambda: _train_rounded(model, load=load, checkpoint=checkpoint))
+            lines = list(_differences(found, wanted, others))
     return {
         "lines": lines[:5],
+        "swayed": swayed,
         "here": here,
         "names": sorted(wanted.gradients[0]),
         "seconds": time.monotonic() - began,
@@ -111,10 +114,16 @@ def _on_any_rank(lines: list[str]) -> bool:
     return any(found)
 
 
-def _train_plain(
-    model: Model, *, load: bool, checkpoint: bool, seed: int = 1, rounded: bool = False
-) -> Trained:
-    """Train the whole model, ``rounded`` with gradients that are off by one rounding."""
+def _train_rounded(model: Model, *, load: bool, checkpoint: bool) -> list[Trained]:
+    """Train the whole model some times with gradients that are off by one rounding."""
+    return [
+        _train_plain(model, load=load, checkpoint=checkpoint, rounding=1 + draw * STEPS)
+        for draw in range(DRAWS)
+    ]
+
+
+def _train_plain(model: Model, *, load: bool, checkpoint: bool, seed: int = 1, rounding: int = 0) -> Trained:
+    """Train the whole model; with a ``rounding``, from which each step's random errors are drawn."""
     module = seeded(model, load=load, checkpoint=checkpoint)
     optimizer = torch.optim.SGD(_trainable(module), lr=LEARNING_RATE)
     result = Trained()
@@ -128,8 +137,8 @@ def _train_plain(
             losses.append(loss.item())
         result.losses.append(sum(losses) / len(losses))
         result.gradients.append(_gradients(module.named_parameters()))
-        if rounded:
-            round_gradients(module, step)
+        if rounding:
+            round_gradients(module, rounding + step)
         optimizer.step()
     result.state = {name: value.detach().clone() for name, value in module.state_dict().items()}
     return result
@@ -169,14 +178,13 @@ def _forget_statistics(*results: Trained) -> None:
         }
 
 
-def _differences(found: Trained, wanted: Trained, swayed: Trained | None = None) -> Iterator[str]:
+def _differences(found: Trained, wanted: Trained, others: Sequence[Trained] = ()) -> Iterator[str]:
     """What is not equal; gradients of parameters that are elsewhere are compared there.
 
-    ``swayed`` is plain PyTorch once more, with other roundings: so far, twice, may stages go from it, too.
+    ``others`` are of plain PyTorch with other roundings: some models multiply these, and so may stages then.
     """
-    other = swayed or wanted
     for step, (got, want) in enumerate(zip(found.losses, wanted.losses, strict=True)):
-        sway = SWAY * abs(other.losses[step] - want)
+        sway = SWAY * max((abs(other.losses[step] - want) for other in others), default=0.0)
         if not abs(got - want) <= TOLERANCE * abs(want) + FLOOR + sway:
             yield f"loss of step {step}: {got!r}, plain PyTorch {want!r}"
     for step, gradients in enumerate(found.gradients):
@@ -185,27 +193,26 @@ def _differences(found: Trained, wanted: Trained, swayed: Trained | None = None)
             default=0,
         )
         for name, got in gradients.items():
-            want, sway = (
-                wanted.gradients[step][name],
-                _sway(wanted.gradients[step], other.gradients[step], name),
-            )
+            want = wanted.gradients[step][name]
+            sway = _sway(want, [other.gradients[step][name] for other in others])
             line = _different(got, want, floor=1e-6 * largest + sway)
             if line:
                 yield f"step {step}, gradient of {name}: {line}"
     for name in found.state.keys() ^ wanted.state.keys():
         yield f"state dict: {name} is in one of the two alone"
     for name in found.state.keys() & wanted.state.keys():
-        floor = FLOOR + _sway(wanted.state, other.state, name)
-        line = _different(found.state[name], wanted.state[name], floor=floor)
+        want = wanted.state[name]
+        floor = FLOOR + _sway(want, [other.state[name] for other in others])
+        line = _different(found.state[name], want, floor=floor)
         if line:
             yield f"state dict: {name}: {line}"
 
 
-def _sway(one: Mapping[str, Tensor | None], other: Mapping[str, Tensor | None], name: str) -> float:
-    a, b = one[name], other[name]
-    if a is b or a is None or b is None or a.shape != b.shape or not a.numel():
+def _sway(want: Tensor | None, others: Sequence[Tensor | None]) -> float:
+    if want is None or not want.numel():
         return 0.0
-    return SWAY * float((_numbers(a) - _numbers(b)).abs().nan_to_num(0.0).max())
+    tensors = [other for other in others if other is not None and other.shape == want.shape]
+    return SWAY * max((_largest(_numbers(other) - _numbers(want)) for other in tensors), default=0.0)
 
 
 def _different(got: Tensor | None, want: Tensor | None, *, floor: float) -> str | None:
