@@ -118,8 +118,8 @@ def _timm(name: str, side: int = 64, **options: Any) -> Model:
     def build() -> nn.Module:
         made = importlib.import_module("timm").create_model(name, pretrained=False, num_classes=4, **options)
         with torch.no_grad():
-            for parameter in made.get_classifier().parameters():  # zeros let no gradient through
-                if not parameter.any():
+            for parameter in made.parameters():  # zeros let no gradient through
+                if parameter.dim() > 1 and not parameter.any():
                     parameter.normal_(0, 0.02)
         return made
 
