@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("libraries", nargs="*", default=LIBRARIES, help="all when none is named")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "zoo.jsonl")
-    parser.add_argument("--stages", type=int, nargs="+", default=[3, 2, 4])
+    parser.add_argument("--stages", type=int, nargs="*", default=[3, 2, 4], help="none: the tracer alone")
     parser.add_argument("--only", default="", metavar="PATTERN", help="models whose names match")
     parser.add_argument("--draw", type=int, metavar="COUNT", help="so many of them, always the same")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this time")
