@@ -36,6 +36,14 @@ for _ in range(3):
 group = dist.new_group(backend="smddp")
 for _ in range(50):
     dist.all_reduce(torch.ones(256), group=group)
+early = dist.irecv(torch.ones(3), 1 - dist.get_rank(), group=group, tag=2)
+for _ in range(5):
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(25), 1, group=group)
+    else:
+        dist.recv(torch.ones(25), 0, group=group)
+dist.isend(torch.ones(3), 1 - dist.get_rank(), group=group, tag=2).wait()
+early.wait()
 dist.destroy_process_group()
 """
 
@@ -59,6 +67,9 @@ def test_a_job_leaves_a_trace_and_a_page_without_a_line_of_code(tmp_path: Path) 
     for rank in (0, 1):
         assert names[rank].count("all_reduce") >= 50
         assert {"forward 0", "forward 1", "backward 0", "backward 1", "wait"} <= set(names[rank])
+    assert names[0].count("send to rank 1") >= 6 and names[1].count("recv from rank 0") >= 6
+    early = [e for e in events if e.get("args", {}).get("bytes") == 12 and e["name"].startswith("recv")]
+    assert len(early) == 2  # begun before the others and ended after them, and not lost for that
     complete = [e for e in events if e["ph"] == "X"]
     assert min(e["ts"] for e in complete) == 0
     assert all(e["dur"] >= 0 for e in complete)

@@ -206,13 +206,13 @@ def shared_group(group: Any) -> Any:
     return backend.shared_group
 
 
-def groups_in_shared_memory() -> list[tuple[str, int, Any]]:
-    """The groups of this process now: name, rank in it, and the core's group where there is one."""
-    found: list[tuple[str, int, Any]] = []
+def groups_in_shared_memory() -> list[tuple[str, list[int], Any]]:
+    """The groups of this process now that have a group of the core: name, global ranks, the core's group."""
+    found: list[tuple[str, list[int], Any]] = []
     for group in list(c10d._world.pg_map):
         # a group that has no CPU backend, spans hosts, or is just going away
         with contextlib.suppress(RuntimeError, ValueError, AttributeError):
-            found.append((group.group_name, group.rank(), shared_group(group)))
+            found.append((group.group_name, c10d.get_process_group_ranks(group), shared_group(group)))
     return found
 
 

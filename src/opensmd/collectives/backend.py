@@ -26,7 +26,7 @@ from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.name import DEVICES, NAME
 from opensmd.collectives.sealed import seal_objects_of_torch
-from opensmd.collectives.timeline_source import record_collectives
+from opensmd.collectives.timeline_source import record_operations
 from opensmd.collectives.topology import Plan, exchange_identities, make_plan, own_identity, share_arena
 from opensmd.environment.ignored import warn_of_ignored
 from opensmd.environment.settings import Settings
@@ -80,7 +80,7 @@ def create(torch_options: Any, own_options: Any = None) -> Any:
 
 
 def _make_backend(place: Membership) -> Any:
-    record_collectives(place.ranks[place.rank])
+    record_operations(place.ranks[place.rank])
     settings = Settings.from_environment()
     native, reason = _native(settings)
     exchange = Exchange(place.store, place.rank, place.ranks, timeout=place.timeout, group=place.name)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from opensmd.timeline.files import Timeline
 from opensmd.timeline.shares import last_entries, shares, waits_until
-from opensmd.timeline.span import COLLECTIVES, Span
+from opensmd.timeline.span import COLLECTIVES, MESSAGES, PIPELINE, Span
 
 __all__ = ["write_page"]
 
+ROWS = (PIPELINE, COLLECTIVES, MESSAGES)
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -26,10 +27,18 @@ def write_page(timeline: Timeline, path: Path) -> None:
 
 
 def _row(span: Span, last: dict[str, tuple[int, int]]) -> list[str | int]:
-    """Track, name, start, end, microbatch, end of waiting and whom it was for, bytes."""
-    track = 1 if span.track == COLLECTIVES else 0
+    """Row, name, start, end, microbatch, end of waiting and whom it was for, bytes."""
     until, who = (waits_until(span, last), last[span.call][1]) if span.call else (span.start_ns, -1)
-    return [track, span.name, span.start_ns, span.end_ns, span.microbatch, until, who, span.bytes]
+    return [
+        ROWS.index(span.track),
+        span.name,
+        span.start_ns,
+        span.end_ns,
+        span.microbatch,
+        until,
+        who,
+        span.bytes,
+    ]
 
 
 def _table(timeline: Timeline) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COLLECTIVES", "COMPUTE", "PIPELINE", "Span"]
+__all__ = ["COLLECTIVES", "COMPUTE", "MESSAGES", "PIPELINE", "Span"]
 
 PIPELINE = "pipeline"
 COLLECTIVES = "collectives"
+MESSAGES = "messages"
 COMPUTE = ("forward", "backward", "weights")  # the pipeline's kinds of work; its other one is "wait"
 
 
@@ -15,8 +16,8 @@ class Span(NamedTuple):
     """A stretch of work or waiting.
 
     Attributes:
-        track: the row that it belongs to, PIPELINE or COLLECTIVES.
-        name: what it is, "forward" or "all_reduce" for example.
+        track: the row that it belongs to, PIPELINE, COLLECTIVES or MESSAGES.
+        name: what it is, "forward", "all_reduce" or "send to rank 1" for example.
         start_ns, end_ns: ``time.perf_counter_ns()`` of the rank; on one clock for all once they are read.
         microbatch: which one, -1 for none.
         call: the same on all ranks for the same collective, empty for anything else.

@@ -9,7 +9,7 @@ from typing import Any
 
 from opensmd.timeline.files import Timeline
 from opensmd.timeline.shares import last_entries, waits_until
-from opensmd.timeline.span import Span
+from opensmd.timeline.span import PIPELINE, Span
 
 __all__ = ["write_trace"]
 
@@ -29,7 +29,7 @@ def write_trace(timeline: Timeline, path: Path) -> None:
 
 def _events(span: Span, rank: int, thread: int, last: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
     name = span.name if span.microbatch < 0 else f"{span.name} {span.microbatch}"
-    details = {"bytes": span.bytes} if span.call else {"microbatch": span.microbatch}
+    details = {"microbatch": span.microbatch} if span.track == PIPELINE else {"bytes": span.bytes}
     yield _complete(name, rank, thread, span.start_ns, span.end_ns, details)
     if span.call:
         until, who = waits_until(span, last), last[span.call][1]
