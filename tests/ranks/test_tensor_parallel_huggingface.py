@@ -146,6 +146,46 @@ def test_a_distributed_model_takes_a_checkpoint_of_the_original(pool: Pools) -> 
     pool(2).run(load_pretrained)
 
 
+def make_llama() -> nn.Module:
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "max_position_embeddings": 16, "pad_token_id": None}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCABULARY, **sizes, **heads))
+
+
+def train_llama(stages: int, prescaled: bool) -> None:
+    config = {"tensor_parallel_degree": 2, "partitions": stages, "prescaled_batch": prescaled}
+    wanted = plain_training(make_llama(), mean_loss, WORDS, VOCABULARY)
+    found, model = shared_training(make_llama, mean_loss, WORDS, VOCABULARY, config=config)
+    require_equal(found, wanted)
+    assert len(list(model.distributed_modules())) == 2 * 7 + 2
+
+
+def test_a_llama_is_distributed_linear_by_linear(pool: Pools) -> None:
+    pool(2).run(train_llama, 1, False)
+    pool(4).run(train_llama, 2, True)
+
+
+def checkpointed_layers() -> None:
+    """The layers of a distributed transformer, and their parts, are computed once more in backward."""
+    config = {"tensor_parallel_degree": 2, "partitions": 2, "microbatches": 2, "prescaled_batch": True}
+    wanted = plain_training(made("gpt2"), mean_loss, WORDS, VOCABULARY)
+
+    def place(module: nn.Module) -> None:
+        layers = module.transformer.seq_layers
+        smp.set_partition(layers[1], 1)
+        smp.set_activation_checkpointing(layers[0].attention)
+        smp.set_activation_checkpointing(layers[0].output)
+        smp.set_activation_checkpointing(layers[1], pack_args_as_tuple=True)
+
+    found, _ = shared_training(lambda: made("gpt2"), mean_loss, WORDS, VOCABULARY, config=config, place=place)
+    require_equal(found, wanted, translate=smp.state.module_manager.translate_functions[0][0])
+
+
+def test_layers_of_a_distributed_transformer_are_checkpointed(pool: Pools) -> None:
+    pool(4).run(checkpointed_layers)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_names_translate_both_ways_without_loss(name: str) -> None:
     module = importlib.import_module(f"smdistributed.modelparallel.torch.nn.huggingface.{name}")

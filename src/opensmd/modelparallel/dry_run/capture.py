@@ -24,6 +24,7 @@ from opensmd.modelparallel.compatibility.quirks import forget_fake_results
 from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
 from opensmd.modelparallel.dry_run.observer import Clock, Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenParameters, untouched
+from opensmd.modelparallel.dry_run.split_blocks import split_blocks
 from opensmd.modelparallel.dry_run.unseen_work import outweighs
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.cost import accumulation_seconds
@@ -87,16 +88,25 @@ def capture(
 
 
 def describe(module: nn.Module) -> ModelTrace:
-    """The model's tree without a run: a unit for each module that has parameters, with sizes and no times."""
+    """The model's tree without a run: a unit for each module that has parameters, with sizes and no times.
+
+    A block that torch's own tensor parallelism has split is one unit.
+    """
     tree = _Tree(module)
     with_parameters = [name for name, info in tree.infos({}, {}).items() if info.parameters]
-    units = tuple(Unit(module=name) for name in with_parameters) or (Unit(module=""),)
+    blocks = split_blocks(module)
+    unit_of = {
+        name: next((each for each in reversed((name, *ancestors(name))) if each in blocks), name)
+        for name in with_parameters
+    }
+    numbers = {unit: index for index, unit in enumerate(dict.fromkeys(unit_of.values()))}
+    units = tuple(Unit(module=name) for name in numbers) or (Unit(module=""),)
     return ModelTrace(
         modules=tree.infos({}, {}),
         units=units,
         edges=tuple(Edge(source=i, target=i + 1, bytes=0, tensor=i) for i in range(len(units) - 1)),
         aliases=tree.aliases,
-        uses={name: index for index, name in enumerate(with_parameters)},
+        uses={name: numbers[unit] for name, unit in unit_of.items()},
         shared=tree.shared,
     )
 

@@ -14,6 +14,7 @@ from torch import nn
 from opensmd.collectives.mailbox import has_mailbox
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.dry_run.capture import capture, describe
+from opensmd.modelparallel.dry_run.split_blocks import split_blocks
 from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.manual_partition import fixed_places
 from opensmd.modelparallel.planning.cost import optimizer_state_ratio
@@ -104,11 +105,11 @@ def _plan(request: PlanRequest, late: int | None) -> Plan:
             )
 
         plan = by_hand(describe(module))
-        if stages == 1 or not may_carry(module, plan):
+        if stages == 1 or split_blocks(module) or not may_carry(module, plan):
             return plan
         trace = _what_hooks_carry(request)
         return plan if trace is None else by_hand(trace)
-    if cfg.skip_tracing:
+    if cfg.skip_tracing or split_blocks(module):
         trace = describe(module)
     else:
         trace = capture(

@@ -84,6 +84,7 @@ class DistributedParts(Whereabouts):
         """Give what distributed modules have in common the first tensor-parallel rank's values."""
         for name, each in self._named_tensors():
             common = name in self._scaled - self._split
+            common = common and not isinstance(each, DTensor)
             if common and self.is_here(name) and has_data(each):
                 data = sendable(each.detach())
                 dist.broadcast(data, group=tensor_process_group(), group_src=0)
@@ -116,7 +117,7 @@ def cut_entry(value: Any, shard: Shard | None, own: Any) -> Any:
         own: this rank's tensor.
     """
     if isinstance(own, DTensor) and isinstance(value, Tensor) and not isinstance(value, DTensor):
-        return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)
+        return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
     if shard is None or not isinstance(value, Tensor) or not isinstance(own, Tensor):
         return value
     if value.shape == own.shape or value.shape != shard.whole_shape(own.shape):

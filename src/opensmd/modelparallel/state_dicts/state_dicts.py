@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from opensmd.modelparallel.checkpoint.gather import collect, gather_full
@@ -86,7 +87,11 @@ class StateDicts(DistributedParts):
 
     def _sliced(self, given: dict[str, Any]) -> dict[str, Any]:
         """A full state dict with this rank's slices of what is split."""
-        own = dict(self._named_tensors())
+        own = {
+            name: each
+            for name, each in self._named_tensors()
+            if self.is_here(name) or not isinstance(each, DTensor)
+        }
         sliced = {name: cut_entry(each, self.shards.get(name), own.get(name)) for name, each in given.items()}
         return with_versions(sliced, given)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
@@ -121,6 +122,12 @@ class Transfers:
                 f"{self._microbatch.point}, but pipeline rank {self._rank} has computed it, and sparse "
                 "tensors do not go from one to another. Make it where it is used from dense indices and "
                 "values, place both on one partition with smp.set_partition, or hand on tensor.to_dense()"
+            )
+        if isinstance(real, DTensor):
+            raise SMPUnsupportedError(
+                f"a distributed tensor of shape {tuple(real.shape)} was needed on pipeline rank {target} "
+                f"after {self._microbatch.point}: torch's DTensors do not go from one stage to another. "
+                "Place the block that parallelize_module has split whole on one partition with smp.set_partition"
             )
         shape, stride, _ = form_of(real, tag)
         check = _shape_check(shape)

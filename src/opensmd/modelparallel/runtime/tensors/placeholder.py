@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
@@ -95,6 +96,12 @@ class RemoteParameter(RemoteTensor, nn.Parameter):
     """A parameter whose data is on another pipeline rank."""
 
 
+class RemoteDTensor(RemoteTensor, DTensor):
+    """A parameter that torch's own tensor parallelism has split, whose data is on another pipeline rank."""
+
+    __slots__ = ()  # the same layout, so that the object can change its class
+
+
 def make_remote(parameter: nn.Parameter, clipping: ClippingWarning | None = None) -> None:
     """Let go of the data of ``parameter``; it stays the same object with the same shape and strides.
 
@@ -104,6 +111,10 @@ def make_remote(parameter: nn.Parameter, clipping: ClippingWarning | None = None
     smaller, or hold other parameters, too; it is gone with the last tensor that lies in it.
     """
     parameter.grad = None
+    if isinstance(parameter, DTensor):
+        parameter.detach().to_local().untyped_storage().resize_(0)
+        parameter.__class__ = RemoteDTensor
+        return
     shape, strides = parameter.shape, parameter.stride()
     parameter.data = parameter.new_empty(0)  # before an empty storage is made by way of a full one
     emptied = torch.empty_strided(shape, strides, dtype=parameter.dtype, device=parameter.device)
