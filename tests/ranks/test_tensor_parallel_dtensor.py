@@ -111,5 +111,5 @@ def test_a_plan_of_torchs_own_trains_in_one_stage_and_in_two(size: int, stages: 
 
 
 def test_a_block_that_is_cut_where_distributed_tensors_go_says_what_to_do() -> None:
-    outcomes = run_once(4, cut_inside, "DTensors do not go from one stage to another")
+    outcomes = run_once(4, cut_inside, "DTensors do not go between stages")
     assert [each.kind for each in outcomes] == ["value"] * 4, describe(cut_inside, outcomes)

@@ -126,8 +126,8 @@ class Transfers:
         if isinstance(real, DTensor):
             raise SMPUnsupportedError(
                 f"a distributed tensor of shape {tuple(real.shape)} was needed on pipeline rank {target} "
-                f"after {self._microbatch.point}: torch's DTensors do not go from one stage to another. "
-                "Place the block that parallelize_module has split whole on one partition with smp.set_partition"
+                f"after {self._microbatch.point}: torch's DTensors do not go between stages. Place the block "
+                "that parallelize_module has split whole on one partition with smp.set_partition"
             )
         shape, stride, _ = form_of(real, tag)
         check = _shape_check(shape)

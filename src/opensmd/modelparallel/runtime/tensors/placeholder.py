@@ -112,8 +112,9 @@ def make_remote(parameter: nn.Parameter, clipping: ClippingWarning | None = None
     """
     parameter.grad = None
     if isinstance(parameter, DTensor):
-        parameter.detach().to_local().untyped_storage().resize_(0)
-        parameter.__class__ = RemoteDTensor
+        own: Tensor = parameter.to_local()
+        own.untyped_storage().resize_(0)
+        parameter.__class__ = RemoteDTensor  # type: ignore[assignment]
         return
     shape, strides = parameter.shape, parameter.stride()
     parameter.data = parameter.new_empty(0)  # before an empty storage is made by way of a full one
