@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import PeerFailed
-from opensmd.modelparallel.state_dicts.model_state import ModelState
+from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
 from tests.support.ranks import RankPool
 
 Point = collections.namedtuple("Point", "x y")
@@ -217,7 +217,7 @@ def test_steps_and_models_keep_their_interfaces_promises_over_two_partitions(
 
 
 def test_an_attribute_of_the_users_module_is_told_where_to_find_it() -> None:
-    model = ModelState(nn.Linear(2, 2))
+    model = Whereabouts(nn.Linear(2, 2))
     with pytest.raises(AttributeError, match=r"the Linear in it has: use model\.module\.in_features"):
         _ = model.in_features
     with pytest.raises(AttributeError, match="object has no attribute 'generate'"):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel.state_dicts.model_state import ModelState
+from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
 
 
 class Net(nn.Sequential):
@@ -57,7 +57,7 @@ def unwrapped(model: Any) -> Any:
 
 def test_both_levels_are_of_the_users_class_and_unwrapping_ends_at_the_users_module() -> None:
     net = Net()
-    model = ModelState(net)
+    model = Whereabouts(net)
     for level in (model.module, model.module.module):
         assert isinstance(level, Net) and level.__class__ is Net and level == net and hash(level) == hash(net)
     assert model.module.module is net is model.get_module() is unwrapped(model) and not hasattr(net, "module")
@@ -68,7 +68,7 @@ def test_both_levels_are_of_the_users_class_and_unwrapping_ends_at_the_users_mod
 
 def test_attributes_methods_and_calls_of_a_level_are_the_users_modules() -> None:
     net = Net()
-    model = ModelState(net)
+    model = Whereabouts(net)
     x = torch.randn(4, 2)
     assert model.module(x).equal(net(x)) and model.module.forward(x).equal(net(x))
     assert getattr(model.module, "config") is net.config and len(model.module) == 2  # noqa: B009
@@ -88,7 +88,7 @@ def test_attributes_methods_and_calls_of_a_level_are_the_users_modules() -> None
 
 
 def test_copies_of_a_level_are_copies_of_the_users_module_which_ends_once() -> None:
-    model = ModelState(Net(4))
+    model = Whereabouts(Net(4))
     for twin in (copy.deepcopy(model.module), pickle.loads(pickle.dumps(model.module))):
         assert type(twin) is Net and twin[0].weight.equal(model.module[0].weight)
     del twin
@@ -100,7 +100,7 @@ def test_copies_of_a_level_are_copies_of_the_users_module_which_ends_once() -> N
 
 def test_torch_traces_scripts_exports_and_calls_a_level_like_the_users_module() -> None:
     net = Net()
-    level, x = ModelState(net).module, torch.randn(4, 2)
+    level, x = Whereabouts(net).module, torch.randn(4, 2)
     assert torch.jit.trace(level, x)(x).equal(net(x)) and torch.jit.script(level)(x).equal(net(x))
     assert torch.export.export(level, (x,)).module()(x).equal(net(x))
     assert torch.fx.symbolic_trace(level)(x).equal(net(x))
@@ -109,7 +109,7 @@ def test_torch_traces_scripts_exports_and_calls_a_level_like_the_users_module() 
 
 def test_a_class_that_a_library_gives_to_a_level_is_given_to_the_users_module() -> None:
     linear = nn.Linear(2, 2)
-    model = ModelState(linear)
+    model = Whereabouts(linear)
     nn.utils.parametrizations.weight_norm(model.module)
     assert type(linear).__name__ == "ParametrizedLinear" == type(model.module).__name__
     assert model.module.weight.equal(linear.weight) and model.module.module is linear
@@ -117,16 +117,16 @@ def test_a_class_that_a_library_gives_to_a_level_is_given_to_the_users_module() 
 
 def test_an_attribute_called_module_of_the_users_own_is_what_is_meant() -> None:
     inner = nn.Linear(2, 2)
-    model = ModelState(Wrapped(inner))
+    model = Whereabouts(Wrapped(inner))
     assert model.module is model.get_module() and model.module.module is inner is unwrapped(model)
     net = Net()
-    model = ModelState(net)
+    model = Whereabouts(net)
     level = model.module
     level.module = inner
     assert net.module is inner is level.module and model.module is net
-    assert ModelState(ModelState(Net()).module).get_module().__class__ is Net
+    assert Whereabouts(Whereabouts(Net()).module).get_module().__class__ is Net
 
 
 def test_a_level_given_to_another_model_is_the_users_module_there() -> None:
     net = Net()
-    assert ModelState(ModelState(net).module).get_module() is net
+    assert Whereabouts(Whereabouts(net).module).get_module() is net
