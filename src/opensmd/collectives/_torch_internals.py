@@ -33,6 +33,7 @@ from opensmd.collectives.listening import (
     speaks_of_other_hosts,
     why_no_connection,
 )
+from opensmd.native import core
 
 __all__ = [
     "cpu_backend",
@@ -165,7 +166,7 @@ def meeting_address() -> str:
     return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
-def cpu_backend(group: Any) -> Any:
+def cpu_backend(group: dist.ProcessGroup | None) -> Any:
     """The backend that serves CPU tensors of ``group`` (None: the default group), unwrapped."""
     chosen = group or c10d._get_default_group()
     backend = chosen._get_backend(torch.device("cpu"))
@@ -192,7 +193,7 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
     return None
 
 
-def shared_group(group: Any) -> Any:
+def shared_group(group: dist.ProcessGroup | None) -> core.Group:
     """The core's group in shared memory behind ``group`` (None: the default group).
 
     Raises:
@@ -203,12 +204,13 @@ def shared_group(group: Any) -> Any:
         raise RuntimeError(
             f"no shared memory serves this process group: its CPU backend is {backend.name()!r}"
         )
-    return backend.shared_group
+    found: core.Group = backend.shared_group
+    return found
 
 
-def groups_in_shared_memory() -> list[tuple[str, list[int], Any]]:
+def groups_in_shared_memory() -> list[tuple[str, list[int], core.Group]]:
     """The groups of this process now that have a group of the core: name, global ranks, the core's group."""
-    found: list[tuple[str, list[int], Any]] = []
+    found: list[tuple[str, list[int], core.Group]] = []
     for group in list(c10d._world.pg_map):
         # a group that has no CPU backend, spans hosts, or is just going away
         with contextlib.suppress(RuntimeError, ValueError, AttributeError):

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from opensmd.collectives import _torch_internals
+from opensmd.native import core
 
 __all__ = ["GroupEvent", "group_events", "write_group_trace"]
 
@@ -37,22 +40,23 @@ class GroupEvent:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def group_events(group: Any = None) -> list[GroupEvent]:
+def group_events(group: dist.ProcessGroup | None = None) -> list[GroupEvent]:
     """What is on record of every rank of ``group`` (default: the default group), oldest first.
 
     Raises:
         RuntimeError: the group is not served by shared memory and keeps no record.
     """
-    core = _torch_internals.shared_group(group)
+    shared = _torch_internals.shared_group(group)
     events = []
-    for rank in range(core.size()):
-        events += [_event(rank, "collectives", entry) for entry in core.record(rank)]
-        events += [_event(rank, "messages", entry) for entry in core.message_record(rank)]
+    for rank in range(shared.size()):
+        events += [_event(rank, "collectives", entry) for entry in shared.record(rank)]
+        events += [_event(rank, "messages", entry) for entry in shared.message_record(rank)]
     return sorted(events, key=lambda event: event.start_ns)
 
 
-def _event(rank: int, track: str, entry: dict[str, Any]) -> GroupEvent:
-    shown = {key: entry[key] for key in ("sequence", "description", "bytes", "tag") if entry[key] != ""}
+def _event(rank: int, track: str, entry: core.RecordEntry) -> GroupEvent:
+    details: dict[str, Any] = {**entry}
+    shown = {key: details[key] for key in ("sequence", "description", "bytes", "tag") if details[key] != ""}
     return GroupEvent(rank, track, entry["operation"], entry["start_ns"], entry["end_ns"], shown)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.collectives import _torch_internals
@@ -21,7 +21,7 @@ __all__ = ["Mailbox", "has_mailbox"]
 _GROUPS_TIMEOUT = timedelta(0)
 
 
-def has_mailbox(group: Any = None) -> bool:
+def has_mailbox(group: dist.ProcessGroup | None = None) -> bool:
     """Whether smddp serves ``group`` (default: the default group) through shared memory."""
     backend = _torch_internals.cpu_backend(group)
     return hasattr(backend, "spans_hosts") and not backend.spans_hosts()
@@ -39,7 +39,7 @@ class Mailbox:
         ValueError: the group is served by something else; ask :func:`has_mailbox` first.
     """
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         if not has_mailbox(group):
             raise ValueError(
                 "a mailbox needs a group of the smddp backend whose ranks are all on one host; use "

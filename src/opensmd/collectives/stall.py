@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import torch.distributed as dist
 
 from opensmd.collectives import _torch_internals
 
@@ -44,16 +45,16 @@ class Stall:
     missing: tuple[Member, ...]
 
 
-def members(group: Any = None) -> list[Member]:
+def members(group: dist.ProcessGroup | None = None) -> list[Member]:
     """Where every rank of ``group`` is (default: the default group), by rank.
 
     Raises:
         RuntimeError: the group is not served by shared memory.
     """
-    core = _torch_internals.shared_group(group)
+    shared = _torch_internals.shared_group(group)
     found = []
-    for rank in range(core.size()):
-        status = core.status(rank)
+    for rank in range(shared.size()):
+        status = shared.status(rank)
         last = status["last"]["description"] if status["entered"] else ""
         found.append(Member(rank, status["state"], status["entered"], status["completed"], last))
     return found
@@ -72,7 +73,7 @@ def find_stall(found: Sequence[Member]) -> Stall | None:
     return Stall(sequence, waiting[0].last, tuple(member.rank for member in waiting), missing)
 
 
-def stall_report(group: Any = None) -> str:
+def stall_report(group: dist.ProcessGroup | None = None) -> str:
     """One text for people: where every rank is and, if ranks wait for others, for whom and in what."""
     found = members(group)
     lines = [_line(member) for member in found]
