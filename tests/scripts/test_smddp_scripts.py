@@ -186,7 +186,7 @@ def test_ranks_of_smdrun_keep_the_memory_that_every_step_needs_unless_the_user_c
 
 
 @pytest.mark.parametrize("launcher", ON_CPU)
-def test_the_v1_script_of_the_seed_trains(launcher: str, tmp_path: Path) -> None:
+def test_the_v1_script_of_the_guide_trains(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     command = [*ON_CPU[launcher], str(SCRIPTS / "mnist_v1.py"), "--epochs", "2"]
     done = run(command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model"))
@@ -200,7 +200,7 @@ def test_the_v1_script_of_the_seed_trains(launcher: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("launcher", ["smdrun", "mpiexec"])
-def test_the_smddp_script_of_the_seed_trains_in_mixed_precision(launcher: str, tmp_path: Path) -> None:
+def test_the_smddp_script_of_the_guide_trains_in_mixed_precision(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     command = [*ON_CPU[launcher], str(SCRIPTS / "mnist_smddp.py"), "--epochs", "2"]
     done = run(command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model"))

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from opensmd.collectives import _torch_internals
 
-__all__ = ["Member", "Stall", "find_stall", "members", "stall_report"]
+__all__ = ["MemberState", "Stall", "find_stall", "members", "stall_report"]
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberState:
     """Where one rank of a group is.
 
     Attributes:
@@ -42,10 +42,10 @@ class Stall:
     sequence: int
     operation: str
     inside: tuple[int, ...]
-    missing: tuple[Member, ...]
+    missing: tuple[MemberState, ...]
 
 
-def members(group: dist.ProcessGroup | None = None) -> list[Member]:
+def members(group: dist.ProcessGroup | None = None) -> list[MemberState]:
     """Where every rank of ``group`` is (default: the default group), by rank.
 
     Raises:
@@ -56,11 +56,11 @@ def members(group: dist.ProcessGroup | None = None) -> list[Member]:
     for rank in range(shared.size()):
         status = shared.status(rank)
         last = status["last"]["description"] if status["entered"] else ""
-        found.append(Member(rank, status["state"], status["entered"], status["completed"], last))
+        found.append(MemberState(rank, status["state"], status["entered"], status["completed"], last))
     return found
 
 
-def find_stall(found: Sequence[Member]) -> Stall | None:
+def find_stall(found: Sequence[MemberState]) -> Stall | None:
     """The collective that ranks wait in for others, if there is one; pure."""
     inside = [member for member in found if member.entered > member.completed]
     if not inside:
@@ -88,7 +88,7 @@ def stall_report(group: dist.ProcessGroup | None = None) -> str:
     return "\n".join(lines)
 
 
-def _line(member: Member) -> str:
+def _line(member: MemberState) -> str:
     if member.entered == 0:
         return f"rank {member.rank} ({member.state}): no collective yet"
     where = "inside" if member.entered > member.completed else "after"

@@ -1,4 +1,4 @@
-"""``DistributedDataParallel`` with the v1 signature (seeds 000 and 003): torch's own, plus late moves."""
+"""``DistributedDataParallel`` with the v1 signature of the original: torch's own, plus late moves."""
 
 from __future__ import annotations
 

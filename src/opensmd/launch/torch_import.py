@@ -41,11 +41,11 @@ class _Finder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = find_spec(NAME)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _RestingLoader(spec.loader)
         return spec
 
 
-class _Loader(Loader):
+class _RestingLoader(Loader):
     """Lets the usual loader do the work, and leaves no trace in the module."""
 
     def __init__(self, usual: Loader) -> None:

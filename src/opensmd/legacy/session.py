@@ -12,8 +12,8 @@ import torch
 from opensmd.legacy.capability import BACKENDS
 from opensmd.legacy.groups import Group, group
 from opensmd.legacy.rendezvous.join import join
-from opensmd.legacy.settings import Settings
-from opensmd.legacy.transports.base import Transport
+from opensmd.legacy.settings import LegacySettings
+from opensmd.legacy.transports.base import LegacyTransport
 from opensmd.legacy.transports.mpi import MpiTransport
 from opensmd.legacy.transports.torch import TorchTransport
 
@@ -28,7 +28,7 @@ class Session:
         transport: how its calls travel.
     """
 
-    def __init__(self, backend: str, transport: Transport) -> None:
+    def __init__(self, backend: str, transport: LegacyTransport) -> None:
         self.backend = backend
         self.transport = transport
         self.rank = transport.rank
@@ -106,7 +106,7 @@ def open_session(backend: str, init_method: str, *, rank: int, world_size: int, 
             f"Invalid distributed backend name: {backend}; expected one of {', '.join(BACKENDS)}"
         )
     if name == "mpi":
-        transport: Transport = MpiTransport()
+        transport: LegacyTransport = MpiTransport()
         _warn_of_ignored(transport, world_size)
         return Session(name, transport)
     if name == "nccl" and not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
@@ -114,12 +114,12 @@ def open_session(backend: str, init_method: str, *, rank: int, world_size: int, 
             "backend 'nccl' needs a CUDA device and a torch that was built with NCCL, and here is none; "
             "use the backend tcp or gloo"
         )
-    settings = Settings.from_environment()
+    settings = LegacySettings.from_environment()
     joined = join(init_method, rank=rank, world_size=world_size, group_name=group_name, settings=settings)
     return Session(name, TorchTransport(name, joined, settings))
 
 
-def _warn_of_ignored(transport: Transport, world_size: int) -> None:
+def _warn_of_ignored(transport: LegacyTransport, world_size: int) -> None:
     # Scripts of the time pass rank=0, world_size=0 to mpi; only a real contradiction is worth a word.
     if world_size > 0 and world_size != transport.world_size:
         warnings.warn(

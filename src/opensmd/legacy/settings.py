@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["ENGINES", "Deadline", "Settings"]
+__all__ = ["ENGINES", "Deadline", "LegacySettings"]
 
 ENGINES = ("auto", "smddp", "gloo")
 
 
 @dataclass(frozen=True)
-class Settings:
+class LegacySettings:
     """The settings, with their defaults.
 
     Attributes:
@@ -34,7 +34,7 @@ class Settings:
     engine: str = "auto"
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> LegacySettings:
         """Read the settings from ``environment`` (default: ``os.environ``).
 
         Raises:

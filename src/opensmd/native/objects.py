@@ -19,7 +19,7 @@ from opensmd.environment.private_files import make_folder, who_else_can_change
 from opensmd.native.compilers import Compilers
 from opensmd.native.errors import BuildError
 from opensmd.native.progress import BuildProgress
-from opensmd.native.recipe import Unit, compile_flags, object_key
+from opensmd.native.recipe import CompilationUnit, compile_flags, object_key
 from opensmd.native.toolchain import Toolchain
 
 __all__ = ["compile_units", "is_ours", "run_compiler"]
@@ -29,7 +29,7 @@ MEMORY_EACH = 2 << 30  # bytes that a compiler may need for torch's headers
 
 
 def compile_units(
-    units: Sequence[Unit],
+    units: Sequence[CompilationUnit],
     toolchain: Toolchain,
     kept: Path,
     *,
@@ -83,13 +83,13 @@ def is_ours(built: Path) -> bool:
 
 
 def _compile_missing(
-    missing: dict[Unit, Path], toolchain: Toolchain, folder: Path, flags: Sequence[str], what: str
+    missing: dict[CompilationUnit, Path], toolchain: Toolchain, folder: Path, flags: Sequence[str], what: str
 ) -> None:
     workers = _workers(len(missing))
     compilers = Compilers()
     progress = BuildProgress([unit.seconds for unit in missing], workers=workers, what=what)
 
-    def compile_one(unit: Unit, target: Path) -> None:
+    def compile_one(unit: CompilationUnit, target: Path) -> None:
         with progress.step(unit.seconds):
             together, unfinished = folder / f"{target.stem}.cpp", folder / target.name
             together.write_text(unit.text)

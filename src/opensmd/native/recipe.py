@@ -19,7 +19,7 @@ __all__ = [
     "LIBRARIES",
     "LINK_FLAGS",
     "MODULE",
-    "Unit",
+    "CompilationUnit",
     "base_key",
     "compile_flags",
     "digest",
@@ -44,7 +44,7 @@ LINK_FLAGS = ("-shared", "-pthread", f"-L{Path(torch.__file__).parent / 'lib'}")
 
 
 @dataclass(frozen=True)
-class Unit:
+class CompilationUnit:
     """Sources that the compiler reads at once and turns into one object.
 
     The core's files together, and those of all that knows torch: each of them alone would read the same
@@ -68,17 +68,17 @@ class Unit:
         return "".join(f'#include "{source.relative_to(SOURCES)}"\n' for source in self.sources)
 
 
-def units(*, core_only: bool = False) -> list[Unit]:
+def units(*, core_only: bool = False) -> list[CompilationUnit]:
     """All of ``csrc``, what takes longest first."""
     groups: dict[tuple[bool, bool], list[Path]] = {}
     for source in sorted(SOURCES.rglob("*.cpp")):
         groups.setdefault((_folder(source) == CORE, source.name in ALONE), []).append(source)
-    every = [Unit(tuple(sources), core=core) for (core, _), sources in groups.items()]
+    every = [CompilationUnit(tuple(sources), core=core) for (core, _), sources in groups.items()]
     chosen = [unit for unit in every if unit.core or not core_only]
     return sorted(chosen, key=lambda unit: unit.seconds, reverse=True)
 
 
-def compile_flags(unit: Unit) -> list[str]:
+def compile_flags(unit: CompilationUnit) -> list[str]:
     """How a unit is compiled, whatever the compiler."""
     flags = [*FLAGS, *(OPTIMIZE_CORE if unit.core else OPTIMIZE_ADAPTER), f"-I{SOURCES}"]
     if not unit.core:
@@ -100,7 +100,7 @@ def base_key() -> str:
     return digest([*_common_key(), *(f"{path.relative_to(SOURCES)}\n{_text(path)}" for path in paths)])[:24]
 
 
-def object_key(unit: Unit, compiler: str, flags: Sequence[str] = ()) -> str:
+def object_key(unit: CompilationUnit, compiler: str, flags: Sequence[str] = ()) -> str:
     """Of a unit's sources with the headers that they may include, the compiler and ``flags`` added for it."""
     headers = sorted(path for path in SOURCES.rglob("*.hpp") if not unit.core or _folder(path) == CORE)
     files = [f"{path.relative_to(SOURCES)}\n{_text(path)}" for path in [*unit.sources, *headers]]

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits as the seeds' MNIST: a data set and their small convolutional net."""
+"""scikit-learn's handwritten digits instead of the examples' MNIST, and their small convolutional net."""
 
 import torch
 import torch.nn.functional as F

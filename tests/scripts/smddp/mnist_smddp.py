@@ -1,4 +1,4 @@
-# ruff: noqa  - a user's script, written as the seeds write theirs
+# ruff: noqa  - a user's script, written as SageMaker's examples are
 """The documented script, whole: the smddp backend of torch.distributed, LOCAL_RANK passed on as text."""
 
 import argparse

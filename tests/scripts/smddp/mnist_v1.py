@@ -1,4 +1,4 @@
-# ruff: noqa  - a user's script, written as the seeds write theirs
+# ruff: noqa  - a user's script, written as SageMaker's examples are
 """The documented v1 script, whole: wrap, then set_device, then model.cuda; CUDA is hard-coded."""
 
 import argparse
@@ -58,7 +58,7 @@ def main():
     torch.cuda.manual_seed(args.seed)
 
     rank, local_rank, world_size = dist.get_rank(), dist.get_local_rank(), dist.get_world_size()
-    # Scale batch size by world size; the seed's `world_size // 8` is 0 below 8 processes
+    # Scale batch size by world size; the example's `world_size // 8` is 0 below 8 processes
     batch_size = max(args.batch_size // max(world_size // 8, 1), 1)
 
     train_dataset, test_dataset = datasets()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from opensmd.collectives.stall import Member, find_stall
+from opensmd.collectives.stall import MemberState, find_stall
 
 
-def member(rank: int, entered: int, completed: int, state: str = "running") -> Member:
-    return Member(rank, state, entered, completed, f"call {entered}")
+def member(rank: int, entered: int, completed: int, state: str = "running") -> MemberState:
+    return MemberState(rank, state, entered, completed, f"call {entered}")
 
 
 def test_a_stall_names_the_collective_and_who_has_not_entered_it() -> None:

@@ -40,7 +40,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield use
 
 
-def test_the_seeds_example_is_placed_as_its_comments_say(settings: Any) -> None:
+def test_the_documented_example_is_placed_as_its_comments_say(settings: Any) -> None:
     settings(auto_partition=False, default_partition=0)
     places = fixed_places(Model())
     assert places == {

@@ -26,7 +26,7 @@ def without_cuda(device: Any) -> Any:
 
 
 def device_index(device: Any, current: int, count: int) -> int:
-    """The number of a CUDA device given as torch.cuda takes it, and as text (``"1"``), which seeds pass.
+    """The number of a CUDA device given as torch.cuda takes it, and as text (``"1"``), as a guide shows it.
 
     Raises:
         ValueError: it names no CUDA device.

@@ -70,7 +70,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.dim = dim
         self.broadcast_buffers = broadcast_buffers
         self._share_from_rank_0([*module.parameters(), *module.buffers()])
-        self._reducer = Reducer([each for each in module.parameters() if each.requires_grad])
+        self._reducer = BucketReducer([each for each in module.parameters() if each.requires_grad])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward on this process's part of the batch; the next backward pass will average."""
@@ -94,7 +94,7 @@ class DistributedDataParallel(torch.nn.Module):
             copy_back(flat, bucket)
 
 
-class Reducer:
+class BucketReducer:
     """Averages gradients over all processes, bucket by bucket, while backward runs.
 
     Args:

@@ -8,12 +8,14 @@ from opensmd.legacy.rendezvous.file import join_file
 from opensmd.legacy.rendezvous.multicast import join_multicast
 from opensmd.legacy.rendezvous.rendezvous import Joined
 from opensmd.legacy.rendezvous.tcp import join_tcp
-from opensmd.legacy.settings import Deadline, Settings
+from opensmd.legacy.settings import Deadline, LegacySettings
 
 __all__ = ["join"]
 
 
-def join(init_method: str, *, rank: int, world_size: int, group_name: str, settings: Settings) -> Joined:
+def join(
+    init_method: str, *, rank: int, world_size: int, group_name: str, settings: LegacySettings
+) -> Joined:
     """Meet the other processes of the job; blocks until all have come.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from opensmd.legacy.names import reduce_op
 from opensmd.legacy.requests import Request
 
-__all__ = ["Channel", "Transport"]
+__all__ = ["Channel", "LegacyTransport"]
 
 
 class Channel(ABC):
@@ -49,7 +49,7 @@ class Channel(ABC):
         """Wait until all members are here."""
 
 
-class Transport(ABC):
+class LegacyTransport(ABC):
     """One process's end of a job: messages between any two ranks, and channels for groups.
 
     Attributes:

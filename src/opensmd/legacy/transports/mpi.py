@@ -18,7 +18,7 @@ import torch
 
 from opensmd.legacy.names import reduce_op
 from opensmd.legacy.requests import Request
-from opensmd.legacy.transports.base import Channel, Transport
+from opensmd.legacy.transports.base import Channel, LegacyTransport
 from opensmd.legacy.transports.wire import Wire, bytes_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class MpiChannel(Channel):
         self._comm.Barrier()
 
 
-class MpiTransport(Transport):
+class MpiTransport(LegacyTransport):
     """A job under ``mpiexec``."""
 
     def __init__(self) -> None:

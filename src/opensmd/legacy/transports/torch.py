@@ -17,8 +17,8 @@ from opensmd.environment.settings import Settings as CoreSettings
 from opensmd.legacy import _torch_internals as c10d
 from opensmd.legacy.rendezvous.rendezvous import Joined
 from opensmd.legacy.requests import Request
-from opensmd.legacy.settings import Deadline, Settings
-from opensmd.legacy.transports.base import Channel, Transport
+from opensmd.legacy.settings import Deadline, LegacySettings
+from opensmd.legacy.transports.base import Channel, LegacyTransport
 from opensmd.legacy.transports.channel import TorchChannel
 from opensmd.legacy.transports.device_messages import DeviceMessages
 from opensmd.legacy.transports.engine import WIRES, choose_engine
@@ -29,7 +29,7 @@ from opensmd.native import build
 __all__ = ["TorchTransport"]
 
 
-class TorchTransport(Transport):
+class TorchTransport(LegacyTransport):
     """A job of the backends ``tcp``, ``gloo`` and ``nccl``.
 
     Args:
@@ -41,7 +41,7 @@ class TorchTransport(Transport):
         RuntimeError: the engine is not there, or a process could not be reached.
     """
 
-    def __init__(self, backend: str, joined: Joined, settings: Settings) -> None:
+    def __init__(self, backend: str, joined: Joined, settings: LegacySettings) -> None:
         self.rank = joined.rank
         self.world_size = joined.world_size
         self._store = joined.store
@@ -120,7 +120,7 @@ class TorchTransport(Transport):
             self._groups.pop().shutdown()
 
 
-def agree_on_engine(joined: Joined, settings: Settings) -> str:
+def agree_on_engine(joined: Joined, settings: LegacySettings) -> str:
     """The engine for CPU tensors that all processes of the job can use."""
     has = settings.engine != "gloo" and has_smddp()
     joined.store.set(f"engine/{joined.rank}", "1" if has else "0")

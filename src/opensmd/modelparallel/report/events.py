@@ -9,12 +9,12 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-__all__ = ["KINDS", "Event", "PipelineEvent", "busy_share", "gather_events"]
+__all__ = ["KINDS", "RecordedStretch", "PipelineEvent", "busy_share", "gather_events"]
 
 KINDS = ("forward", "backward", "weights", "wait")
 
 
-class Event(Protocol):
+class RecordedStretch(Protocol):
     """What the engine records: times are :func:`time.perf_counter_ns` of its process."""
 
     @property
@@ -38,7 +38,9 @@ class PipelineEvent:
     end_ns: int
 
 
-def gather_events(record: Iterable[Event], group: dist.ProcessGroup | None = None) -> list[PipelineEvent]:
+def gather_events(
+    record: Iterable[RecordedStretch], group: dist.ProcessGroup | None = None
+) -> list[PipelineEvent]:
     """All ranks' records on the wall clock of their hosts. Collective over ``group``; every rank gets all."""
     rank = dist.get_rank(group)
     offset = time.time_ns() - time.perf_counter_ns()

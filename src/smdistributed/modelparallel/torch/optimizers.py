@@ -2,6 +2,6 @@
 
 from opensmd.optim import FusedAdam, FusedLAMB, FusedNovoGrad
 
-FusedLamb = FusedLAMB  # the seed's spelling
+FusedLamb = FusedLAMB  # the spelling of some published examples
 
 __all__ = ["FusedAdam", "FusedLAMB", "FusedLamb", "FusedNovoGrad"]
