@@ -89,6 +89,8 @@ TARGETS = [
     *(Target("collectives-2", "smddp", MPI, 1, case=operation.name) for operation in OPERATIONS),
     Target("ddp-2", "smddp zero-copy", ["gloo"], 4, 90 * MIB, 200 * MIB, above="do-nothing"),
     Target("ddp-2", "smddp zero-copy", ["gloo"], 1),
+    Target("tensor-parallel-2", "opensmd over smddp", ["DTensor over gloo"], 1.3),
+    Target("tensor-parallel-2", "opensmd over smddp", ["DTensor over smddp"], 1),
 ]
 
 

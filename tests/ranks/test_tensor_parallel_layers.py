@@ -213,6 +213,9 @@ def refusals() -> None:
         nnp.DistributedTransformerLayer(**WIDE, flash_atention=True)
     with pytest.warns(UserWarning, match="fused_bias_gelu=True has no effect"):
         nnp.DistributedTransformerLayer(**WIDE, fused_bias_gelu=True)
+    lamb = smp.optimizers.FusedLAMB(nn.Linear(2, 2).parameters())
+    with pytest.raises(ValueError, match="FusedLAMB goes by the norms of whole parameters"):
+        smp.DistributedOptimizer(lamb)
     smp.shutdown()
     with pytest.raises(SMPNotInitializedError, match="a distributed module needs"):
         nnp.DistributedLinear(2, 2)

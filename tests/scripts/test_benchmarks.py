@@ -95,6 +95,12 @@ def test_one_partition_is_measured_beside_plain_pytorch(tmp_path: Path) -> None:
     assert [microbatches for _, microbatches in results.cases()] == [1, 2]
 
 
+def test_tensor_parallelism_is_measured_beside_torchs_own(tmp_path: Path) -> None:
+    run_benchmark("tensor_parallel", tmp_path, "--widths", "64")
+    names = {"opensmd over smddp", "DTensor over gloo", "DTensor over smddp"}
+    assert set(Results.load(tmp_path / "tensor-parallel-2.json").candidates()) == names
+
+
 def test_ratios_compare_with_the_best_rival_and_above_a_base() -> None:
     results = Results("claim", "layout")
     for name, p50 in {"mine": 3.0, "slow": 60.0, "fast": 30.0, "base": 1.0}.items():

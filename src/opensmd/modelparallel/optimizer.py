@@ -328,8 +328,8 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
 
     Raises:
         TypeError: not a torch optimizer, or a keyword that no version had.
-        ValueError: an optimizer that needs all gradients in one process (LBFGS), or a loss scale that cannot
-            be.
+        ValueError: an optimizer that needs all gradients in one process (LBFGS) or whole
+            parameters with tensor parallelism (LAMB, NovoGrad), or a loss scale that cannot be.
     """
     state.require("smp.DistributedOptimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -339,6 +339,11 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
         raise ValueError(
             "smp.DistributedOptimizer: LBFGS works on all parameters as one vector, but each rank has only "
             "its own; use an optimizer that treats parameters one by one, such as Adam or SGD"
+        )
+    if state.cfg.tensor_parallel_degree > 1 and hasattr(optimizer, "norm_group"):
+        raise ValueError(
+            f"smp.DistributedOptimizer: {type(optimizer).__name__} goes by the norms of whole parameters, of "
+            "which tensor-parallel ranks have slices; use one that goes by elements, such as Adam or SGD"
         )
     if not isinstance(optimizer, _Methods):
         kind = type(optimizer)

@@ -6,7 +6,16 @@ from opensmd.modelparallel.tensor_parallel.collectives import (
     gather_batch,
     own_slice,
     scatter_batch,
+    sum_for_split,
     to_split,
 )
 
-__all__ = ["from_partial", "gather", "gather_batch", "own_slice", "scatter_batch", "to_split"]
+__all__ = [
+    "from_partial",
+    "gather",
+    "gather_batch",
+    "own_slice",
+    "scatter_batch",
+    "sum_for_split",
+    "to_split",
+]

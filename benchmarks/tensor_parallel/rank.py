@@ -1,0 +1,95 @@
+"""One rank of the tensor-parallel benchmark: three stacks of layers take training steps in turn."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import smdistributed.modelparallel.torch as smp
+from benchmarks.harness.options import rank_parser
+from benchmarks.harness.rank import Rank, join, leave
+from benchmarks.harness.results import Results, Row, row
+from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.tensor_parallel.layers import HEAD, LAYERS, plain_stack
+from opensmd.modelparallel.ranks.groups import Groups
+from opensmd.modelparallel.state_dicts.distributed_parts import whole_entries
+from opensmd.modelparallel.tensor_parallel.shards import shards_of
+
+BATCH, WORDS = 4, 64
+
+
+def main() -> None:
+    """Measure every width and leave the results to rank 0."""
+    parser = rank_parser()
+    parser.add_argument("--widths", type=int, nargs="+", required=True)
+    options = parser.parse_args()
+    me = join(["gloo", "smddp"], patience=options.patience)
+    results = Results("tensor parallel step", me.layout)
+    for width in options.widths:
+        name = f"{LAYERS} layers of {width}"
+        found = sample(contestants(me, width), me.meeting, me.calm, Plan(options.seconds))
+        rows: list[Row] = [row(name, 0, key, samples) for key, samples in found.items()]
+        results.rows += rows
+        if me.rank == 0:
+            print(f"{name}: {', '.join(f'{r.candidate} {r.p50:.5g}' for r in rows)}", flush=True)
+    smp.shutdown()
+    leave(me, results)
+
+
+def contestants(me: Rank, width: int) -> list[Candidate]:
+    """The library's layers over smddp, and torch's over both; all with the same values."""
+    smp.shutdown()
+    smp.init({"tensor_parallel_degree": me.size, "ddp": True, "prescaled_batch": True})
+    share_over(me.groups["smddp"])
+    torch.manual_seed(0)
+    ours = smp.nn.DistributedTransformer(
+        LAYERS,
+        num_attention_heads=width // HEAD,
+        attention_head_size=HEAD,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        attention_dropout_prob=0.0,
+        hidden_dropout_prob=0.0,
+        causal_mask_size=WORDS,
+        pre_layernorm=True,
+        post_layernorm=False,
+    )
+    values = whole_entries(ours.state_dict(), shards_of(ours))
+    made: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]] = {
+        "opensmd over smddp": (ours, lambda x: ours((x, None))[0])
+    }
+    for backend in ("gloo", "smddp"):
+        stack = plain_stack(values, width, me.groups[backend])
+        made[f"DTensor over {backend}"] = (stack, stack)
+    steps = {name: training(model, call, width) for name, (model, call) in made.items()}
+    losses = [step().item() for step in steps.values()]
+    if max(losses) - min(losses) > 1e-5 * abs(losses[0]):
+        raise RuntimeError(f"the losses differ: {dict(zip(steps, losses, strict=True))}")
+    return [Candidate(name, timed(step)) for name, step in steps.items()]
+
+
+def share_over(group: dist.ProcessGroup) -> None:
+    """Let the library's tensor-parallel ranks be those of ``group``; all ranks of the job are."""
+    groups: Groups = smp.state.groups
+    groups._groups[smp.CommGroup.TP_GROUP] = group
+
+
+def training(model: nn.Module, call: Callable[[Tensor], Tensor], width: int) -> Callable[[], Tensor]:
+    """A function that does one step and returns its loss."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+    inputs = torch.randn(BATCH, WORDS, width, generator=torch.Generator().manual_seed(1))
+
+    def step(inputs: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = call(inputs).square().mean()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+    return functools.partial(step, inputs)
+
+
+if __name__ == "__main__":
+    main()
