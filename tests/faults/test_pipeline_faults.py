@@ -209,6 +209,6 @@ def test_no_step_waits_again_for_ranks_that_a_checkpoint_has_waited_for_in_vain(
 
 def test_replicas_wait_for_one_that_has_failed_no_longer_than_the_script_allows() -> None:
     *waiting, third, fourth = run_once(4, replicas_one_of_which_fails, timeout=PATIENCE, group_timeout=3.0)
-    assert all(isinstance(each.value, ZeroDivisionError) for each in (third, fourth))
+    assert all(isinstance(one.value, ZeroDivisionError) for one in (third, fourth))
     for rank, outcome in enumerate(waiting):
         assert "Timed out after 3000 ms" in told(outcome) and f"not arrived: rank {rank + 2}" in told(outcome)

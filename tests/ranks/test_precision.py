@@ -73,11 +73,11 @@ def recipe(case: Case, replicas: int) -> tuple[list[float], list[float], dict[st
     """Losses, norms before clipping, and masters of plain PyTorch with FP32 copies of half a model."""
     torch.manual_seed(0)
     model = Net().to(DTYPES[case.key])
-    masters = {name: each.detach().float().requires_grad_() for name, each in model.named_parameters()}
+    masters = {name: weight.detach().float().requires_grad_() for name, weight in model.named_parameters()}
     optimizer = optimizer_of(masters.values())
     losses, norms = [], []
     for step in range(STEPS):
-        pieces = list(zip(*(each.chunk(case.microbatches) for each in data(step, replicas)), strict=True))
+        pieces = list(zip(*(one.chunk(case.microbatches) for one in data(step, replicas)), strict=True))
         total = 0.0
         for x, y in pieces:
             loss = F.mse_loss(model(x.to(DTYPES[case.key]))["logits"].float(), y)
@@ -179,7 +179,7 @@ def check_overflow(partitions: int) -> None:
         before = copy.deepcopy(training.masters())
         norm = training.optimizer.clip_master_grads(CLIP) if step != 2 else None
         training.optimizer.step()
-        unchanged = all(torch.equal(before[name], each) for name, each in training.masters().items())
+        unchanged = all(torch.equal(before[name], master) for name, master in training.masters().items())
         assert unchanged == training.optimizer.overflow == (bad is not None)
         assert norm is None or (norm == -1.0) == training.optimizer.overflow
         seen.append(training.optimizer.loss_scale)
@@ -247,7 +247,7 @@ def check_resume(folder: Path) -> None:
         for parameter in again.model.local_parameters():
             parameter.fill_(0.5)
     again.optimizer.reload_model_params()
-    assert all(bool((each == 0.5).all()) for each in again.optimizer.master_params)
+    assert all(bool((weight == 0.5).all()) for weight in again.optimizer.master_params)
 
 
 def check_without(partitions: int) -> None:
@@ -264,7 +264,9 @@ def check_without(partitions: int) -> None:
     assert "master_weight" not in str(optimizer.state_dict())
     assert (optimizer.overflow, optimizer.loss_scale) == (False, 1.0)
     optimizer.update_master_grads()
-    assert [id(each) for each in optimizer.master_params] == [id(each) for each in model.parameters()]
+    assert [id(parameter) for parameter in optimizer.master_params] == [
+        id(parameter) for parameter in model.parameters()
+    ]
 
 
 def test_half_precision_trains_like_torchs_own_recipe(pool: Pools) -> None:

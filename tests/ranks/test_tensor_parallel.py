@@ -56,7 +56,7 @@ def train_net(tensor: int, stages: int, microbatches: int, prescaled: bool) -> N
     wanted = plain_training(make_net(), net_loss, WORDS, VOCABULARY)
     found, model = shared_training(make_net, net_loss, WORDS, VOCABULARY, config=config)
     require_equal(found, wanted)
-    kinds = {type(each).__name__ for each in model.distributed_modules()}
+    kinds = {type(submodule).__name__ for submodule in model.distributed_modules()}
     assert kinds == {"DistributedEmbedding", "DistributedLinear"}
     module = model.get_module()
     assert type(module.odd) is nn.Linear  # 5 is not divided by 2
@@ -138,7 +138,7 @@ def register_hooks() -> None:
     smp.set_tensor_parallelism(module[4])
     plain = Whole(4, outputs=2)
     model = smp.DistributedModel(module)
-    kinds = [type(each).__name__ for each in model.get_module()]
+    kinds = [type(one).__name__ for one in model.get_module()]
     assert kinds == ["Halves", "Halves", "Whole", "Whole", "Halves"]
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     first, second, _, _, last = model.get_module()
@@ -163,8 +163,8 @@ def random_numbers() -> None:
         common = torch.rand(4)
     with smp.random.per_tensor_rank():
         own = torch.rand(4)
-    assert len({tuple(each.tolist()) for each in smp.allgather(common, smp.TP_GROUP)}) == 1
-    assert len({tuple(each.tolist()) for each in smp.allgather(own, smp.TP_GROUP)}) == 2
+    assert len({tuple(one.tolist()) for one in smp.allgather(common, smp.TP_GROUP)}) == 1
+    assert len({tuple(one.tolist()) for one in smp.allgather(own, smp.TP_GROUP)}) == 2
     smp.random.manual_seed(5)
     assert len(set(smp.allgather(torch.rand(()).item(), smp.TP_GROUP))) == 1
 

@@ -80,7 +80,7 @@ def train(stages: int, by_hand: bool) -> None:
         optimizer.step()
         found.append([loss.item(), norm])
     torch.testing.assert_close(found, wanted, rtol=2e-6, atol=0.0)
-    local = [name for name, each in model.local_named_parameters() if isinstance(each, DTensor)]
+    local = [name for name, parameter in model.local_named_parameters() if isinstance(parameter, DTensor)]
     assert local and all(model.is_scaled_batch_parameter(module.get_parameter(name)) for name in local)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     for name, value in plain.state_dict().items():
@@ -107,9 +107,9 @@ def cut_inside(message: str) -> None:
 def test_a_plan_of_torchs_own_trains_in_one_stage_and_in_two(size: int, stages: int, by_hand: bool) -> None:
     """In processes of their own: torch keeps a mesh's groups for all equal meshes that come later."""
     outcomes = run_once(size, train, stages, by_hand)
-    assert [each.kind for each in outcomes] == ["value"] * size, describe(train, outcomes)
+    assert [outcome.kind for outcome in outcomes] == ["value"] * size, describe(train, outcomes)
 
 
 def test_a_block_that_is_cut_where_distributed_tensors_go_says_what_to_do() -> None:
     outcomes = run_once(4, cut_inside, "DTensors do not go between stages")
-    assert [each.kind for each in outcomes] == ["value"] * 4, describe(cut_inside, outcomes)
+    assert [outcome.kind for outcome in outcomes] == ["value"] * 4, describe(cut_inside, outcomes)

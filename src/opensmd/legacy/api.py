@@ -314,11 +314,11 @@ def _check_list(
             "member"
         )
     count, dtype = tensor.numel(), tensor.dtype
-    for index, each in enumerate(tensors):
-        if each.numel() != count or each.dtype != dtype:
+    for index, part in enumerate(tensors):
+        if part.numel() != count or part.dtype != dtype:
             raise RuntimeError(
-                f"{function}: tensor sizes do not match: {name}[{index}] has {each.numel()} elements of "
-                f"{each.dtype}, tensor has {tensor.numel()} of {tensor.dtype}"
+                f"{function}: tensor sizes do not match: {name}[{index}] has {part.numel()} elements of "
+                f"{part.dtype}, tensor has {tensor.numel()} of {tensor.dtype}"
             )
 
 

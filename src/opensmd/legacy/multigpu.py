@@ -88,12 +88,12 @@ def all_gather_multigpu(
         return
     count = len(input_tensor_list)
     first = input_tensor_list[0]
-    own = torch.stack([each.detach().to(first.device) for each in input_tensor_list])
+    own = torch.stack([one.detach().to(first.device) for one in input_tensor_list])
     members = len(api.current_session().resolve(group).ranks)
     if [len(outputs) for outputs in output_tensor_lists] != [members * count] * count:
         raise RuntimeError(
             "all_gather_multigpu: output_tensor_lists has lists of "
-            f"{[len(each) for each in output_tensor_lists]} tensors; expected {count} list(s) of "
+            f"{[len(inner) for inner in output_tensor_lists]} tensors; expected {count} list(s) of "
             f"{members * count}: {members} processes with {count} tensors each"
         )
     gathered = [torch.empty_like(own) for _ in range(members)]
@@ -127,12 +127,12 @@ def _check_list(function: str, tensors: Sequence[torch.Tensor]) -> None:
     if not tensors:
         raise RuntimeError(f"{function}: the list of tensors is empty; give one for each device")
     first = tensors[0]
-    for index, each in enumerate(tensors):
-        if each.numel() != first.numel() or each.dtype != first.dtype:
+    for index, tensor in enumerate(tensors):
+        if tensor.numel() != first.numel() or tensor.dtype != first.dtype:
             raise RuntimeError(
-                f"{function}: tensor sizes do not match: tensor {index} has {each.numel()} elements of "
-                f"{each.dtype}, tensor 0 has {first.numel()} of {first.dtype}"
+                f"{function}: tensor sizes do not match: tensor {index} has {tensor.numel()} elements of "
+                f"{tensor.dtype}, tensor 0 has {first.numel()} of {first.dtype}"
             )
-    devices = [each.device for each in tensors if each.is_cuda]
+    devices = [tensor.device for tensor in tensors if tensor.is_cuda]
     if len(set(devices)) != len(devices):
         raise RuntimeError(f"{function}: two tensors are on one GPU ({devices}); put each on its own")

@@ -62,14 +62,14 @@ def fixed_places(module: nn.Module) -> dict[str, int]:
         UserWarning: ``smp.partition`` was used although ``auto_partition`` is True.
     """
     assigned = {
-        name: int(each.__dict__[ASSIGNED])
-        for name, each in module.named_modules(remove_duplicate=False)
-        if ASSIGNED in each.__dict__
+        name: int(submodule.__dict__[ASSIGNED])
+        for name, submodule in module.named_modules(remove_duplicate=False)
+        if ASSIGNED in submodule.__dict__
     }
     created = {
-        name: int(each.__dict__[_CREATED.attribute])
-        for name, each in module.named_modules(remove_duplicate=False)
-        if _CREATED.attribute in each.__dict__
+        name: int(submodule.__dict__[_CREATED.attribute])
+        for name, submodule in module.named_modules(remove_duplicate=False)
+        if _CREATED.attribute in submodule.__dict__
     }
     if state.cfg.auto_partition:
         if created:

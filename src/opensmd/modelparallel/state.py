@@ -226,7 +226,9 @@ class State:
     @property
     def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
         """For every rank of the tensor-parallel group: optimizer numbers by parameters' names."""
-        return [{name: number for number, name in each.items()} for each in self.param_index_to_name_tp_group]
+        return [
+            {name: number for number, name in names.items()} for names in self.param_index_to_name_tp_group
+        ]
 
     def cut_optimizers(self) -> None:
         """Let every distributed optimizer keep the parameters of this rank alone."""

@@ -70,7 +70,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.dim = dim
         self.broadcast_buffers = broadcast_buffers
         self._share_from_rank_0([*module.parameters(), *module.buffers()])
-        self._reducer = BucketReducer([each for each in module.parameters() if each.requires_grad])
+        self._reducer = BucketReducer([weight for weight in module.parameters() if weight.requires_grad])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward on this process's part of the batch; the next backward pass will average."""
@@ -156,7 +156,7 @@ class Bucket:
         used = [float(index not in self.missing) for index in range(len(self.parameters))]
         first = self.parameters[0]
         uses = torch.tensor(used, dtype=first.dtype, device=first.device)
-        flat = flatten([*(self._gradient(each) for each in self.parameters), uses])
+        flat = flatten([*(self._gradient(parameter) for parameter in self.parameters), uses])
         api.all_reduce(flat)
         uses = flat[-len(used) :].clone()
         flat /= api.get_world_size()

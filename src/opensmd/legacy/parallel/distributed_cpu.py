@@ -49,7 +49,7 @@ class DistributedDataParallelCPU(torch.nn.Module):
 
     def _average(self) -> None:
         self._averages = self._queued = False
-        gradients = [each.grad for each in self.module.parameters() if each.grad is not None]
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         for same_dtype in group_by_dtype(gradients):
             flat = flatten(same_dtype)
             api.all_reduce(flat)

@@ -95,7 +95,7 @@ def join_multicast(
 
 def choose_leader(heard: dict[str, Announcement], own: Announcement) -> Announcement | None:
     """Whose store to go to, from all announcements by token, the own one too; None: not enough yet."""
-    followed = sorted(each.leader for each in heard.values() if each.leader in heard)
+    followed = sorted(one.leader for one in heard.values() if one.leader in heard)
     if followed:
         return heard[followed[0]]
     # Another world size is enough to meet: the rendezvous then tells everyone of the disagreement.
@@ -105,7 +105,7 @@ def choose_leader(heard: dict[str, Announcement], own: Announcement) -> Announce
 
 
 def _disagree(heard: dict[str, Announcement], own: Announcement) -> bool:
-    return any(each.world_size != own.world_size for each in heard.values())
+    return any(one.world_size != own.world_size for one in heard.values())
 
 
 def find_leader(

@@ -76,7 +76,7 @@ class TorchChannel(Channel):
 
     def scatter(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int) -> None:
         landing = self._landing(tensor, read=False)
-        moved = [[self._moved(each) for each in inputs]] if inputs else []
+        moved = [[self._moved(one) for one in inputs]] if inputs else []
         options = _options(c10d.ScatterOptions, root)
         self._run("scatter", self._group.scatter, [self._wire.moved(landing)], moved, options)
         _write_back(tensor, landing)
@@ -108,12 +108,12 @@ class TorchChannel(Channel):
         """Where the engine can put what the tensors are to hold; the very sequence where it can use all."""
         for tensor in tensors:
             if not self._wire.is_here(tensor):
-                return [self._landing(each, read=False) for each in tensors]
+                return [self._landing(part, read=False) for part in tensors]
         return tensors
 
     def _all_moved(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors of one dtype as the engine can move them."""
-        return list(tensors) if self._wire.moves_all else [self._wire.moved(each) for each in tensors]
+        return list(tensors) if self._wire.moves_all else [self._wire.moved(tensor) for tensor in tensors]
 
     def _landing(self, tensor: torch.Tensor, *, read: bool = True) -> torch.Tensor:
         """Contiguous memory where the engine can put what ``tensor`` is to hold; maybe the tensor itself."""

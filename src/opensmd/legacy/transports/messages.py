@@ -237,7 +237,7 @@ class Messages:
         """Post a receive from ``src``, or from any rank."""
         receive = Receive(tensor, src, self._rank, self._timeout)
         with self._lock:
-            arrival = next((each for each in self._pile if src is None or each.source == src), None)
+            arrival = next((one for one in self._pile if src is None or one.source == src), None)
             if arrival is not None:
                 self._take(arrival, receive)
             elif self._is_closed(src):
@@ -310,7 +310,7 @@ class Messages:
 
     def _admit(self, peer: Peer, count: int, dtype: torch.dtype) -> Arrival:
         """Where a message goes: the first receive that waits for it, or the pile."""
-        receive = next((each for each in self._posted if each.source in (None, peer.rank)), None)
+        receive = next((one for one in self._posted if one.source in (None, peer.rank)), None)
         error = None
         if receive is not None:
             self._posted.remove(receive)
@@ -356,7 +356,7 @@ class Messages:
             peer.link.close()
             if peer.reading is not None and peer.reading.receive is not None:
                 peer.reading.receive.fail(f"recv on rank {self._rank}: {_ended(peer.rank)} in mid-message")
-            for receive in [each for each in self._posted if self._is_closed(each.source)]:
+            for receive in [one for one in self._posted if self._is_closed(one.source)]:
                 self._posted.remove(receive)
                 receive.fail(f"recv on rank {self._rank}: {_ended(receive.source)}")
 

@@ -100,7 +100,7 @@ class MpiChannel(Channel):
         parts = None
         if inputs:
             parts = [
-                bytes_of(torch.stack([WIRE.for_moving(each).view(-1) for each in inputs])),
+                bytes_of(torch.stack([WIRE.for_moving(one).view(-1) for one in inputs])),
                 self._mpi.BYTE,
             ]
         self._comm.Scatter(parts, [bytes_of(wire), self._mpi.BYTE], root)
@@ -142,8 +142,7 @@ class MpiTransport(LegacyTransport):
         self._forget_finished()
         copy = WIRE.for_moving(tensor).clone()
         while (
-            sum(each.buffered for each in self._unfinished) + copy.nbytes > BUFFERED_BYTES
-            and self._unfinished
+            sum(one.buffered for one in self._unfinished) + copy.nbytes > BUFFERED_BYTES and self._unfinished
         ):
             self._unfinished.popleft().wait()
         self._start_send(copy, dst, buffered=copy.nbytes)

@@ -26,7 +26,7 @@ def is_partial(given: Any) -> bool:
 
 def marked(given: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict without its mark."""
-    return with_versions({name: each for name, each in given.items() if name != PARTIAL}, given)
+    return with_versions({name: value for name, value in given.items() if name != PARTIAL}, given)
 
 
 def with_versions(entries: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def merge_optimizers(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             )
     state: dict[Any, Any] = {}
     for part in parts:
-        for number, each in part["state"].items():
-            state.setdefault(number, each)
+        for number, value in part["state"].items():
+            state.setdefault(number, value)
     ordered = sorted(state, key=lambda number: (not isinstance(number, int), number))
     return {
         **marked(parts[0]),

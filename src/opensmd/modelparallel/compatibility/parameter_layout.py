@@ -15,7 +15,7 @@ def get_distribution_axis(parameter: Any) -> int | None:
         return None
     shards = state.model.shards
     named = state.model.get_module().named_parameters(remove_duplicate=False)
-    return next((shards[name].axis for name, each in named if each is parameter and name in shards), None)
+    return next((shards[name].axis for name, one in named if one is parameter and name in shards), None)
 
 
 def rank_message(message: object) -> str:

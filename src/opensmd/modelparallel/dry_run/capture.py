@@ -96,7 +96,7 @@ def describe(module: nn.Module) -> ModelTrace:
     with_parameters = [name for name, info in tree.infos({}, {}).items() if info.parameters]
     blocks = split_blocks(module)
     unit_of = {
-        name: next((each for each in reversed((name, *ancestors(name))) if each in blocks), name)
+        name: next((ancestor for ancestor in reversed((name, *ancestors(name))) if ancestor in blocks), name)
         for name in with_parameters
     }
     numbers = {unit: index for index, unit in enumerate(dict.fromkeys(unit_of.values()))}

@@ -16,6 +16,6 @@ def split_blocks(module: nn.Module) -> frozenset[str]:
     """The modules right around those that have distributed parameters, by name."""
     return frozenset(
         name.rpartition(".")[0]
-        for name, each in module.named_modules()
-        if any(isinstance(own, DTensor) for own in each.parameters(recurse=False))
+        for name, submodule in module.named_modules()
+        if any(isinstance(own, DTensor) for own in submodule.parameters(recurse=False))
     )

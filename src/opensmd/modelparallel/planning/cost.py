@@ -84,7 +84,7 @@ def cost_of(
     if not needs_gradient:
         return OperationCost(flops=flops, forward_seconds=forward)
     if flops:
-        wanting = sum(each.requires_grad and each.dim() > 1 for each in tensors)
+        wanting = sum(tensor.requires_grad and tensor.dim() > 1 for tensor in tensors)
         backward = max(1, wanting) * forward
     elif packet is torch.ops.aten.embedding:
         # a dense gradient: the whole table is zeroed before the rows are added

@@ -72,10 +72,10 @@ class GradScaler(UnscalingScaler):
     def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
         """Leave the maximum over this rank's devices and all ranks with parameters in every entry."""
         first = next(iter(found.values()))
-        worst = torch.stack([each.to(first.device) for each in found.values()]).max()
+        worst = torch.stack([item.to(first.device) for item in found.values()]).max()
         share_among_owners(worst, name="smp.amp.GradScaler")
-        for each in found.values():
-            each.copy_(worst)
+        for item in found.values():
+            item.copy_(worst)
 
     def follow_owners(self) -> None:
         """Take the scale over from the ranks with parameters; called on all ranks when a step begins.

@@ -45,31 +45,35 @@ class DistributedParts(Whereabouts):
 
     def distributed_modules(self) -> Iterator[nn.Module]:
         """The modules that the tensor-parallel ranks compute together."""
-        return (each for each in self.get_module().modules() if isinstance(each, DistributedModule))
+        return (module for module in self.get_module().modules() if isinstance(module, DistributedModule))
 
     def is_distributed_parameter(self, parameter: nn.Parameter) -> bool:
         """Whether each tensor-parallel rank has a slice of it."""
-        return any(each is parameter for name, each in self._named_tensors() if name in self._split)
+        return any(tensor is parameter for name, tensor in self._named_tensors() if name in self._split)
 
     def is_distributed_buffer(self, buffer: Tensor) -> bool:
         """Whether each tensor-parallel rank has a slice of it."""
-        return any(each is buffer for name, each in self._named_tensors() if name in self._split)
+        return any(tensor is buffer for name, tensor in self._named_tensors() if name in self._split)
 
     def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
         """Whether it works on the batch of the whole tensor-parallel group, as distributed modules do."""
-        return any(each is parameter for name, each in self._named_tensors() if name in self._scaled)
+        return any(tensor is parameter for name, tensor in self._named_tensors() if name in self._scaled)
 
     def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
         """Whether it works on the batch of the whole tensor-parallel group, as distributed modules do."""
-        return any(each is buffer for name, each in self._named_tensors() if name in self._scaled)
+        return any(tensor is buffer for name, tensor in self._named_tensors() if name in self._scaled)
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters whose gradients are reduced over the data-parallel group."""
-        return ((name, each) for name, each in self.local_named_parameters() if name not in self._scaled)
+        return (
+            (name, parameter) for name, parameter in self.local_named_parameters() if name not in self._scaled
+        )
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters whose gradients are reduced over the reduced-data-parallel group."""
-        return ((name, each) for name, each in self.local_named_parameters() if name in self._scaled)
+        return (
+            (name, parameter) for name, parameter in self.local_named_parameters() if name in self._scaled
+        )
 
     def counts_here(self, name: str) -> bool:
         """Whether a parameter counts on this rank in a sum over the replica: a slice on all."""
@@ -82,13 +86,13 @@ class DistributedParts(Whereabouts):
 
     def _make_common_parts_equal(self) -> None:
         """Give what distributed modules have in common the first tensor-parallel rank's values."""
-        for name, each in self._named_tensors():
+        for name, tensor in self._named_tensors():
             common = name in self._scaled - self._split
-            common = common and not isinstance(each, DTensor)
-            if common and self.is_here(name) and has_data(each):
-                data = sendable(each.detach())
+            common = common and not isinstance(tensor, DTensor)
+            if common and self.is_here(name) and has_data(tensor):
+                data = sendable(tensor.detach())
                 dist.broadcast(data, group=tensor_process_group(), group_src=0)
-                each.detach().copy_(data)
+                tensor.detach().copy_(data)
 
 
 def whole_entries(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> dict[Any, Any]:
@@ -127,10 +131,10 @@ def cut_entry(value: Any, shard: Shard | None, own: Any) -> Any:
 
 def _scaled_names(module: nn.Module) -> Iterator[str]:
     """Parameters and buffers of distributed modules, and what torch's own parallelism has split."""
-    for prefix, each in outermost(module):
+    for prefix, one in outermost(module):
         for name, _ in [
-            *each.named_parameters(remove_duplicate=False),
-            *each.named_buffers(remove_duplicate=False),
+            *one.named_parameters(remove_duplicate=False),
+            *one.named_buffers(remove_duplicate=False),
         ]:
             yield f"{prefix}.{name}" if prefix else name
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -140,5 +144,5 @@ def _scaled_names(module: nn.Module) -> Iterator[str]:
 
 def _sharded_by_torch(module: nn.Module) -> Iterator[str]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if isinstance(parameter, DTensor) and any(each.is_shard() for each in parameter.placements):
+        if isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements):
             yield name

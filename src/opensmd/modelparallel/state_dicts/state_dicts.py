@@ -73,7 +73,7 @@ class StateDicts(DistributedParts):
         if destination is None and not prefix:
             return whole
         destination = OrderedDict() if destination is None else destination
-        destination.update({prefix + name: each for name, each in whole.items()})
+        destination.update({prefix + name: value for name, value in whole.items()})
         return destination
 
     def _collected(self, *, only_first: bool) -> dict[str, Any]:
@@ -88,11 +88,13 @@ class StateDicts(DistributedParts):
     def _sliced(self, given: dict[str, Any]) -> dict[str, Any]:
         """A full state dict with this rank's slices of what is split."""
         own = {
-            name: each
-            for name, each in self._named_tensors()
-            if self.is_here(name) or not isinstance(each, DTensor)
+            name: tensor
+            for name, tensor in self._named_tensors()
+            if self.is_here(name) or not isinstance(tensor, DTensor)
         }
-        sliced = {name: cut_entry(each, self.shards.get(name), own.get(name)) for name, each in given.items()}
+        sliced = {
+            name: cut_entry(value, self.shards.get(name), own.get(name)) for name, value in given.items()
+        }
         return with_versions(sliced, given)
 
     def orig_state_dict(self) -> dict[str, Any]:
@@ -146,12 +148,12 @@ class StateDicts(DistributedParts):
         buffers = dict(module.named_buffers(remove_duplicate=False))
         whole = self._entries()
         own = {
-            name: each
-            for name, each in whole.items()
-            if has_data(each)
+            name: value
+            for name, value in whole.items()
+            if has_data(value)
             and (
                 self.is_local(name)
-                or (isinstance(each, Tensor) and name not in names and name not in buffers)
+                or (isinstance(value, Tensor) and name not in names and name not in buffers)
                 or (name in self._everywhere and self._everywhere[name]() is not buffers.get(name))
             )
         }

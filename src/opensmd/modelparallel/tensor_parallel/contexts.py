@@ -61,8 +61,8 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
             "smp.set_tensor_parallelism: smp.DistributedModel has distributed the model already; call "
             "it before"
         )
-    for each in module.modules():
-        each.__dict__[_CREATED.attribute] = Wish(enabled, kwargs)
+    for submodule in module.modules():
+        submodule.__dict__[_CREATED.attribute] = Wish(enabled, kwargs)
 
 
 def wish_of(module: nn.Module) -> Wish | None:

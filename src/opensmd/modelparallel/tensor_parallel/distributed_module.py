@@ -81,15 +81,15 @@ def split_parameter(module: ShardedModule, name: str, whole: Tensor, axis: int) 
 def outermost(module: nn.Module) -> Iterator[tuple[str, DistributedModule]]:
     """The distributed modules that are in no other one, by full name."""
     inner: set[nn.Module] = set()
-    for name, each in module.named_modules():
-        if isinstance(each, DistributedModule) and each not in inner:
-            inner.update(each.modules())
-            yield name, each
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, DistributedModule) and submodule not in inner:
+            inner.update(submodule.modules())
+            yield name, submodule
 
 
 def mark_outermost(module: nn.Module) -> None:
     """Let every distributed module below ``module`` know whether it is in another one."""
-    top = {each for _, each in outermost(module)}
-    for each in module.modules():
-        if isinstance(each, DistributedModule):
-            each.is_outermost = each in top
+    top = {one for _, one in outermost(module)}
+    for submodule in module.modules():
+        if isinstance(submodule, DistributedModule):
+            submodule.is_outermost = submodule in top

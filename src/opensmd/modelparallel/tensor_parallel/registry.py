@@ -86,9 +86,9 @@ def tp_register_with_module(
     Raises:
         TypeError: something that is no class of modules, or no function.
     """
-    for each in (module_cls, dist_module):
-        if not isinstance(each, type) or not issubclass(each, nn.Module):
-            raise TypeError(f"smp.tp_register: expected a class of torch.nn.Module, got {each!r:.80}")
+    for one in (module_cls, dist_module):
+        if not isinstance(one, type) or not issubclass(one, nn.Module):
+            raise TypeError(f"smp.tp_register: expected a class of torch.nn.Module, got {one!r:.80}")
     for hook in (init_hook, forward_hook, return_hook):
         if hook is not None and not callable(hook):
             raise TypeError(f"smp.tp_register: a hook must be a function, got {hook!r:.80}")
@@ -145,10 +145,10 @@ def _registered_counterpart(
 def _taken(dist_module: type[nn.Module], config: dict[str, Any]) -> dict[str, Any]:
     """Of a context's arguments those that a distributed module knows."""
     parameters = inspect.signature(dist_module.__init__).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return config
-    names = {each.name for each in parameters}
-    return {name: each for name, each in config.items() if name in names}
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in config.items() if name in names}
 
 
 def _note_arguments(module_cls: type[nn.Module]) -> None:

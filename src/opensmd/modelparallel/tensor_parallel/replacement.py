@@ -68,4 +68,4 @@ class _Replacement:
 
 def _uses(module: nn.Module) -> Counter[int]:
     """How many names each parameter has in a module, by identity."""
-    return Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))

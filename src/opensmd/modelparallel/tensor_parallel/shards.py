@@ -63,7 +63,7 @@ def shards_of(module: nn.Module) -> dict[str, Shard]:
 
 
 def _named_shards(module: nn.Module) -> Iterator[tuple[str, Shard]]:
-    for name, each in module.named_modules(remove_duplicate=False):
-        if isinstance(each, ShardedModule):
-            for own, shard in each.shards.items():
+    for name, submodule in module.named_modules(remove_duplicate=False):
+        if isinstance(submodule, ShardedModule):
+            for own, shard in submodule.shards.items():
                 yield f"{name}.{own}" if name else own, shard

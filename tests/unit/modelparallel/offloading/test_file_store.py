@@ -30,12 +30,12 @@ def test_a_tensor_comes_back_with_its_values_strides_and_type(tmp_path: Path, dt
 def test_room_is_used_again_when_nobody_refers_to_a_tensor(tmp_path: Path) -> None:
     store = FileStore(str(tmp_path))
     stored = [store.put(torch.full((100,), float(number))) for number in range(3)]
-    assert [each.fetch().result()[0].item() for each in stored] == [0.0, 1.0, 2.0]
+    assert [one.fetch().result()[0].item() for one in stored] == [0.0, 1.0, 2.0]
     size = store.arena.bytes
     del stored
     again = [store.put(torch.full((100,), float(number))) for number in range(3)]
     assert store.arena.bytes == size
-    assert [each.fetch().result()[0].item() for each in again] == [0.0, 1.0, 2.0]
+    assert [one.fetch().result()[0].item() for one in again] == [0.0, 1.0, 2.0]
 
 
 def test_a_tensor_that_is_changed_while_it_is_written_is_refused(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ def scales(overflows: str, **settings: Any) -> list[float]:
     """The scale after each step; in ``overflows``, x is one and . is none."""
     scale = LossScale(dynamic=True, loss_scale=256.0, **settings)
     found = []
-    for each in overflows:
-        scale.update(each == "x")
+    for overflow in overflows:
+        scale.update(overflow == "x")
         found.append(scale.loss_scale)
     return found
 
@@ -47,8 +47,8 @@ def test_a_static_scale_stays_and_one_that_is_loaded_goes_on_where_it_was() -> N
         first.update(overflow)
     second.load_state_dict(first.state_dict())
     static.load_state_dict(first.state_dict())
-    for each in (first, second, static):
-        each.update(overflow=False)
+    for one in (first, second, static):
+        one.update(overflow=False)
     assert (first.loss_scale, second.loss_scale, static.loss_scale) == (256.0, 256.0, 8.0)
 
 

@@ -112,4 +112,4 @@ def settings_of(**given: Any) -> dict[str, Any]:
 
 
 def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: each for name, each in values.items() if isinstance(each, Tensor)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -64,7 +64,7 @@ class DistributedEncoder(DistributedTransformer):
             "output_attentions": kwargs.get("output_attentions") or None,
             "output_hidden_states": kwargs.get("output_hidden_states") or None,
         }
-        refused = [name for name, each in given.items() if each is not None]
+        refused = [name for name, value in given.items() if value is not None]
         if refused:
             raise ValueError(
                 f"an encoder that smp.tensor_parallelism distributed does not take {', '.join(refused)}"

@@ -118,5 +118,5 @@ def _outside_here(family: Family, name: str) -> str:
 
 def _outside_there(family: Family, body: str, name: str) -> str:
     module, _, kind = name.rpartition(".")
-    there = {here: each for each, here in family.outside.items()}
+    there = {here: key for key, here in family.outside.items()}
     return f"{body}{there[module]}.{kind}" if module in there else name

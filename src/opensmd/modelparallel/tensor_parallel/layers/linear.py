@@ -40,10 +40,10 @@ class ColumnLinear(ShardedModule):
         super().__init__()
         self.layers = layers
         wholes = [_fresh(in_features, out_features, bias, std) for _ in range(layers or 1)]
-        weight = torch.stack([each.weight for each in wholes]) if layers else wholes[0].weight
+        weight = torch.stack([whole.weight for whole in wholes]) if layers else wholes[0].weight
         split_parameter(self, "weight", weight, weight.dim() - 2)
         if bias:
-            both = torch.stack([each.bias for each in wholes]) if layers else wholes[0].bias
+            both = torch.stack([whole.bias for whole in wholes]) if layers else wholes[0].bias
             split_parameter(self, "bias", both, both.dim() - 1)
         else:
             self.register_parameter("bias", None)

@@ -114,7 +114,7 @@ class DistributedAttentionLayer(Block):
         """:meth:`forward` within the shared region."""
         options = self.options
         normed = hidden if self.pre_layernorm is None else self.pre_layernorm(hidden)
-        query, key, value = (self._heads(each) for each in self._projections(normed, states))
+        query, key, value = (self._heads(projection) for projection in self._projections(normed, states))
         if options.rotary_dim is not None:
             query, key = rotated(query, options.rotary_dim), rotated(key, options.rotary_dim)
         attended = self.core(query, key, value, _seen(mask))
@@ -144,7 +144,7 @@ def rotated(tensor: Tensor, dimensions: int) -> Tensor:
     words = torch.arange(tensor.shape[-2], device=tensor.device, dtype=torch.float32)
     exponent = torch.arange(0, dimensions, 2, device=tensor.device, dtype=torch.float32) / dimensions
     angles = torch.outer(words, 1.0 / 10000**exponent)
-    sine, cosine = (each.repeat_interleave(2, 1).to(tensor.dtype) for each in (angles.sin(), angles.cos()))
+    sine, cosine = (one.repeat_interleave(2, 1).to(tensor.dtype) for one in (angles.sin(), angles.cos()))
     turned, rest = tensor[..., :dimensions], tensor[..., dimensions:]
     across = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
     return torch.cat((turned * cosine + across * sine, rest), -1)

@@ -29,11 +29,11 @@ class Block(DistributedModule):
         """Inputs for the batches of all ranks; what has no batch (of one entry) stays as it is."""
         if not self.scales_batch:
             return list(inputs)
-        sizes = [each.shape[0] for each in inputs if isinstance(each, Tensor)]
+        sizes = [one.shape[0] for one in inputs if isinstance(one, Tensor)]
         batch = max(sizes, default=0)
         return [
-            self.batch_gather(each) if isinstance(each, Tensor) and each.shape[0] == batch else each
-            for each in inputs
+            self.batch_gather(one) if isinstance(one, Tensor) and one.shape[0] == batch else one
+            for one in inputs
         ]
 
     def leave(self, output: Tensor) -> Tensor:

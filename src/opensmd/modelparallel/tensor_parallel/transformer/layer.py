@@ -113,4 +113,4 @@ def _of_attention(options: LayerOptions) -> dict[str, Any]:
 
 
 def _of_output(options: LayerOptions) -> dict[str, Any]:
-    return {name: each for name, each in asdict(options).items() if name != "add_cross_attention"}
+    return {name: value for name, value in asdict(options).items() if name != "add_cross_attention"}

@@ -88,8 +88,8 @@ class LayerOptions:
         return self.causal_mask_size is not None
 
 
-_DOCUMENTED = [each.name for each in fields(LayerOptions)][:14]
-EXTRA_OPTIONS = frozenset(each.name for each in fields(LayerOptions)) - frozenset(_DOCUMENTED)
+_DOCUMENTED = [field.name for field in fields(LayerOptions)][:14]
+EXTRA_OPTIONS = frozenset(field.name for field in fields(LayerOptions)) - frozenset(_DOCUMENTED)
 
 
 def layer_options(owner: str, /, **given: Any) -> LayerOptions:
@@ -102,7 +102,7 @@ def layer_options(owner: str, /, **given: Any) -> LayerOptions:
     Warns:
         UserWarning: once for each setting without effect that was asked for.
     """
-    unknown = sorted(given.keys() - {each.name for each in fields(LayerOptions)})
+    unknown = sorted(given.keys() - {field.name for field in fields(LayerOptions)})
     if unknown:
         raise TypeError(
             f"smp.nn.{owner} takes no {', '.join(unknown)}; besides its own arguments it takes "

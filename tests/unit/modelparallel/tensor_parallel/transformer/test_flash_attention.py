@@ -15,7 +15,7 @@ def test_packed_attention_is_softmax_of_scaled_scores_times_values(causal: bool)
     torch.manual_seed(0)
     qkv = torch.randn(2, 5, 3, 4, 8)
     layer = FlashAttentionLayer(0.0, 8, scale_attn_by_layer_idx=True, layer_idx=1)
-    query, key, value = (each.transpose(1, 2) for each in qkv.unbind(2))
+    query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
     scores = query @ key.transpose(-1, -2) / (math.sqrt(8) * 2)
     if causal:
         scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
@@ -26,7 +26,7 @@ def test_packed_attention_is_softmax_of_scaled_scores_times_values(causal: bool)
 def test_linear_biases_are_added_to_the_scores() -> None:
     torch.manual_seed(0)
     qkv, mask = torch.randn(2, 3, 3, 2, 4), torch.tensor([0.0, -1.0, -2.0]).view(1, 1, 1, 3)
-    query, key, value = (each.transpose(1, 2) for each in qkv.unbind(2))
+    query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
     layer = FlashAttentionLayer(0.0, 4, use_alibi=True)
     scores = query @ key.transpose(-1, -2) / 2 + mask
     torch.testing.assert_close(layer(qkv, mask), scores.softmax(-1) @ value)
