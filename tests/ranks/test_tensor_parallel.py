@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.replicas.reducer import Replicas
+from opensmd.modelparallel.replicas.together import ReplicasTogether
 from tests.support.partitioned import restart
 from tests.support.ranks import RankPool
 from tests.support.tensor_parallel import plain_training, require_equal, shared_training
@@ -194,3 +197,21 @@ def checkpointed_dropout() -> None:
 def test_what_ranks_share_is_dropped_alike_and_what_is_split_is_not(pool: Pools) -> None:
     pool(2).run(random_numbers)
     pool(2).run(checkpointed_dropout)
+
+
+def misuse() -> None:
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    with smp.tensor_parallelism():
+        model = smp.DistributedModel(nn.Linear(4, 2))
+    forward = smp.step(lambda x: model(x).sum())
+    same = forward(torch.ones(2, 4)).concat()
+    assert smp.allgather(same.item(), smp.TP_GROUP) == [same.item()] * 2
+    with pytest.raises(SMPError, match=r"different data. With prescaled_batch=True .* smp.rdp_rank"):
+        forward(torch.full((2, 4), float(smp.rank())))
+    with pytest.raises(RuntimeError, match="ranks of a tensor-parallel group compute each step together"):
+        ReplicasTogether([Replicas.__new__(Replicas)] * 2).join()
+    assert model(torch.ones(2, 4)).shape == (2, 2)  # in one partition, outside steps, too
+
+
+def test_batches_that_should_be_the_same_and_are_not_are_refused(pool: Pools) -> None:
+    pool(2).run(misuse)

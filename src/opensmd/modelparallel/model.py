@@ -39,6 +39,7 @@ from opensmd.modelparallel.runtime.step_errors import explained
 from opensmd.modelparallel.state import state as smp_state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
 from opensmd.modelparallel.tensor_parallel.replacement import distribute
+from opensmd.modelparallel.tensor_parallel.same_batch import require_same_batch
 
 __all__ = ["DistributedModel"]
 
@@ -291,6 +292,7 @@ class DistributedModel(NotForDDP, ModelState):
                     args, kwargs = first_inputs(function, args, kwargs, pipeline)
                 else:
                     args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
+        require_same_batch(args, kwargs)
         calls = split(args, kwargs)
         first = not self.partitioned
         if first:
