@@ -101,7 +101,7 @@ def test_the_mnist_like_script_learns_like_plain_pytorch_split_in_two(
             "dp_rank dp_size pp_rank pp_size tp_rank tp_size rdp_rank rdp_size get_mp_group get_dp_group "
             "get_pp_group get_tp_group get_rdp_group get_world_process_group get_mp_process_group "
             "get_dp_process_group get_pp_process_group get_tp_process_group get_rdp_process_group "
-            "state model nn optimizers amp utils "
+            "state model nn optimizers amp random utils "
             "tensor_parallelism set_tensor_parallelism tp_register tp_register_with_module model_creation "
             "delay_param_initialization",
         ),
@@ -119,7 +119,7 @@ def test_the_mnist_like_script_learns_like_plain_pytorch_split_in_two(
             "smdistributed.modelparallel.torch.nn",
             "FusedLayerNorm DistributedLinear DistributedTransformerLMHead DistributedTransformer "
             "DistributedTransformerLayer DistributedAttentionLayer DistributedTransformerOutputLayer "
-            "DistributedEmbedding DistributedModule FlashAttentionLayer",
+            "DistributedEmbedding DistributedModule DistributedLayerNorm FlashAttentionLayer utils",
         ),
     ],
 )
