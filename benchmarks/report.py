@@ -19,7 +19,7 @@ from benchmarks.collectives.__main__ import ratios as collectives_ratios
 from benchmarks.ddp.__main__ import RATIOS as DDP_RATIOS
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid, Ratio, markdown
-from benchmarks.hosts.__main__ import RATIOS as HOSTS_RATIOS
+from benchmarks.hosts.__main__ import grid as hosts_grid
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
 from benchmarks.tensor_parallel.__main__ import RATIOS as TENSOR_PARALLEL_RATIOS
@@ -27,12 +27,13 @@ from benchmarks.tensor_parallel.__main__ import RATIOS as TENSOR_PARALLEL_RATIOS
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
 PAGES = [ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "benchmarks-tables.md"]
-GRIDS = {"pipeline": pipeline_grid, "allocator": allocator_grid, "one partition": one_partition_grid}
-RATIOS = {
-    "ddp step": DDP_RATIOS,
-    "hosts": HOSTS_RATIOS,
-    "tensor parallel step": TENSOR_PARALLEL_RATIOS,
+GRIDS = {
+    "pipeline": pipeline_grid,
+    "allocator": allocator_grid,
+    "one partition": one_partition_grid,
+    "hosts": hosts_grid,
 }
+RATIOS = {"ddp step": DDP_RATIOS, "tensor parallel step": TENSOR_PARALLEL_RATIOS}
 BLOCK = re.compile(
     r"(<!-- results (?P<name>[\w.-]+)(?: columns: (?P<columns>[^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL
 )

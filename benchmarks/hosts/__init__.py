@@ -1,1 +1,1 @@
-"""Sums over two hosts, two network namespaces of this machine with a slow cable between them."""
+"""Collectives between hosts, network namespaces of this machine with slow cables between them."""

@@ -1,4 +1,4 @@
-"""Two network namespaces with a cable between them: two hosts, as far as the network can tell."""
+"""Network namespaces with cables between them: several hosts, as far as the network can tell."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["ADDRESSES", "CABLE", "two_networks"]
+__all__ = ["ADDRESSES", "CABLE", "networks", "two_networks"]
 
-CABLE = "cable"  # the network interface in both
+CABLE = "cable"  # the network interface in all
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 # What may wait at an end of the cable: enough that nothing is lost, and sent at most at once.
 QUEUE_MS, BURST_BYTES = 1000, 1 << 20
@@ -17,40 +17,75 @@ QUEUE_MS, BURST_BYTES = 1000, 1 << 20
 
 @contextmanager
 def two_networks(megabits: float | None = None) -> Iterator[tuple[str, str]]:
-    """Make two namespaces; commands run in one with ``ip netns exec NAME``.
+    """Two namespaces joined by a cable, with the :data:`ADDRESSES`; see :func:`networks`."""
+    with networks(2, megabits) as (first, second):
+        yield first, second
+
+
+@contextmanager
+def networks(count: int, megabits: float | None = None) -> Iterator[tuple[str, ...]]:
+    """Make namespaces; commands run in one with ``ip netns exec NAME``.
+
+    Two are joined by a cable. More have a cable each to a switch, a namespace of its own.
 
     Args:
-        megabits: what the cable carries a second, each way; None: as much as the machine can.
+        count: how many.
+        megabits: what a cable carries a second, each way; None: as much as the machine can.
 
     Yields:
-        Their names; they have the :data:`ADDRESSES` in this order.
+        Their names; they have the addresses from 10.77.0.1 on in this order.
 
     Raises:
         PermissionError: this user may not make namespaces, or there is no ``ip`` or ``tc``.
     """
-    first, second = (f"opensmd-{os.getpid()}-{side}" for side in "ab")
+    hosts = [f"opensmd-{os.getpid()}-{chr(ord('a') + index)}" for index in range(count)]
     made: list[str] = []
     try:
         try:
-            for name in (first, second):
-                _run("ip", "netns", "add", name)
-                made.append(name)
-            # The ends of the cable are born inside: nothing is added to this machine's own network.
-            ends = ("add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", second)
-            _run("ip", "-n", first, "link", *ends)
+            ends = _two_ends(hosts, made) if count == 2 else _ends_at_a_switch(hosts, made)
         except (OSError, subprocess.CalledProcessError) as error:
             raise PermissionError(f"this user may not make network namespaces: {error}") from error
-        for name, address in zip((first, second), ADDRESSES, strict=True):
-            _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", CABLE)
-            _run("ip", "-n", name, "link", "set", CABLE, "up")
+        for index, name in enumerate(hosts):
+            _run("ip", "-n", name, "addr", "add", f"10.77.0.{index + 1}/24", "dev", CABLE)
             _run("ip", "-n", name, "link", "set", "lo", "up")
+        for name, end in ends:
+            _run("ip", "-n", name, "link", "set", end, "up")
             if megabits is not None:
                 limit = ("rate", f"{megabits}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms")
-                _run("tc", "-n", name, "qdisc", "add", "dev", CABLE, "root", "tbf", *limit)
-        yield first, second
+                _run("tc", "-n", name, "qdisc", "add", "dev", end, "root", "tbf", *limit)
+        yield tuple(hosts)
     finally:
         for name in made:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _add(names: list[str], made: list[str]) -> None:
+    for name in names:
+        _run("ip", "netns", "add", name)
+        made.append(name)
+
+
+def _two_ends(hosts: list[str], made: list[str]) -> list[tuple[str, str]]:
+    """Both ends of one cable, as namespace and interface."""
+    _add(hosts, made)
+    # They are born inside: nothing is added to this machine's own network.
+    _run("ip", "-n", hosts[0], "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", hosts[1])
+    return [(name, CABLE) for name in hosts]
+
+
+def _ends_at_a_switch(hosts: list[str], made: list[str]) -> list[tuple[str, str]]:
+    """Both ends of each host's cable."""
+    switch = f"opensmd-{os.getpid()}-switch"
+    _add([switch, *hosts], made)
+    _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+    _run("ip", "-n", switch, "link", "set", "bridge", "up")
+    ends = []
+    for index, name in enumerate(hosts):
+        port = f"port{index}"
+        _run("ip", "-n", name, "link", "add", CABLE, "type", "veth", "peer", "name", port, "netns", switch)
+        _run("ip", "-n", switch, "link", "set", port, "master", "bridge")
+        ends += [(name, CABLE), (switch, port)]
+    return ends
 
 
 def _run(*command: str) -> None:

@@ -1,35 +1,67 @@
-"""One rank of the benchmark over two hosts: all-reduce over each backend, in turn."""
+"""One rank of the benchmark between hosts: every operation over each backend, in turn."""
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
 
-from benchmarks.harness.contestants import summing, through_torch, title
+import torch
+import torch.distributed as dist
+
+from benchmarks.harness.contestants import checked, title
 from benchmarks.harness.options import rank_parser
-from benchmarks.harness.rank import join, leave
+from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, human_bytes, row
-from benchmarks.harness.sampling import Plan, sample, timed
+from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.hosts.networks import CABLE
+from benchmarks.hosts.operations import OPERATIONS, Buffers, Operation
+
+COUNTERS = [Path(f"/sys/class/net/{CABLE}/statistics/{way}_bytes") for way in ("tx", "rx")]
+CROSSED = "bytes over the busiest link"
 
 
 def main() -> None:
-    """Measure every size and leave the results to rank 0."""
+    """Measure every operation at every size and leave the results to rank 0."""
     parser = rank_parser()
     parser.add_argument("--sizes", type=int, nargs="+", required=True)
+    parser.add_argument("--operations", nargs="+", required=True)
+    parser.add_argument("--dtype", required=True)
     options = parser.parse_args()
     me = join(options.backends, patience=options.patience)
-    results = Results("hosts", f"{me.layout}, half of them on each of two hosts")
-    for nbytes in options.sizes:
-        data = torch.zeros(nbytes // 4)
-        candidates = [
-            summing(me, title(backend), data, timed(through_torch(data, group)))
-            for backend, group in me.groups.items()
-        ]
-        found = sample(candidates, me.meeting, me.calm, Plan(options.seconds))
-        results.rows += [row("float32", nbytes, name, samples) for name, samples in found.items()]
-        if me.rank == 0:
-            medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-len(found) :])
-            print(f"{human_bytes(nbytes):>8}: {medians}", flush=True)
+    results = Results("hosts", me.layout)
+    for operation in (each for each in OPERATIONS if each.name in options.operations):
+        for nbytes in options.sizes:
+            buffers = Buffers.of(nbytes, getattr(torch, options.dtype), me.rank, me.size)
+            candidates = [candidate(me, backend, operation, buffers) for backend in me.groups]
+            plan = Plan(options.seconds, min_rounds=3)
+            found = sample(candidates, me.meeting, me.calm, plan)
+            results.rows += [row(operation.name, nbytes, name, samples) for name, samples in found.items()]
+            for backend in me.groups:
+                bytes_crossed = crossed(me, backend, operation, buffers)
+                name = f"{title(backend)}: {CROSSED}"
+                results.rows.append(row(operation.name, nbytes, name, [bytes_crossed]))
+            if me.rank == 0:
+                medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-2 * len(found) :])
+                print(f"{operation.name} {human_bytes(nbytes)}: {medians}", flush=True)
     leave(me, results)
+
+
+def candidate(me: Rank, backend: str, operation: Operation, buffers: Buffers) -> Candidate:
+    """One backend, which must first show a right result."""
+    group = me.groups[backend]
+    block = timed(lambda: operation.call(buffers, group))
+    return checked(title(backend), me.meeting, block, buffers.fill, lambda: operation.verify(buffers))
+
+
+def crossed(me: Rank, backend: str, operation: Operation, buffers: Buffers) -> float:
+    """The bytes that one call sends over the busiest link, one way, with their headers."""
+    me.meeting.wait()
+    before = torch.tensor([int(path.read_text()) for path in COUNTERS])
+    me.meeting.wait()
+    operation.call(buffers, me.groups[backend])
+    dist.barrier()
+    most = torch.tensor([int(path.read_text()) for path in COUNTERS]) - before
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return float(most.max())
 
 
 if __name__ == "__main__":

@@ -74,9 +74,12 @@ def run_sums_in_parts(hosts: str) -> list[int]:
                 dist.all_reduce(tensor, op)
                 if not dtype.is_floating_point and not dtype.is_complex:
                     expected = torch.complex(expected.real.trunc(), expected.imag)
-                torch.testing.assert_close(
-                    tensor, expected.to(dtype), rtol=2e-2 if dtype.itemsize == 2 else 1e-5, atol=1e-4
-                )
+                if dtype == torch.bfloat16:  # rounded on each host and once more
+                    allowed = 2**-7 * sum(each.float().abs() for each in mine)
+                    allowed /= size if op == Op.AVG else 1
+                    assert bool(((tensor - expected.real).abs() <= allowed).all())
+                else:
+                    torch.testing.assert_close(tensor, expected.to(dtype), rtol=1e-5, atol=1e-4)
                 checksums.append(zlib.crc32(tensor.view(torch.uint8).numpy()))
         largest = inputs[rank].clone()
         dist.all_reduce(largest, Op.MAX)

@@ -34,7 +34,7 @@ FLAGS = {
     "tsan": ("-O1", "-g1", "-Wextra", "-Werror", "-fsanitize=thread"),
 }
 PROGRAMS = {
-    "plain": ["test_kernels", "test_collectives", "test_mailbox", "test_faults"],
+    "plain": ["test_kernels", "test_levels", "test_collectives", "test_mailbox", "test_faults"],
     "tsan": ["test_collectives", "test_mailbox"],
 }
 

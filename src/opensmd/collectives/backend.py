@@ -102,10 +102,10 @@ def _make_backend(place: Membership) -> Any:
     try:
         if fd is not None and plan.one_host:
             return native.make_shared_backend(fd=fd, **common)
-        island = _island(native, fd, place, exchange, plan) if fd is not None else None
         gloo = _gloo(place, exchange, plan)
         failures = PrefixStore(f"opensmd/failures/{exchange.generation}", place.store)
-        return native.make_gloo_backend(gloo=gloo, store=failures, island=island, **common)
+        hosts = plan.islands if fd is not None else [(rank,) for rank in range(place.size)]
+        return native.make_gloo_backend(gloo=gloo, store=failures, fd=fd, hosts=hosts, **common)
     finally:
         if fd is not None:
             os.close(fd)  # nobody opens the creator's descriptor any more: all have said that they did
@@ -144,30 +144,6 @@ def _share_arena(
             stacklevel=3,
         )
     return None
-
-
-def _island(native: ModuleType, fd: int, place: Membership, exchange: Exchange, plan: Plan) -> Any:
-    """The ranks of this one's host, and its counterparts on the others."""
-    peers = plan.peers_of(place.rank)
-    lanes = []
-    for lane in range(native.Island.LANES if peers else 0):
-        store = PrefixStore(f"opensmd/peers/{exchange.generation}/{peers[0]}/{lane}", place.store)
-        connect = partial(
-            _torch_internals.gloo_group,
-            store,
-            peers.index(place.rank),
-            len(peers),
-            timeout=place.timeout,
-            one_network=plan.one_network,
-        )
-        lanes.append(_connected(place, exchange, plan, connect))
-    return native.Island(
-        fd=fd,
-        members=plan.island_of(place.rank),
-        firsts=[island[0] for island in plan.islands],
-        peers=lanes,
-        crossing=plan.crossing,
-    )
 
 
 def _usual_heap(native: ModuleType, size: int) -> int:

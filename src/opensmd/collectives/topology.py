@@ -75,19 +75,9 @@ class Plan:
         """Whether the group spans hosts and several of its ranks share one."""
         return len(self.islands) > 1 and any(len(island) > 1 for island in self.islands)
 
-    @property
-    def crossing(self) -> int:
-        """How many ranks of every host can have a counterpart on all others."""
-        return min(map(len, self.islands))
-
     def island_of(self, rank: int) -> tuple[int, ...]:
         """The ranks on the host of this one."""
         return next(island for island in self.islands if rank in island)
-
-    def peers_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks that have this one's place on their hosts, if all hosts have that place."""
-        place = self.island_of(rank).index(rank)
-        return tuple(island[place] for island in self.islands) if place < self.crossing else ()
 
 
 def make_plan(identities: Sequence[Identity]) -> Plan:

@@ -10,7 +10,7 @@
 
 #include "pipeline/mailbox_bindings.hpp"
 #include "torch/backend.hpp"
-#include "torch/hosts/islands.hpp"
+#include "torch/hosts/gloo_transport.hpp"
 #include "torch/python_object.hpp"
 #include "torch/python_threads.hpp"
 
@@ -58,13 +58,10 @@ c10::intrusive_ptr<SmddpBackend> make_shared_backend(int fd, std::vector<std::st
                                            makers(std::move(device_backend), std::move(split)));
 }
 
-// What islands.hpp needs. Members are ranks of the whole group.
-struct Island {
-  int fd;  // of the arena of this host's members
+// The members of this host, as ranks of the whole group, and the descriptor of their arena.
+struct Here {
+  int fd;
   std::vector<int> members;
-  std::vector<int> firsts;        // of all hosts
-  std::vector<BackendPtr> peers;  // torch's, for this member and its counterparts
-  int crossing;
 };
 
 std::vector<std::string> names_of(const std::vector<int>& members, const std::vector<std::string>& names) {
@@ -73,48 +70,28 @@ std::vector<std::string> names_of(const std::vector<int>& members, const std::ve
   return found;
 }
 
-std::shared_ptr<Group> make_islands_group(const Island& island, const std::vector<std::string>& names, int rank,
-                                          std::chrono::milliseconds timeout) {
-  const auto& members = island.members;
+std::shared_ptr<Group> make_local_group(const Here& here, const std::vector<std::string>& names, int rank,
+                                        std::chrono::milliseconds timeout) {
+  const auto& members = here.members;
   const auto place = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
-  return make_group(island.fd, names_of(members, names), place, static_cast<int>(members.size()), timeout);
+  return make_group(here.fd, names_of(members, names), place, static_cast<int>(members.size()), timeout);
 }
 
-// First members speak for their hosts, over the first lane.
-std::unique_ptr<Agreement> make_agreement(const BackendPtr& gloo, const std::optional<Island>& island,
-                                          std::shared_ptr<Group> group, const std::vector<std::string>& names,
-                                          int rank) {
-  const auto& name = names[static_cast<size_t>(rank)];
-  if (!island) return std::make_unique<Agreement>(nullptr, Links(gloo, names), name, gloo->getSize());
-  std::optional<Links> links;
-  if (group->rank() == 0) links.emplace(island->peers[0], names_of(island->firsts, names));
-  return std::make_unique<Agreement>(std::move(group), std::move(links), name,
-                                     static_cast<int>(island->firsts.size()));
-}
-
-std::unique_ptr<Islands> make_islands(const Island& island, std::shared_ptr<Group> group, int size) {
-  std::vector<std::unique_ptr<Transport>> peers;
-  for (const auto& peer : island.peers) {
-    auto failure = std::make_shared<Failure>(peer, nullptr, std::vector<std::string>{});
-    peers.push_back(make_gloo_transport(peer, std::move(failure), nullptr, nullptr));
-  }
-  return std::make_unique<Islands>(std::move(group), std::move(peers), island.crossing, size);
-}
-
+// `fd`: of the arena of this host's members; none where they share no memory, and each is a host of its own.
 c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, c10::intrusive_ptr<c10d::Store> store,
-                                                   std::optional<Island> island,
+                                                   std::optional<int> fd, std::vector<std::vector<int>> hosts,
                                                    std::vector<std::string> names, int rank, int size,
                                                    c10::intrusive_ptr<SmddpOptions> options,
                                                    py::object device_backend, py::object split) {
-  auto group = island ? make_islands_group(*island, names, rank, options->timeout) : nullptr;
-  auto agreement = make_agreement(gloo, island, group, names, rank);
-  auto islands = island ? make_islands(*island, std::move(group), size) : nullptr;
-  std::string name = names.at(static_cast<size_t>(rank));
-  auto failure = std::make_shared<Failure>(gloo, std::move(store), std::move(names));
+  std::shared_ptr<Group> local;
+  for (const auto& members : hosts) {
+    const bool here = std::find(members.begin(), members.end(), rank) != members.end();
+    if (fd && here) local = make_local_group({*fd, members}, names, rank, options->timeout);
+  }
   auto transport =
-      make_gloo_transport(std::move(gloo), std::move(failure), std::move(agreement), std::move(islands));
-  return c10::make_intrusive<SmddpBackend>(std::move(transport), std::move(name), rank, size, std::move(options),
-                                           makers(std::move(device_backend), std::move(split)));
+      make_gloo_transport(std::move(gloo), std::move(store), std::move(hosts), std::move(local), names);
+  return c10::make_intrusive<SmddpBackend>(std::move(transport), names.at(static_cast<size_t>(rank)), rank, size,
+                                           std::move(options), makers(std::move(device_backend), std::move(split)));
 }
 
 py::dict entry_dict(const RecordEntry& entry) {
@@ -209,15 +186,9 @@ void bind_backend(py::module_& module) {
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});
   module.def("make_shared_backend", &make_shared_backend, py::kw_only(), py::arg("fd"), py::arg("names"),
              py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"), py::arg("split"));
-  py::class_<Island>(module, "Island")
-      .def(py::init([](int fd, std::vector<int> members, std::vector<int> firsts, std::vector<BackendPtr> peers, int crossing) {
-             return Island{fd, std::move(members), std::move(firsts), std::move(peers), crossing};
-           }),
-           py::kw_only(), py::arg("fd"), py::arg("members"), py::arg("firsts"), py::arg("peers"), py::arg("crossing"))
-      .def_readonly_static("LANES", &Islands::kLanes);
-  module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("store"), py::arg("island"),
-             py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"),
-             py::arg("split"));
+  module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("store"), py::arg("fd"),
+             py::arg("hosts"), py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"),
+             py::arg("device_backend"), py::arg("split"));
 }
 
 }  // namespace

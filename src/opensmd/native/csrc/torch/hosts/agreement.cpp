@@ -1,9 +1,11 @@
 #include "torch/hosts/agreement.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
+#include "core/memory/arena.hpp"
 #include "core/protocol/clock.hpp"
 #include "core/protocol/context.hpp"
 
@@ -18,6 +20,15 @@ constexpr size_t kLineBytes = 256;         // of a member's name and call
 constexpr size_t kHostsLines = 16u << 10;  // of those of a host
 // Who waits for its first member to hear from other hosts waits longer than that does.
 constexpr milliseconds kGrace{2000};
+constexpr size_t kHeaderWords = 4;
+
+size_t most_payload(int hosts) {
+  return hosts <= 2 ? kMostToOne : kMostToSeveral / static_cast<size_t>(hosts - 1) / kLine * kLine;
+}
+
+size_t frame_bytes(size_t payload_bytes) {
+  return std::max(kHeaderWords * sizeof(uint64_t) + payload_bytes, kHostsLines);
+}
 
 struct Caller {
   std::string call;
@@ -58,12 +69,17 @@ std::string describe(const Signature& signature, std::string_view text) {
   return entry.describe();
 }
 
-Agreement::Agreement(std::shared_ptr<Group> island, std::optional<Links> links, std::string name, int hosts)
-    : island_(std::move(island)),
-      links_(std::move(links)),
-      name_(std::move(name)),
-      hosts_(hosts),
-      payload_bytes_(hosts <= 2 ? kMostToOne : kMostToSeveral / static_cast<size_t>(hosts - 1)) {}
+Agreement::Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Backend> gloo, std::vector<int> firsts,
+                     const std::vector<std::string>& names)
+    : local_(std::move(local)),
+      name_(names[static_cast<size_t>(gloo->getRank())]),
+      hosts_(static_cast<int>(firsts.size())),
+      payload_bytes_(most_payload(hosts_)) {
+  if (local_->rank() != 0) return;
+  std::vector<std::string> names_of_firsts;
+  for (int member : firsts) names_of_firsts.push_back(names[static_cast<size_t>(member)]);
+  links_.emplace(std::move(gloo), std::move(firsts), std::move(names_of_firsts), frame_bytes(payload_bytes_));
+}
 
 void Agreement::check(const Signature& signature, const Call& call) {
   Comparison comparison(*this, signature, call);
@@ -71,42 +87,49 @@ void Agreement::check(const Signature& signature, const Call& call) {
   comparison.conclude();
 }
 
-void Agreement::abort() {
-  if (links_) links_->abort();
-}
-
-void Agreement::leave() {
-  if (links_) links_->leave();
-}
-
-Agreement::Comparison::Comparison(Agreement& owner, const Signature& signature, const Call& call)
-    : owner_(owner), signature_(signature), call_(call), start_ns_(now_ns()) {
-  if (!owner_.island_) return;
-  const uint64_t own = signature_.hash();
-  std::vector<uint64_t> all(static_cast<size_t>(owner_.island_->size()));
+Agreement::Comparison::Comparison(Agreement& owner, const Signature& signature, const Call& call, uint64_t detail)
+    : owner_(owner), signature_(signature), call_(call), detail_(detail), start_ns_(now_ns()) {
+  if (owner_.local_->alone()) return;
+  using Words = std::array<uint64_t, 2>;
+  const Words own{signature_.hash(), detail};
+  std::vector<Words> all(static_cast<size_t>(owner_.local_->size()));
   std::vector<void*> outs;
-  for (auto& each : all) outs.push_back(&each);
-  const std::vector<size_t> ones(all.size(), 1);
-  owner_.island_->all_gather(&own, outs.data(), ones.data(), DType::U64, call_);
-  agreed_ = std::all_of(all.begin(), all.end(), [own](uint64_t each) { return each == own; });
+  for (auto& words : all) outs.push_back(words.data());
+  const std::vector<size_t> counts(all.size(), own.size());
+  owner_.local_->all_gather(own.data(), outs.data(), counts.data(), DType::U64, call_);
+  for (const auto& words : all) {
+    agreed_ = agreed_ && words[0] == own[0];
+    same_detail_ = same_detail_ && words[1] == own[1];
+  }
 }
 
-void Agreement::Comparison::post(const void* payload, size_t bytes, double factor) {
-  if (!owner_.links_) return;
-  std::byte* frame = owner_.links_->prepare(sizeof(Header) + owner_.payload_bytes_);
-  const Header header{signature_.hash(), agreed_, factor};
-  std::memcpy(frame, &header, sizeof(header));
-  if (bytes > 0) std::memcpy(frame + sizeof(header), payload, bytes);
-  owner_.links_->post(sizeof(Header) + bytes);
+std::byte* Agreement::Comparison::payload_for(int host) { return owner_.links_->outgoing(host) + sizeof(Header); }
+
+void Agreement::Comparison::post(const std::vector<size_t>& bytes) {
+  if (!first()) return;
+  const Header header{signature_.hash(), agreed_, same_detail_, detail_};
+  std::vector<size_t> sizes(static_cast<size_t>(owner_.hosts_), sizeof(Header));
+  for (int host = 0; host < owner_.hosts_; ++host) {
+    std::memcpy(owner_.links_->outgoing(host), &header, sizeof(header));
+    if (!bytes.empty()) sizes[static_cast<size_t>(host)] += bytes[static_cast<size_t>(host)];
+  }
+  owner_.links_->post(sizes);
 }
 
-const Agreement::Comparison::Header& Agreement::Comparison::header(int host) const {
+void Agreement::Comparison::post_to_all(size_t bytes) {
+  if (!first()) return;
+  const int own = owner_.links_->own();
+  for (int host = 0; host < owner_.hosts_; ++host) {
+    if (host != own && bytes > 0) std::memcpy(payload_for(host), payload_for(own), bytes);
+  }
+  post(std::vector<size_t>(static_cast<size_t>(owner_.hosts_), bytes));
+}
+
+const Agreement::Comparison::Header& Agreement::Comparison::header(int host) {
   return *reinterpret_cast<const Header*>(owner_.links_->frame(host));
 }
 
-const void* Agreement::Comparison::payload(int host) const { return owner_.links_->frame(host) + sizeof(Header); }
-
-double Agreement::Comparison::factor(int host) const { return header(host).factor; }
+const std::byte* Agreement::Comparison::payload(int host) { return owner_.links_->frame(host) + sizeof(Header); }
 
 milliseconds Agreement::Comparison::time_left() const {
   const milliseconds used(static_cast<int64_t>((now_ns() - start_ns_) / 1000000u));
@@ -116,29 +139,31 @@ milliseconds Agreement::Comparison::time_left() const {
 Call Agreement::Comparison::later() const { return {call_.text, time_left() + kGrace}; }
 
 void Agreement::Comparison::conclude() {
-  uint64_t agreed = agreed_;
-  if (owner_.links_) {
+  std::array<uint64_t, 2> verdict{agreed_, same_detail_};
+  if (first()) {
     owner_.links_->wait(time_left());
-    for (int host = 0; host < owner_.links_->size(); ++host) {
-      agreed = agreed && header(host).agreed && header(host).signature == signature_.hash();
+    for (int host = 0; host < owner_.hosts_; ++host) {
+      const Header& theirs = header(host);
+      verdict[0] = verdict[0] && theirs.agreed && theirs.signature == signature_.hash();
+      verdict[1] = verdict[1] && theirs.same_detail && theirs.detail == detail_;
     }
   }
-  if (owner_.island_ && owner_.island_->size() > 1) owner_.island_->broadcast(&agreed, 1, DType::U64, 0, later());
-  if (!agreed) raise();
+  owner_.local_->broadcast(verdict.data(), verdict.size(), DType::U64, 0, later());
+  same_detail_ = verdict[1] != 0;
+  if (!verdict[0]) raise();
 }
 
 // This member's line, and on first members those of all others of the host.
 std::string Agreement::Comparison::collected_calls() {
   std::string own = owner_.name_ + "\t" + describe(signature_, call_.text) + "\n";
   own.resize(std::min(own.size(), kLineBytes));
-  if (!owner_.island_) return own;
   own.resize(kLineBytes);
-  const auto size = static_cast<size_t>(owner_.island_->size());
+  const auto size = static_cast<size_t>(owner_.local_->size());
   std::string all(size * kLineBytes, '\0');
   std::vector<void*> outs;
   for (size_t i = 0; i < size; ++i) outs.push_back(all.data() + i * kLineBytes);
   const std::vector<size_t> counts(size, kLineBytes);
-  owner_.island_->all_gather(own.data(), outs.data(), counts.data(), DType::U8, later());
+  owner_.local_->all_gather(own.data(), outs.data(), counts.data(), DType::U8, later());
   all.erase(std::remove(all.begin(), all.end(), '\0'), all.end());
   return all;
 }
@@ -147,20 +172,24 @@ std::string Agreement::Comparison::collected_calls() {
 void Agreement::Comparison::raise() {
   const std::string own = collected_calls();
   std::string words(kHostsLines, '\0');
-  if (owner_.links_) {
-    const size_t length = std::min(own.size(), kHostsLines - 1);
-    std::memcpy(owner_.links_->prepare(kHostsLines), own.data(), length);
-    owner_.links_->post(length);
-    owner_.links_->wait(time_left());
+  if (first()) {
+    auto& links = *owner_.links_;
+    const size_t length = std::min(own.size(), kHostsLines - 1) + 1;  // with the end of the text
+    for (int host = 0; host < owner_.hosts_; ++host) {
+      std::memcpy(links.outgoing(host), own.data(), length - 1);
+      links.outgoing(host)[length - 1] = std::byte{0};
+    }
+    links.post(std::vector<size_t>(static_cast<size_t>(owner_.hosts_), length));
+    links.wait(time_left());
     std::vector<Caller> callers;
-    for (int host = 0; host < owner_.links_->size(); ++host) {
-      add_callers(callers, reinterpret_cast<const char*>(owner_.links_->frame(host)));
+    for (int host = 0; host < owner_.hosts_; ++host) {
+      add_callers(callers, reinterpret_cast<const char*>(links.frame(host)));
     }
     const std::string all = sentence(callers);
     words.replace(0, std::min(all.size(), kHostsLines - 1), all, 0, kHostsLines - 1);
     words.resize(kHostsLines);
   }
-  if (owner_.island_) owner_.island_->broadcast(words.data(), kHostsLines, DType::U8, 0, later());
+  owner_.local_->broadcast(words.data(), kHostsLines, DType::U8, 0, later());
   throw Mismatch(std::string("the ranks of the group made different calls: ") + words.c_str() +
                  ". All must call the same operations with the same sizes in the same order");
 }

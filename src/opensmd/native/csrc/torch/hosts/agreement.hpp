@@ -5,7 +5,7 @@
 //      rank 0  <── signatures ──>     rank 2        1. every host compares in shared memory
 //      rank 1                         rank 3
 //      rank 0  <════ frame ═════>     rank 2        2. their first members exchange what their hosts call,
-//                                                      and with it the data of small sums
+//                                                      and with it the data of small calls
 //      rank 0  ──── verdict ───>      rank 2 ──>    3. they tell their hosts
 //      rank 1                         rank 3
 //
@@ -20,6 +20,7 @@
 
 #include "core/protocol/record.hpp"
 #include "torch/hosts/links.hpp"
+#include "torch/hosts/local.hpp"
 
 namespace opensmd {
 
@@ -28,53 +29,56 @@ std::string describe(const Signature& signature, std::string_view text);
 
 class Agreement {
  public:
-  // `island`: of the members on this host; null where no two members share one. `links`: among the first members of
-  // the hosts; none on other members. `name`: of this member, for messages.
-  Agreement(std::shared_ptr<Group> island, std::optional<Links> links, std::string name, int hosts);
+  // `firsts`: the first members of all hosts, by whom `gloo` calls them. `names`: of all members, for messages.
+  Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Backend> gloo, std::vector<int> firsts,
+            const std::vector<std::string>& names);
 
   // Throws Mismatch, the same on all members, unless all of them make the same call. No member returns before all
   // others have called it.
   void check(const Signature& signature, const Call& call);
 
-  // Whether so many bytes of a sum are better sent with the comparison than after it.
+  // Whether so many bytes from one host to another are better sent with the comparison than after it.
   bool carries(size_t bytes) const { return bytes <= payload_bytes_; }
-
-  void abort();
-  void leave();
 
   class Comparison;
 
  private:
-  std::shared_ptr<Group> island_;
-  std::optional<Links> links_;
+  const std::shared_ptr<Local> local_;
   const std::string name_;
   const int hosts_;
   const size_t payload_bytes_;
+  std::optional<Links> links_;  // on first members
 };
 
 // The steps of one check, for who has something to do between them.
 class Agreement::Comparison {
  public:
-  Comparison(Agreement& owner, const Signature& signature, const Call& call);  // 1.
+  // 1. `detail` may differ between members; same_detail() says whether it does.
+  Comparison(Agreement& owner, const Signature& signature, const Call& call, uint64_t detail = 0);
 
   bool agreed_here() const { return agreed_; }
-  int hosts() const { return owner_.hosts_; }
-  // 2. On first members, nothing on others. `payload` may hold as much as the agreement carries.
-  void post(const void* payload = nullptr, size_t bytes = 0, double factor = 1.0);
+  bool first() const { return owner_.links_.has_value(); }
+  // On first members: where the payload for a host is to be written, as much as the agreement carries.
+  std::byte* payload_for(int host);
+  // 2. On first members, nothing on others. So many bytes of the payload for each host; none by default.
+  void post(const std::vector<size_t>& bytes = {});
+  // Likewise, but all hosts get the bytes that were written for this one.
+  void post_to_all(size_t bytes);
   void conclude();  // 3.
+  bool same_detail() const { return same_detail_; }  // of all members, after 3; before it, of those of this host
 
-  // On first members, after 3.
-  const void* payload(int host) const;
-  double factor(int host) const;
+  // On first members, after 3: what came from a host, or was written for this one.
+  const std::byte* payload(int host);
 
  private:
   struct Header {
     uint64_t signature;
     uint64_t agreed;  // by the members of this host
-    double factor;
+    uint64_t same_detail;
+    uint64_t detail;
   };
 
-  const Header& header(int host) const;
+  const Header& header(int host);
   milliseconds time_left() const;
   Call later() const;
   std::string collected_calls();
@@ -83,8 +87,10 @@ class Agreement::Comparison {
   Agreement& owner_;
   const Signature& signature_;
   const Call& call_;
+  const uint64_t detail_;
   const uint64_t start_ns_;
   bool agreed_ = true;
+  bool same_detail_ = true;
 };
 
 }  // namespace opensmd

@@ -12,7 +12,7 @@
 
 #include "core/protocol/context.hpp"
 #include "core/errors.hpp"
-#include "torch/hosts/links.hpp"
+#include "torch/hosts/wire.hpp"
 
 namespace opensmd {
 namespace {

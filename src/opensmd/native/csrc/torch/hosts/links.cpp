@@ -10,46 +10,37 @@
 
 namespace opensmd {
 
-// Its abort() leaves connections open, and its destructor waits for calls under way. But a receive that times out
-// closes all of them.
-void close_connections(c10d::Backend& gloo) {
-  at::Tensor nothing = at::empty({1}, at::kByte);
-  for (int i = 1; i < gloo.getSize(); ++i) {
-    try {
-      std::vector<at::Tensor> into{nothing};
-      gloo.recv(into, (gloo.getRank() + i) % gloo.getSize(), kNobodysTag)->wait(milliseconds{1});
-    } catch (const std::exception&) {
-      // As was to be; or this connection was closed before, but others may not be.
-    }
+Links::Links(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<int> members, std::vector<std::string> names,
+             size_t most)
+    : gloo_(std::move(gloo)), members_(std::move(members)), names_(std::move(names)) {
+  own_ = static_cast<int>(std::find(members_.begin(), members_.end(), gloo_->getRank()) - members_.begin());
+  const auto rows = static_cast<int64_t>(size()), width = static_cast<int64_t>(most);
+  outgoing_ = at::empty({rows, width}, at::kByte);
+  for (auto& rows_in : incoming_) rows_in = at::empty({rows, width}, at::kByte);
+}
+
+std::byte* Links::row(at::Tensor& rows, int index) const {
+  return reinterpret_cast<std::byte*>(rows.data_ptr<uint8_t>() + index * rows.size(1));
+}
+
+void Links::expect(size_t parity) {
+  receives_[parity].clear();
+  for (int step = 1; step < size(); ++step) {
+    std::vector<at::Tensor> into{incoming_[parity][other(step)]};
+    receives_[parity].push_back(gloo_->recv(into, members_[static_cast<size_t>(other(step))], kFrameTag));
   }
 }
 
-Links::Links(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names)
-    : gloo_(std::move(gloo)), names_(std::move(names)), rank_(gloo_->getRank()), size_(gloo_->getSize()) {}
-
-const std::byte* Links::frame(int member) const {
-  return reinterpret_cast<const std::byte*>(frames_.const_data_ptr<uint8_t>()) + member * frames_.size(1);
-}
-
-std::byte* Links::prepare(size_t most) {
-  const auto width = static_cast<int64_t>(most);
-  if (!frames_.defined() || frames_.size(1) != width) frames_ = at::zeros({size_, width}, at::kByte);
-  return reinterpret_cast<std::byte*>(frames_.data_ptr<uint8_t>() + rank_ * width);
-}
-
-void Links::post(size_t bytes) {
-  receives_.clear();
+void Links::post(const std::vector<size_t>& bytes) {
+  if (posted_ == 0) expect(1);
+  ++posted_;
   sends_.clear();
-  // Gloo sends data only to who has said that it waits for them: that goes first.
-  for (int i = 1; i < size_; ++i) {
-    const int source = (rank_ + i) % size_;
-    std::vector<at::Tensor> row{frames_[source]};
-    receives_.push_back(gloo_->recv(row, source, kFrameTag));
+  for (int step = 1; step < size(); ++step) {
+    const auto to = static_cast<size_t>(other(step));
+    std::vector<at::Tensor> own{bytes_at(outgoing(other(step)), bytes[to])};
+    sends_.push_back(gloo_->send(own, members_[to], kFrameTag));
   }
-  for (int i = 1; i < size_; ++i) {
-    std::vector<at::Tensor> own{frames_[rank_].narrow(0, 0, static_cast<int64_t>(bytes))};
-    sends_.push_back(gloo_->send(own, (rank_ + i) % size_, kFrameTag));
-  }
+  expect(1 - parity());
 }
 
 void Links::wait(milliseconds timeout) {
@@ -60,13 +51,13 @@ void Links::wait(milliseconds timeout) {
   };
   std::vector<std::string> missing;
   bool timed_out = false;
-  for (int i = 1; i < size_; ++i) {
+  for (int step = 1; step < size(); ++step) {
     try {
       // After one has timed out, Gloo waits for no other either.
-      receives_[static_cast<size_t>(i - 1)]->wait(left());
+      receives_[parity()][static_cast<size_t>(step - 1)]->wait(left());
     } catch (const std::exception&) {
       timed_out = timed_out || Clock::now() + milliseconds{1} >= deadline;
-      missing.push_back(names_[static_cast<size_t>((rank_ + i) % size_)]);
+      missing.push_back(names_[static_cast<size_t>(other(step))]);
     }
   }
   if (timed_out) {

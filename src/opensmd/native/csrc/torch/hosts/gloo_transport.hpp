@@ -1,0 +1,23 @@
+// The transport of a group that spans hosts, or has more members than one arena takes.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "torch/transport.hpp"
+
+namespace opensmd {
+
+// `gloo` is torch's own backend for the same members. `store` is for reports of failures, this group's alone. `hosts`:
+// the members that share memory, host by host; `local`: the group of those of this host, null where it has but one.
+// `names`: of the members, for messages.
+std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo,
+                                               c10::intrusive_ptr<c10d::Store> store,
+                                               std::vector<std::vector<int>> hosts, std::shared_ptr<Group> local,
+                                               const std::vector<std::string>& names);
+
+}  // namespace opensmd

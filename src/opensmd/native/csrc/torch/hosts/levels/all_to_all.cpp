@@ -1,0 +1,171 @@
+// Large: every member sends to each of another host what is for it, and gives those of its own theirs in shared memory.
+//
+// Where all pieces of all members have one size, the comparison says so. Else the members exchange their counts first.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "core/algorithms/counts.hpp"
+#include "torch/hosts/levels/levels.hpp"
+
+namespace opensmd::levels {
+namespace {
+
+struct Exchange {
+  const void* const* ins;
+  const size_t* in_counts;
+  void* const* outs;
+  const size_t* out_counts;
+
+  // The one count of all pieces that this member gives and takes, plus one; 0: there is none.
+  uint64_t one_count(int size) const {
+    const size_t count = in_counts[0];
+    const auto same = [count](size_t other) { return other == count; };
+    const bool all = std::all_of(in_counts, in_counts + size, same) && std::all_of(out_counts, out_counts + size, same);
+    return all ? count + 1 : 0;
+  }
+};
+
+void exchange_here(Levels& on, const Calling& calling, const Exchange& data) {
+  std::vector<const void*> ins;
+  std::vector<void*> outs;
+  std::vector<size_t> in_counts, out_counts;
+  for (int member : on.layout.here()) {
+    ins.push_back(data.ins[member]);
+    outs.push_back(data.outs[member]);
+    in_counts.push_back(data.in_counts[member]);
+    out_counts.push_back(data.out_counts[member]);
+  }
+  on.local.all_to_all(ins.data(), in_counts.data(), outs.data(), out_counts.data(), calling.signature.dtype,
+                      calling.call);
+}
+
+// Of all pieces of one size: those of this host's members for others, to its first member, into the frames.
+void give_to_first(Levels& on, const Calling& calling, Agreement::Comparison& comparison, const Exchange& data) {
+  const Layout& layout = on.layout;
+  const size_t count = data.in_counts[0], bytes = count * size_of(calling.signature.dtype);
+  const size_t of_member = (static_cast<size_t>(layout.size()) - layout.here().size()) * bytes;
+  auto given = std::make_unique_for_overwrite<char[]>(of_member);
+  char* next = given.get();
+  for (int step = 1; step < layout.hosts(); ++step) {
+    for (int member : layout.members(layout.after(step))) {
+      if (bytes > 0) std::memcpy(next, data.ins[member], bytes);
+      next += bytes;
+    }
+  }
+  auto all = std::make_unique_for_overwrite<char[]>(comparison.first() ? of_member * layout.here().size() : 0);
+  std::vector<void*> pieces;
+  for (size_t place = 0; comparison.first() && place < layout.here().size(); ++place) {
+    pieces.push_back(all.get() + place * of_member);
+  }
+  on.local.gather(given.get(), comparison.first() ? pieces.data() : nullptr, of_member, DType::Byte, 0, calling.call);
+  std::vector<size_t> sizes(static_cast<size_t>(layout.hosts()), 0);
+  size_t offset = 0;
+  for (int step = 1; comparison.first() && step < layout.hosts(); ++step) {
+    const int host = layout.after(step);
+    const size_t of_host = layout.members(host).size() * bytes;
+    for (size_t place = 0; place < layout.here().size() && of_host > 0; ++place) {
+      std::memcpy(comparison.payload_for(host) + place * of_host, all.get() + place * of_member + offset, of_host);
+    }
+    sizes[static_cast<size_t>(host)] = of_host * layout.here().size();
+    offset += of_host;
+  }
+  comparison.post(sizes);
+}
+
+// What has come from other hosts, from the first member to the others.
+void share_arrived(Levels& on, const Calling& calling, Agreement::Comparison& comparison, const Exchange& data) {
+  const Layout& layout = on.layout;
+  const size_t bytes = data.in_counts[0] * size_of(calling.signature.dtype), here = layout.here().size();
+  const size_t total = (static_cast<size_t>(layout.size()) - here) * here * bytes;
+  auto all = std::make_unique_for_overwrite<char[]>(total);
+  char* next = all.get();
+  for (int step = 1; comparison.first() && step < layout.hosts(); ++step) {
+    const size_t of_host = layout.members(layout.after(step)).size() * here * bytes;
+    if (of_host > 0) std::memcpy(next, comparison.payload(layout.after(step)), of_host);
+    next += of_host;
+  }
+  on.local.broadcast(all.get(), total, DType::Byte, 0, calling.call);
+  next = all.get() + static_cast<size_t>(layout.place()) * bytes;
+  for (int step = 1; step < layout.hosts(); ++step) {
+    for (int member : layout.members(layout.after(step))) {
+      if (bytes > 0) std::memcpy(data.outs[member], next, bytes);
+      next += here * bytes;
+    }
+  }
+}
+
+// Of every pair what the one gives and the other takes; all members look at all, so that all of them raise.
+void compare_counts(Levels& on, const Calling& calling, const Exchange& data) {
+  const auto size = static_cast<size_t>(on.layout.size());
+  std::vector<uint64_t> own(data.in_counts, data.in_counts + size);
+  own.insert(own.end(), data.out_counts, data.out_counts + size);
+  std::vector<std::vector<uint64_t>> all(size, std::vector<uint64_t>(own.size()));
+  std::vector<void*> outs;
+  for (auto& counts : all) outs.push_back(counts.data());
+  const std::vector<size_t> lengths(size, own.size());
+  Signature signature = calling.signature;
+  signature.operation = Operation::AllGather;
+  signature.dtype = DType::U64;
+  signature.count = size * own.size();
+  all_gather(on, {signature, calling.call}, own.data(), outs.data(), lengths.data());
+  for (size_t from = 0; from < size; ++from) {
+    for (size_t to = 0; to < size; ++to) {
+      const uint64_t given = all[from][to], expected = all[to][size + from];
+      if (given == expected) continue;
+      throw Mismatch(c10::str(on.wire.name(static_cast<int>(from)), " sends ", given, " elements to ",
+                              on.wire.name(static_cast<int>(to)), ", which expects ", expected,
+                              "; input and output splits of each pair must agree"));
+    }
+  }
+}
+
+void exchange_between(Levels& on, const Calling& calling, const Exchange& data) {
+  const Layout& layout = on.layout;
+  const size_t width = size_of(calling.signature.dtype);
+  Crossing crossing(on.wire, calling.call);
+  std::vector<size_t> receives;
+  for (int step = 1; step < layout.hosts(); ++step) {
+    for (int member : layout.members(layout.after(layout.hosts() - step))) {
+      receives.push_back(crossing.receive(data.outs[member], data.out_counts[member] * width, member));
+    }
+  }
+  for (int step = 1; step < layout.hosts(); ++step) {
+    for (int member : layout.members(layout.after(step))) {
+      crossing.send(data.ins[member], data.in_counts[member] * width, member);
+    }
+  }
+  exchange_here(on, calling, data);
+  for (size_t receive : receives) crossing.await_received(receive);
+  crossing.await_all_sent();
+}
+
+}  // namespace
+
+void all_to_all(Levels& on, const Calling& calling, const void* const* ins, const size_t* in_counts,
+                void* const* outs, const size_t* out_counts) {
+  const Exchange data{ins, in_counts, outs, out_counts};
+  const uint64_t detail = data.one_count(on.layout.size());
+  const auto most = static_cast<size_t>(on.layout.most_on_a_host());
+  const size_t piece = in_counts[0] * size_of(calling.signature.dtype);
+  Agreement::Comparison comparison(on.agreement, calling.signature, calling.call, detail);
+  const bool carried = detail != 0 && comparison.same_detail() && on.carries(piece * most * most);
+  if (carried && comparison.agreed_here()) {
+    give_to_first(on, calling, comparison, data);
+  } else {
+    comparison.post();
+  }
+  comparison.conclude();
+  const bool one_count = detail != 0 && comparison.same_detail();
+  if (one_count && carried) {
+    exchange_here(on, calling, data);
+    share_arrived(on, calling, comparison, data);
+    return;
+  }
+  if (!one_count) compare_counts(on, calling, data);
+  exchange_between(on, calling, data);
+}
+
+}  // namespace opensmd::levels

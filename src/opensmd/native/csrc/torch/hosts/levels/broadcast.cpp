@@ -1,0 +1,73 @@
+// Large: in parts along a tree of hosts, mostly a chain, so that the busiest link carries the data once. On each host one
+// member receives, passes on, and shares in shared memory.
+#include <cstring>
+#include <vector>
+
+#include "torch/hosts/levels/levels.hpp"
+#include "torch/hosts/levels/parts.hpp"
+
+namespace opensmd::levels {
+namespace {
+
+void carry_broadcast(Levels& on, const Calling& calling, void* data) {
+  const auto& [signature, call] = calling;
+  const size_t bytes = signature.count * size_of(signature.dtype);
+  const int root_host = on.layout.host_of(signature.root);
+  const bool here = on.layout.host() == root_host;
+  Agreement::Comparison comparison(on.agreement, signature, call);
+  if (here && comparison.agreed_here()) {
+    on.local.broadcast(data, signature.count, signature.dtype, on.layout.place_of(signature.root), call);
+    if (comparison.first() && bytes > 0) std::memcpy(comparison.payload_for(root_host), data, bytes);
+    comparison.post_to_all(bytes);
+  } else {
+    comparison.post();
+  }
+  comparison.conclude();
+  if (here) return;
+  if (comparison.first() && bytes > 0) std::memcpy(data, comparison.payload(root_host), bytes);
+  on.local.broadcast(data, signature.count, signature.dtype, 0, call);
+}
+
+void large_broadcast(Levels& on, const Calling& calling, void* data) {
+  const auto& [signature, call] = calling;
+  const Layout& layout = on.layout;
+  const size_t width = size_of(signature.dtype);
+  const Parts parts = Parts::of(signature.count * width, kMostOfPart, fewest_parts(layout.hosts()));
+  const HostTree tree = HostTree::of(layout.hosts(), parts.count());
+  const int root_host = layout.host_of(signature.root);
+  const int here = (layout.host() - root_host + layout.hosts()) % layout.hosts();
+  const auto crosser = [&](int host) {
+    return layout.partner((root_host + host) % layout.hosts(), signature.root);
+  };
+  const bool crosses = layout.here()[static_cast<size_t>(layout.place())] == crosser(here);
+  const int source = layout.place_of(crosser(here));
+  Crossing crossing(on.wire, call);
+  std::vector<size_t> receives;
+  const auto at = [&](size_t i) { return static_cast<char*>(data) + parts.part(i).offset; };
+  for (size_t i = 0; crosses && here > 0 && i < parts.count(); ++i) {
+    receives.push_back(crossing.receive(at(i), parts.part(i).bytes, crosser(tree.parent(here))));
+  }
+  on.agreement.check(signature, call);
+  for (size_t i = 0; i < parts.count(); ++i) {
+    const size_t bytes = parts.part(i).bytes;
+    if (!receives.empty()) crossing.await_received(receives[i]);
+    for (int child : tree.children(here, layout.hosts())) {
+      if (crosses) crossing.send(at(i), bytes, crosser(child));
+    }
+    if (here > 0) on.local.broadcast(at(i), bytes / width, signature.dtype, source, call);
+  }
+  if (here == 0) on.local.broadcast(data, signature.count, signature.dtype, source, call);
+  crossing.await_all_sent();
+}
+
+}  // namespace
+
+void broadcast(Levels& on, const Calling& calling, void* data) {
+  if (on.carries(calling.signature.count * size_of(calling.signature.dtype))) {
+    carry_broadcast(on, calling, data);
+  } else {
+    large_broadcast(on, calling, data);
+  }
+}
+
+}  // namespace opensmd::levels

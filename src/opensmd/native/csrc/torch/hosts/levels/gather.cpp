@@ -1,0 +1,102 @@
+// Large: members of other hosts send their pieces to the root, those of its host give them in shared memory.
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "torch/hosts/levels/levels.hpp"
+
+namespace opensmd::levels {
+namespace {
+
+// On the root's host.
+void gather_here(Levels& on, const Calling& calling, const void* in, void* const* outs) {
+  std::vector<void*> here;
+  for (int member : on.layout.here()) here.push_back(outs == nullptr ? nullptr : outs[member]);
+  on.local.gather(in, outs == nullptr ? nullptr : here.data(), calling.signature.count, calling.signature.dtype,
+                  on.layout.place_of(calling.signature.root), calling.call);
+}
+
+// What the first member of the root's host has got of the others, to the root.
+void hand_to_root(Levels& on, const Calling& calling, Agreement::Comparison& comparison, void* const* outs) {
+  const auto& [signature, call] = calling;
+  const Layout& layout = on.layout;
+  const size_t bytes = signature.count * size_of(signature.dtype);
+  const size_t elsewhere = static_cast<size_t>(layout.size()) - layout.here().size();
+  auto pieces = std::make_unique_for_overwrite<char[]>(elsewhere * bytes);
+  char* next = pieces.get();
+  for (int step = 1; comparison.first() && step < layout.hosts(); ++step) {
+    const size_t of_host = bytes * layout.members(layout.after(step)).size();
+    if (of_host > 0) std::memcpy(next, comparison.payload(layout.after(step)), of_host);
+    next += of_host;
+  }
+  if (layout.place_of(signature.root) != 0) {
+    on.local.broadcast(pieces.get(), elsewhere * signature.count, signature.dtype, 0, call);
+  }
+  next = pieces.get();
+  for (int step = 1; outs != nullptr && step < layout.hosts(); ++step) {
+    for (int member : layout.members(layout.after(step))) {
+      if (bytes > 0) std::memcpy(outs[member], next, bytes);
+      next += bytes;
+    }
+  }
+}
+
+void carry_gather(Levels& on, const Calling& calling, const void* in, void* const* outs) {
+  const auto& [signature, call] = calling;
+  const Layout& layout = on.layout;
+  const size_t bytes = signature.count * size_of(signature.dtype);
+  const int root_host = layout.host_of(signature.root);
+  Agreement::Comparison comparison(on.agreement, signature, call);
+  if (!comparison.agreed_here()) {
+    comparison.post();
+  } else if (layout.host() == root_host) {
+    gather_here(on, calling, in, outs);
+    comparison.post();
+  } else {
+    std::vector<void*> pieces;
+    for (size_t place = 0; comparison.first() && place < layout.here().size(); ++place) {
+      pieces.push_back(comparison.payload_for(root_host) + place * bytes);
+    }
+    on.local.gather(in, comparison.first() ? pieces.data() : nullptr, signature.count, signature.dtype, 0, call);
+    std::vector<size_t> sizes(static_cast<size_t>(layout.hosts()), 0);
+    sizes[static_cast<size_t>(root_host)] = bytes * layout.here().size();
+    comparison.post(sizes);
+  }
+  comparison.conclude();
+  if (layout.host() == root_host) hand_to_root(on, calling, comparison, outs);
+}
+
+void large_gather(Levels& on, const Calling& calling, const void* in, void* const* outs) {
+  const auto& [signature, call] = calling;
+  const Layout& layout = on.layout;
+  const size_t bytes = signature.count * size_of(signature.dtype);
+  const int root_host = layout.host_of(signature.root);
+  Crossing crossing(on.wire, call);
+  std::vector<size_t> receives;
+  for (int step = 1; outs != nullptr && step < layout.hosts(); ++step) {
+    for (int member : layout.members(layout.after(step))) {
+      receives.push_back(crossing.receive(outs[member], bytes, member));
+    }
+  }
+  on.agreement.check(signature, call);
+  if (layout.host() == root_host) {
+    gather_here(on, calling, in, outs);
+  } else {
+    crossing.send(in, bytes, signature.root);
+  }
+  for (size_t receive : receives) crossing.await_received(receive);
+  crossing.await_all_sent();
+}
+
+}  // namespace
+
+void gather(Levels& on, const Calling& calling, const void* in, void* const* outs) {
+  const size_t bytes = calling.signature.count * size_of(calling.signature.dtype);
+  if (on.carries(bytes * static_cast<size_t>(on.layout.most_on_a_host()))) {
+    carry_gather(on, calling, in, outs);
+  } else {
+    large_gather(on, calling, in, outs);
+  }
+}
+
+}  // namespace opensmd::levels

@@ -1,0 +1,44 @@
+// Collectives of a group that spans hosts, in two levels: shared memory on each host, messages between hosts, so that as
+// few bytes as can be travel between hosts. A few bytes go with the comparison of calls (agreement.hpp), in one step;
+// more follow it in parts, so that while some travel others are added up or copied in shared memory.
+//
+// A file a collective, of the two ways each. Every one compares the calls first. Options are those of core/group.hpp.
+#pragma once
+
+#include "core/protocol/record.hpp"
+#include "torch/hosts/agreement.hpp"
+#include "torch/hosts/layout.hpp"
+#include "torch/hosts/local.hpp"
+#include "torch/hosts/wire.hpp"
+
+namespace opensmd::levels {
+
+struct Levels {
+  const Layout& layout;
+  Local& local;
+  Wire& wire;
+  Agreement& agreement;
+  // Whether the agreement's frames go between the hosts of this layout, and so may carry data.
+  bool framed;
+
+  bool carries(size_t bytes) const { return framed && agreement.carries(bytes); }
+};
+
+// One call: what it is, as compared between members, and its text and timeout.
+struct Calling {
+  const Signature& signature;
+  const Call& call;
+};
+
+void all_reduce(Levels& on, const Calling& calling, void* data, double factor);
+void reduce(Levels& on, const Calling& calling, const void* in, void* out, double factor);
+void broadcast(Levels& on, const Calling& calling, void* data);
+void all_gather(Levels& on, const Calling& calling, const void* in, void* const* outs, const size_t* counts);
+void gather(Levels& on, const Calling& calling, const void* in, void* const* outs);
+void scatter(Levels& on, const Calling& calling, const void* const* ins, void* out);
+void reduce_scatter(Levels& on, const Calling& calling, const void* const* ins, const size_t* counts, void* out,
+                    double factor);
+void all_to_all(Levels& on, const Calling& calling, const void* const* ins, const size_t* in_counts,
+                void* const* outs, const size_t* out_counts);
+
+}  // namespace opensmd::levels

@@ -1,0 +1,61 @@
+// Runs of memory cut into the parts in which they travel, and into slices of members.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "core/kernels/types.hpp"
+#include "core/memory/parts.hpp"
+
+namespace opensmd::levels {
+
+// Parts of what members send each other, and of an all_reduce, which sends each part twice.
+constexpr size_t kMostOfPart = 1u << 20;
+constexpr size_t kMostOfSum = 2u << 20;
+// Enough that the tail of the last part hardly shows. Along a chain of hosts each begins a part later than the one
+// before it; but every part is a meeting in shared memory.
+constexpr size_t kFewestParts = 4;
+constexpr size_t kFewestInChain = 24;
+
+inline size_t fewest_parts(int hosts) { return hosts > 2 ? kFewestInChain : kFewestParts; }
+
+// Parts whose memory is posted ahead of them: as many as may be on their way, and one that is being worked on.
+constexpr size_t kAhead = 4;
+
+// A tensor in equal parts. Parts begin at cache lines.
+struct Parts {
+  size_t bytes;  // of all
+  size_t each;
+
+  // Parts of about `most` bytes; of less where it would be fewer than `fewest` parts, but not less than 64 KiB.
+  static Parts of(size_t bytes, size_t most, size_t fewest) {
+    constexpr size_t kLeast = 64u << 10;
+    return {bytes, round_up(std::clamp(bytes / fewest, kLeast, most), kLine)};
+  }
+
+  size_t count() const { return bytes == 0 ? 0 : (bytes + each - 1) / each; }
+  Part part(size_t index) const { return {index * each, std::min(each, bytes - index * each)}; }
+};
+
+// One run of memory cut among members, as the calls of core/group.hpp take it.
+struct Slices {
+  std::vector<char*> data;
+  std::vector<size_t> counts;  // of elements
+
+  void* const* outputs() const { return reinterpret_cast<void* const*>(data.data()); }
+  const void* const* inputs() const { return reinterpret_cast<const void* const*>(data.data()); }
+};
+
+// Even slices for the first `takers` of so many members, none for the others.
+inline Slices cut(void* data, size_t bytes, DType dtype, int takers, int members) {
+  Slices found;
+  for (int i = 0; i < members; ++i) {
+    const auto [offset, length] = i < takers ? part_of(bytes, takers, i) : Part{bytes, 0};
+    found.data.push_back(static_cast<char*>(data) + offset);
+    found.counts.push_back(length / size_of(dtype));
+  }
+  return found;
+}
+
+}  // namespace opensmd::levels

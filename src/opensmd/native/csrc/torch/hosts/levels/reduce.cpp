@@ -1,0 +1,147 @@
+// Large: in parts up a tree of hosts, mostly a chain, in which every host adds its own sum to what comes: the busiest link
+// carries the data once.
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "torch/hosts/levels/levels.hpp"
+#include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/two_sums.hpp"
+
+namespace opensmd::levels {
+namespace {
+
+void carry_reduce(Levels& on, const Calling& calling, const void* in, void* out, double factor) {
+  const auto& [signature, call] = calling;
+  const size_t count = signature.count, bytes = count * size_of(signature.dtype);
+  const TwoSums sums(on.layout, signature.dtype, signature.reduction, factor);
+  const int root_host = on.layout.host_of(signature.root), root_place = on.layout.place_of(signature.root);
+  Agreement::Comparison comparison(on.agreement, signature, call);
+  if (comparison.agreed_here()) {
+    void* own = comparison.first() ? comparison.payload_for(root_host) : nullptr;
+    on.local.reduce(in, own, count, signature.dtype, sums.here, 0, sums.factor, call);
+    std::vector<size_t> sizes(static_cast<size_t>(on.layout.hosts()), 0);
+    sizes[static_cast<size_t>(root_host)] = bytes;
+    comparison.post(sizes);
+  } else {
+    comparison.post();
+  }
+  comparison.conclude();
+  if (on.layout.host() != root_host || bytes == 0 || (root_place == 0 && out == nullptr)) return;
+  auto elsewhere = root_place != 0 ? std::make_unique_for_overwrite<char[]>(bytes) : nullptr;
+  void* result = elsewhere ? elsewhere.get() : out;
+  if (comparison.first()) {
+    std::vector<const void*> hosts;
+    for (int host = 0; host < on.layout.hosts(); ++host) hosts.push_back(comparison.payload(host));
+    sums.conclude(&result, 1, hosts.data(), on.layout.hosts(), bytes);
+  }
+  if (root_place == 0) return;
+  on.local.broadcast(result, count, signature.dtype, 0, call);
+  if (out != nullptr) std::memcpy(out, result, bytes);
+}
+
+class LargeReduce {
+ public:
+  LargeReduce(Levels& on, const Calling& calling, const void* in, void* out, double factor)
+      : on_(on),
+        calling_(calling),
+        dtype_(calling.signature.dtype),
+        sums_(on.layout, dtype_, calling.signature.reduction, factor),
+        in_(static_cast<const char*>(in)),
+        out_(static_cast<char*>(out)),
+        parts_(Parts::of(calling.signature.count * size_of(dtype_), kMostOfPart, fewest_parts(on.layout.hosts()))),
+        tree_(HostTree::of(on.layout.hosts(), parts_.count())),
+        root_host_(on.layout.host_of(calling.signature.root)),
+        here_((on.layout.host() - root_host_ + on.layout.hosts()) % on.layout.hosts()),
+        children_(tree_.children(here_, on.layout.hosts())),
+        crosses_(on.layout.here()[static_cast<size_t>(on.layout.place())] == crosser(here_)),
+        crossing_(on.wire, calling.call) {}
+
+  void run() {
+    slots_.resize(kAhead);
+    for (auto& slot : slots_) {
+      if (crosses_) slot.memory = std::make_unique_for_overwrite<char[]>(parts_.each * (children_.size() + 1));
+    }
+    for (size_t i = 0; i < std::min(kAhead, parts_.count()); ++i) expect(i);
+    on_.agreement.check(calling_.signature, calling_.call);
+    for (size_t i = 0; i < parts_.count(); ++i) {
+      add_up_here(i);
+      if (crosses_) add_up_hosts(i);
+      if (i + kAhead < parts_.count()) expect(i + kAhead);
+    }
+    crossing_.await_all_sent();
+  }
+
+ private:
+  struct Slot {
+    std::unique_ptr<char[]> memory;  // for this host's sum, and for what comes from its children
+    std::vector<size_t> receives;
+    size_t send = 0;
+    bool sent = false;
+  };
+
+  int crosser(int host) const {
+    return on_.layout.partner((root_host_ + host) % on_.layout.hosts(), calling_.signature.root);
+  }
+  Slot& slot(size_t index) { return slots_[index % kAhead]; }
+  char* sum(size_t index) { return here_ == 0 ? out_ + parts_.part(index).offset : slot(index).memory.get(); }
+  char* from_child(size_t index, size_t child) { return slot(index).memory.get() + parts_.each * (child + 1); }
+
+  void expect(size_t index) {
+    if (!crosses_) return;
+    slot(index).receives.clear();
+    for (size_t child = 0; child < children_.size(); ++child) {
+      slot(index).receives.push_back(
+          crossing_.receive(from_child(index, child), parts_.part(index).bytes, crosser(children_[child])));
+    }
+  }
+
+  void add_up_here(size_t index) {
+    const auto [offset, bytes] = parts_.part(index);
+    if (crosses_ && slot(index).sent) crossing_.await_sent(slot(index).send);
+    on_.local.reduce(in_ + offset, crosses_ ? sum(index) : nullptr, bytes / size_of(dtype_), dtype_, sums_.here,
+                     on_.layout.place_of(crosser(here_)), sums_.factor, calling_.call);
+  }
+
+  void add_up_hosts(size_t index) {
+    const size_t bytes = parts_.part(index).bytes;
+    void* into = sum(index);
+    std::vector<const void*> hosts{into};
+    for (size_t child = 0; child < children_.size(); ++child) {
+      crossing_.await_received(slot(index).receives[child]);
+      hosts.push_back(from_child(index, child));
+    }
+    const Reducer& reducer = here_ == 0 ? sums_.conclude : sums_.combine;
+    if (!children_.empty()) reducer(&into, 1, hosts.data(), static_cast<int>(hosts.size()), bytes);
+    if (here_ == 0) return;
+    slot(index).send = crossing_.send(into, bytes, crosser(tree_.parent(here_)));
+    slot(index).sent = true;
+  }
+
+  Levels& on_;
+  const Calling& calling_;
+  const DType dtype_;
+  const TwoSums sums_;
+  const char* const in_;
+  char* const out_;
+  const Parts parts_;
+  const HostTree tree_;
+  const int root_host_;
+  const int here_;  // counted from the root's host
+  const std::vector<int> children_;
+  const bool crosses_;
+  std::vector<Slot> slots_;
+  Crossing crossing_;  // goes before the memory that it writes to
+};
+
+}  // namespace
+
+void reduce(Levels& on, const Calling& calling, const void* in, void* out, double factor) {
+  if (on.carries(calling.signature.count * size_of(calling.signature.dtype))) {
+    carry_reduce(on, calling, in, out, factor);
+  } else {
+    LargeReduce(on, calling, in, out, factor).run();
+  }
+}
+
+}  // namespace opensmd::levels

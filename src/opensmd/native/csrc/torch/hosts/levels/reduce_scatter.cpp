@@ -1,0 +1,211 @@
+// Large: each host adds up in shared memory what is for the members of another, a slice by each of its own members, who
+// send their sums to them. Slices go in parts.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "torch/hosts/levels/levels.hpp"
+#include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/two_sums.hpp"
+
+namespace opensmd::levels {
+namespace {
+
+size_t elements_for(const Layout& layout, int host, const size_t* counts) {
+  size_t sum = 0;
+  for (int member : layout.members(host)) sum += counts[member];
+  return sum;
+}
+
+size_t most_for_a_host(const Layout& layout, const size_t* counts) {
+  size_t most = 0;
+  for (int host = 0; host < layout.hosts(); ++host) most = std::max(most, elements_for(layout, host, counts));
+  return most;
+}
+
+// All slices in a row, those of a host together.
+std::unique_ptr<char[]> packed(const Layout& layout, const void* const* ins, const size_t* counts, size_t width,
+                               size_t total) {
+  auto all = std::make_unique_for_overwrite<char[]>(total * width);
+  char* next = all.get();
+  for (int host = 0; host < layout.hosts(); ++host) {
+    for (int member : layout.members(host)) {
+      const size_t bytes = counts[member] * width;
+      if (bytes > 0) std::memcpy(next, ins[member], bytes);
+      next += bytes;
+    }
+  }
+  return all;
+}
+
+void carry_reduce_scatter(Levels& on, const Calling& calling, const void* const* ins, const size_t* counts, void* out,
+                          double factor) {
+  const auto& [signature, call] = calling;
+  const Layout& layout = on.layout;
+  const size_t width = size_of(signature.dtype);
+  const TwoSums sums(layout, signature.dtype, signature.reduction, factor);
+  Agreement::Comparison comparison(on.agreement, signature, call);
+  if (comparison.agreed_here()) {
+    auto all = packed(layout, ins, counts, width, signature.count);
+    on.local.reduce(all.get(), comparison.first() ? all.get() : nullptr, signature.count, signature.dtype, sums.here, 0, sums.factor, call);
+    const char* next = all.get();
+    std::vector<size_t> sizes;
+    for (int host = 0; host < layout.hosts(); ++host) {
+      sizes.push_back(elements_for(layout, host, counts) * width);
+      if (comparison.first() && sizes.back() > 0) std::memcpy(comparison.payload_for(host), next, sizes.back());
+      next += sizes.back();
+    }
+    comparison.post(sizes);
+  } else {
+    comparison.post();
+  }
+  comparison.conclude();
+  const size_t elements = elements_for(layout, layout.host(), counts);
+  auto mine = std::make_unique_for_overwrite<char[]>(elements * width);
+  if (comparison.first() && elements > 0) {
+    std::vector<const void*> hosts;
+    for (int host = 0; host < layout.hosts(); ++host) hosts.push_back(comparison.payload(host));
+    void* sum = mine.get();
+    sums.conclude(&sum, 1, hosts.data(), layout.hosts(), elements * width);
+  }
+  on.local.broadcast(mine.get(), elements, signature.dtype, 0, call);
+  const char* next = mine.get();
+  for (int place = 0; place < layout.place(); ++place) {
+    next += counts[layout.here()[static_cast<size_t>(place)]] * width;
+  }
+  const size_t own = counts[layout.here()[static_cast<size_t>(layout.place())]] * width;
+  if (own > 0) std::memcpy(out, next, own);
+}
+
+class LargeReduceScatter {
+ public:
+  LargeReduceScatter(Levels& on, const Calling& calling, const void* const* ins, const size_t* counts, void* out,
+                     double factor)
+      : on_(on),
+        calling_(calling),
+        dtype_(calling.signature.dtype),
+        width_(size_of(dtype_)),
+        sums_(on.layout, dtype_, calling.signature.reduction, factor),
+        ins_(ins),
+        counts_(counts),
+        out_(static_cast<char*>(out)),
+        me_(on.layout.here()[static_cast<size_t>(on.layout.place())]),
+        parts_(Parts::of(*std::max_element(counts, counts + on.layout.size()) * width_, kMostOfPart, kFewestParts)),
+        slots_(kAhead),
+        crossing_(on.wire, calling.call) {}
+
+  void run() {
+    for (size_t i = 0; i < std::min(kAhead, parts_.count()); ++i) expect(i);
+    on_.agreement.check(calling_.signature, calling_.call);
+    // Something is always on its way: sums of a part leave before those of the part before it are waited for.
+    for (size_t i = 0; i < parts_.count() + 1; ++i) {
+      if (i < parts_.count()) give(i);
+      if (i >= 1) take(i - 1);
+    }
+    crossing_.await_all_sent();
+  }
+
+ private:
+  struct Slot {
+    std::unique_ptr<char[]> arriving, leaving;
+    std::vector<size_t> receives, sends;
+  };
+
+  Slot& slot(size_t index) { return slots_[index % kAhead]; }
+
+  Part part_of_slice(size_t index, int member) const {
+    const size_t bytes = counts_[member] * width_, offset = std::min(bytes, index * parts_.each);
+    return {offset, std::min(parts_.each, bytes - offset)};
+  }
+
+  void expect(size_t index) {
+    Slot& at = slot(index);
+    const size_t bytes = part_of_slice(index, me_).bytes;
+    if (!at.arriving) {
+      at.arriving = std::make_unique_for_overwrite<char[]>(bytes * static_cast<size_t>(on_.layout.hosts()));
+    }
+    at.receives.clear();
+    for (int step = 1; step < on_.layout.hosts(); ++step) {
+      const int host = on_.layout.after(step);
+      at.receives.push_back(crossing_.receive(at.arriving.get() + bytes * static_cast<size_t>(host), bytes,
+                                              on_.layout.partner(host, me_)));
+    }
+  }
+
+  void give(size_t index) {
+    Slot& at = slot(index);
+    for (size_t send : at.sends) crossing_.await_sent(send);
+    at.sends.clear();
+    const size_t here = on_.layout.here().size();
+    const size_t rows = (static_cast<size_t>(on_.layout.most_on_a_host()) + here - 1) / here;
+    if (!at.leaving) {
+      const auto hosts = static_cast<size_t>(on_.layout.hosts());
+      at.leaving = std::make_unique_for_overwrite<char[]>(parts_.each * rows * hosts);
+    }
+    char* next = at.leaving.get();
+    for (int step = 1; step < on_.layout.hosts(); ++step) {
+      const auto& members = on_.layout.members(on_.layout.after(step));
+      for (size_t row = 0; row < members.size(); row += here) {
+        const size_t bytes = add_up(index, members, row, next);
+        const size_t mine = row + static_cast<size_t>(on_.layout.place());
+        if (mine < members.size()) at.sends.push_back(crossing_.send(next, bytes, members[mine]));
+        next += bytes;
+      }
+    }
+  }
+
+  // What is for the members from `row` on, each by the one of this host that has its place; the bytes of this one's.
+  size_t add_up(size_t index, const std::vector<int>& members, size_t row, void* sum) {
+    std::vector<const void*> ins;
+    std::vector<size_t> counts;
+    for (size_t place = 0; place < on_.layout.here().size(); ++place) {
+      const int member = row + place < members.size() ? members[row + place] : -1;
+      const auto [offset, bytes] = member < 0 ? Part{0, 0} : part_of_slice(index, member);
+      ins.push_back(member < 0 ? nullptr : static_cast<const char*>(ins_[member]) + offset);
+      counts.push_back(bytes / width_);
+    }
+    on_.local.reduce_scatter(ins.data(), counts.data(), sum, dtype_, sums_.here, sums_.factor, calling_.call);
+    return counts[static_cast<size_t>(on_.layout.place())] * width_;
+  }
+
+  void take(size_t index) {
+    Slot& at = slot(index);
+    const auto [offset, bytes] = part_of_slice(index, me_);
+    void* own = out_ + offset;
+    add_up(index, on_.layout.here(), 0, own);
+    for (size_t receive : at.receives) crossing_.await_received(receive);
+    std::vector<const void*> hosts;
+    for (int host = 0; host < on_.layout.hosts(); ++host) {
+      hosts.push_back(host == on_.layout.host() ? own : at.arriving.get() + bytes * static_cast<size_t>(host));
+    }
+    if (bytes > 0) sums_.conclude(&own, 1, hosts.data(), on_.layout.hosts(), bytes);
+    if (index + kAhead < parts_.count()) expect(index + kAhead);
+  }
+
+  Levels& on_;
+  const Calling& calling_;
+  const DType dtype_;
+  const size_t width_;
+  const TwoSums sums_;
+  const void* const* const ins_;
+  const size_t* const counts_;
+  char* const out_;
+  const int me_;
+  const Parts parts_;  // of the largest slice; smaller ones have less in the last parts
+  std::vector<Slot> slots_;
+  Crossing crossing_;  // goes before the memory that it writes to
+};
+
+}  // namespace
+
+void reduce_scatter(Levels& on, const Calling& calling, const void* const* ins, const size_t* counts, void* out,
+                    double factor) {
+  if (on.carries(most_for_a_host(on.layout, counts) * size_of(calling.signature.dtype))) {
+    carry_reduce_scatter(on, calling, ins, counts, out, factor);
+  } else {
+    LargeReduceScatter(on, calling, ins, counts, out, factor).run();
+  }
+}
+
+}  // namespace opensmd::levels

@@ -1,0 +1,98 @@
+// Large: the root sends the pieces of members of other hosts to them, and gives those of its own in shared memory.
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "torch/hosts/levels/levels.hpp"
+
+namespace opensmd::levels {
+namespace {
+
+// On the root's host.
+void scatter_here(Levels& on, const Calling& calling, const void* const* ins, void* out) {
+  std::vector<const void*> here;
+  for (int member : on.layout.here()) here.push_back(ins == nullptr ? nullptr : ins[member]);
+  on.local.scatter(ins == nullptr ? nullptr : here.data(), out, calling.signature.count, calling.signature.dtype,
+                   on.layout.place_of(calling.signature.root), calling.call);
+}
+
+// From the root, what is for other hosts, to the first member of its own, who writes it into their frames.
+void hand_to_first(Levels& on, const Calling& calling, Agreement::Comparison& comparison, const void* const* ins) {
+  const auto& [signature, call] = calling;
+  const Layout& layout = on.layout;
+  const size_t bytes = signature.count * size_of(signature.dtype);
+  const size_t elsewhere = static_cast<size_t>(layout.size()) - layout.here().size();
+  auto pieces = std::make_unique_for_overwrite<char[]>(elsewhere * bytes);
+  char* next = pieces.get();
+  for (int step = 1; ins != nullptr && step < layout.hosts(); ++step) {
+    for (int member : layout.members(layout.after(step))) {
+      if (bytes > 0) std::memcpy(next, ins[member], bytes);
+      next += bytes;
+    }
+  }
+  const int root_place = layout.place_of(signature.root);
+  if (root_place != 0) {
+    on.local.broadcast(pieces.get(), elsewhere * signature.count, signature.dtype, root_place, call);
+  }
+  std::vector<size_t> sizes(static_cast<size_t>(layout.hosts()), 0);
+  next = pieces.get();
+  for (int step = 1; comparison.first() && step < layout.hosts(); ++step) {
+    const int host = layout.after(step);
+    size_t& of_host = sizes[static_cast<size_t>(host)] = bytes * layout.members(host).size();
+    if (of_host > 0) std::memcpy(comparison.payload_for(host), next, of_host);
+    next += of_host;
+  }
+  comparison.post(sizes);
+}
+
+void carry_scatter(Levels& on, const Calling& calling, const void* const* ins, void* out) {
+  const auto& [signature, call] = calling;
+  const Layout& layout = on.layout;
+  const size_t bytes = signature.count * size_of(signature.dtype);
+  const int root_host = layout.host_of(signature.root);
+  Agreement::Comparison comparison(on.agreement, signature, call);
+  if (comparison.agreed_here() && layout.host() == root_host) {
+    hand_to_first(on, calling, comparison, ins);
+  } else {
+    comparison.post();
+  }
+  comparison.conclude();
+  if (layout.host() == root_host) return scatter_here(on, calling, ins, out);
+  std::vector<const void*> pieces;
+  for (size_t place = 0; comparison.first() && place < layout.here().size(); ++place) {
+    pieces.push_back(comparison.payload(root_host) + place * bytes);
+  }
+  on.local.scatter(comparison.first() ? pieces.data() : nullptr, out, signature.count, signature.dtype, 0, call);
+}
+
+void large_scatter(Levels& on, const Calling& calling, const void* const* ins, void* out) {
+  const auto& [signature, call] = calling;
+  const Layout& layout = on.layout;
+  const size_t bytes = signature.count * size_of(signature.dtype);
+  const bool here = layout.host() == layout.host_of(signature.root);
+  Crossing crossing(on.wire, call);
+  const size_t piece = here ? 0 : crossing.receive(out, bytes, signature.root);
+  on.agreement.check(signature, call);
+  for (int step = 1; ins != nullptr && step < layout.hosts(); ++step) {
+    for (int member : layout.members(layout.after(step))) crossing.send(ins[member], bytes, member);
+  }
+  if (here) {
+    scatter_here(on, calling, ins, out);
+  } else {
+    crossing.await_received(piece);
+  }
+  crossing.await_all_sent();
+}
+
+}  // namespace
+
+void scatter(Levels& on, const Calling& calling, const void* const* ins, void* out) {
+  const size_t bytes = calling.signature.count * size_of(calling.signature.dtype);
+  if (on.carries(bytes * static_cast<size_t>(on.layout.most_on_a_host()))) {
+    carry_scatter(on, calling, ins, out);
+  } else {
+    large_scatter(on, calling, ins, out);
+  }
+}
+
+}  // namespace opensmd::levels

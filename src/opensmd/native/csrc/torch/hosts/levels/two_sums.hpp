@@ -1,0 +1,22 @@
+// How a sum, or another reduction, is made in two steps: of the members of a host, and of the hosts.
+#pragma once
+
+#include "core/kernels/kernels.hpp"
+#include "torch/hosts/layout.hpp"
+
+namespace opensmd::levels {
+
+struct TwoSums {
+  Reduction here;    // on a host
+  double factor;     // of this member, for `here`
+  Reduction between;  // of hosts, without the division of an average
+  Reducer combine;
+  Reducer conclude;  // `between` with that division, for the last step
+
+  TwoSums(const Layout& layout, DType dtype, Reduction reduction, double own_factor);
+
+  // Whether two steps give what one gives, but for one more rounding of narrow floats.
+  static bool serve(DType dtype, Reduction reduction);
+};
+
+}  // namespace opensmd::levels

@@ -1,0 +1,74 @@
+#include "torch/hosts/wire.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace opensmd {
+namespace {
+
+int tag_of(Stream stream) { return kFirstStreamTag + static_cast<int>(stream); }
+
+}  // namespace
+
+// Its abort() leaves connections open, and its destructor waits for calls under way. But a receive that times out
+// closes all of them.
+void close_connections(c10d::Backend& gloo) {
+  at::Tensor nothing = at::empty({1}, at::kByte);
+  for (int i = 1; i < gloo.getSize(); ++i) {
+    try {
+      std::vector<at::Tensor> into{nothing};
+      gloo.recv(into, (gloo.getRank() + i) % gloo.getSize(), kNobodysTag)->wait(milliseconds{1});
+    } catch (const std::exception&) {
+      // As was to be; or this connection was closed before, but others may not be.
+    }
+  }
+}
+
+at::Tensor bytes_at(const void* data, size_t bytes) {
+  // Gloo does not write to what it sends, but torch has no read-only tensors.
+  if (bytes == 0) return at::empty({0}, at::kByte);
+  return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
+}
+
+Crossing::Crossing(Wire& wire, const Call& call)
+    : wire_(wire), timeout_(call.timeout), deadline_(std::chrono::steady_clock::now() + call.timeout) {}
+
+size_t Crossing::receive(void* data, size_t bytes, int member, Stream stream) {
+  receives_.push_back({nullptr, member});
+  if (bytes > 0) {
+    std::vector<at::Tensor> into{bytes_at(data, bytes)};
+    receives_.back().work = wire_.gloo().recv(into, member, tag_of(stream));
+  }
+  return receives_.size() - 1;
+}
+
+size_t Crossing::send(const void* data, size_t bytes, int member, Stream stream) {
+  sends_.push_back({nullptr, member});
+  if (bytes > 0) {
+    std::vector<at::Tensor> from{bytes_at(data, bytes)};
+    sends_.back().work = wire_.gloo().send(from, member, tag_of(stream));
+  }
+  return sends_.size() - 1;
+}
+
+void Crossing::await(Message& message, const char* missing) {
+  if (!message.work) return;
+  using Clock = std::chrono::steady_clock;
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
+  try {
+    std::exchange(message.work, nullptr)->wait(std::max(left, milliseconds{1}));
+  } catch (const std::exception&) {
+    const auto& name = wire_.name(message.member);
+    if (Clock::now() + milliseconds{1} < deadline_) throw PeerLost("lost the connection to " + name);
+    throw TimedOut(c10::str("timed out after ", timeout_.count(), " ms; ", missing, name));
+  }
+}
+
+void Crossing::await_all_sent() {
+  for (size_t i = 0; i < sends_.size(); ++i) await_sent(i);
+}
+
+}  // namespace opensmd

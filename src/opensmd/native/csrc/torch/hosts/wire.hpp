@@ -1,0 +1,79 @@
+// Messages of collectives between members that torch's Gloo connects.
+//
+// Gloo sends data only to who has said that it waits for them, and that word waits behind whatever leaves the host
+// before it. So receives are posted as early as their memory is free, long before they are waited for. Both sides of a
+// pair post in the same order; memory is read and written directly.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "core/group.hpp"
+
+namespace opensmd {
+
+// Tags of frames (links.hpp) and of the two streams of a collective, and one that no message ever has. Programs have
+// those below.
+constexpr int kFrameTag = 0x7fffffff;
+constexpr int kNobodysTag = kFrameTag - 1;
+constexpr int kFirstStreamTag = kFrameTag - 3;
+constexpr int kTagLimit = kFirstStreamTag;
+
+// Closes all connections of torch's Gloo, which then throws in all its calls, also on the other members. Any thread.
+void close_connections(c10d::Backend& gloo);
+
+// A view of memory as torch's Gloo takes it.
+at::Tensor bytes_at(const void* data, size_t bytes);
+
+class Wire {
+ public:
+  // `names[i]` is how messages call member i of `gloo`.
+  Wire(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names)
+      : gloo_(std::move(gloo)), names_(std::move(names)) {}
+
+  c10d::Backend& gloo() { return *gloo_; }
+  const std::string& name(int member) const { return names_[static_cast<size_t>(member)]; }
+
+ private:
+  const c10::intrusive_ptr<c10d::Backend> gloo_;
+  const std::vector<std::string> names_;
+};
+
+// Within one collective, messages of a pair keep their order in each of these.
+enum class Stream : int { Inputs = 0, Results = 1 };
+
+// The messages of one collective that cross between hosts. Their memory must live as long as this, or until they are known to be done.
+class Crossing {
+ public:
+  // The call's timeout counts from now.
+  Crossing(Wire& wire, const Call& call);
+
+  // Both return at once, with a number to wait for. Empty messages do not travel.
+  size_t receive(void* data, size_t bytes, int member, Stream stream = Stream::Inputs);
+  size_t send(const void* data, size_t bytes, int member, Stream stream = Stream::Inputs);
+
+  // Throw TimedOut or PeerLost, naming the other member.
+  void await_received(size_t receive) { await(receives_[receive], "not arrived: "); }
+  void await_sent(size_t send) { await(sends_[send], "nothing taken by: "); }
+  void await_all_sent();
+
+ private:
+  struct Message {
+    c10::intrusive_ptr<c10d::Work> work;  // null when done
+    int member;
+  };
+
+  void await(Message& message, const char* missing);
+
+  Wire& wire_;
+  const milliseconds timeout_;
+  const std::chrono::steady_clock::time_point deadline_;
+  std::vector<Message> receives_;
+  std::vector<Message> sends_;
+};
+
+}  // namespace opensmd

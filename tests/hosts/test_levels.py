@@ -1,0 +1,105 @@
+"""Collectives between hosts, too large for the comparison of calls: uneven hosts, ranks in any order.
+
+Hosts are made of this one by giving ranks different identities, as in ``test_two_hosts``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.hosts.test_two_hosts import init_on, values
+from tests.support.ranks import run_once
+
+COUNT = 300_007  # elements of a piece; 1.2 MB, and more than goes with the comparison of calls
+
+
+def numbers(rank: int, count: int = COUNT, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A rank's own, of which sums are exact in every type."""
+    return torch.arange(count).remainder_(5).add_(rank).to(dtype)
+
+
+def uneven(rank: int) -> int:
+    """How many elements are of a rank; one has none."""
+    return 0 if rank == 1 else COUNT // (rank + 1)
+
+
+def run_sums(group: dist.ProcessGroup, rank: int, size: int) -> None:
+    everyone = range(size)
+    for dtype in (torch.float32, torch.bfloat16, torch.int32):
+        total = torch.stack([numbers(r, dtype=dtype) for r in everyone]).sum(0, dtype=dtype)
+        for root in (0, size - 1):
+            reduced = numbers(rank, dtype=dtype)
+            dist.reduce(reduced, dist.get_global_rank(group, root), group=group)
+            assert rank != root or torch.equal(reduced, total)
+        summed = numbers(rank, dtype=dtype)
+        dist.all_reduce(summed, group=group)
+        assert torch.equal(summed, total)
+    mean = torch.stack([numbers(r) for r in everyone]).mean(0)
+    for dtype in (torch.float32, torch.float16):
+        averaged = numbers(rank, dtype=dtype)
+        dist.reduce(averaged, dist.get_global_rank(group, 1), dist.ReduceOp.AVG, group=group)
+        assert rank != 1 or torch.allclose(averaged.float(), mean, rtol=2e-3)
+    parts = [numbers(rank + r, uneven(r)) for r in everyone]
+    mine = torch.empty(uneven(rank))
+    dist.reduce_scatter(mine, parts, group=group)
+    expected = torch.stack([numbers(r + rank, uneven(rank)) for r in everyone]).sum(0)
+    assert torch.equal(mine, expected)
+    whole = numbers(rank, COUNT * size, torch.int8)  # whose averages go in one step
+    third = torch.empty(COUNT, dtype=torch.int8)
+    dist.reduce_scatter_tensor(third, whole, dist.ReduceOp.AVG, group=group)
+    every = torch.stack([numbers(r, COUNT * size, torch.int8).chunk(size)[rank] for r in everyone])
+    assert torch.equal(third, every.sum(0).div(size, rounding_mode="trunc").to(torch.int8))
+
+
+def run_moves(group: dist.ProcessGroup, rank: int, size: int) -> None:
+    everyone = range(size)
+    for root in (0, size - 1):
+        source = dist.get_global_rank(group, root)
+        tensor = numbers(rank)
+        dist.broadcast(tensor, source, group=group)
+        assert torch.equal(tensor, numbers(root))
+        into = [torch.empty(COUNT) for _ in everyone] if rank == root else None
+        dist.gather(numbers(rank), into, source, group=group)
+        assert into is None or all(torch.equal(into[r], numbers(r)) for r in everyone)
+        given = [numbers(10 + r) for r in everyone] if rank == root else None
+        dist.scatter(tensor, given, source, group=group)
+        assert torch.equal(tensor, numbers(10 + rank))
+    gathered = [torch.empty(uneven(r)) for r in everyone]
+    dist.all_gather(gathered, numbers(rank, uneven(rank)), group=group)
+    assert all(torch.equal(gathered[r], numbers(r, uneven(r))) for r in everyone)
+    whole = torch.empty(COUNT * size)
+    whole.chunk(size)[rank].copy_(numbers(rank))
+    dist.all_gather_into_tensor(whole, whole.chunk(size)[rank], group=group)  # in place
+    assert torch.equal(whole, torch.cat([numbers(r) for r in everyone]))
+
+
+def run_exchanges(group: dist.ProcessGroup, rank: int, size: int) -> None:
+    everyone = range(size)
+    for count in (1, 9_001, COUNT):
+        received = [torch.empty(count) for _ in everyone]
+        dist.all_to_all(received, [numbers(10 * rank + r, count) for r in everyone], group=group)
+        assert all(torch.equal(received[r], numbers(10 * r + rank, count)) for r in everyone)
+    # every pair has its own count, though those of rank 0 are all one
+    counts = [[7 if 0 in (a, b) else (a * size + b) * 20_000 for b in everyone] for a in everyone]
+    received = [torch.empty(counts[r][rank]) for r in everyone]
+    dist.all_to_all(received, [numbers(10 * rank + r, counts[rank][r]) for r in everyone], group=group)
+    assert all(torch.equal(received[r], numbers(10 * r + rank, counts[r][rank])) for r in everyone)
+
+
+def run_large(hosts: str) -> None:
+    init_on(hosts)
+    subset = list(range(len(hosts)))[::-1][:-1]  # in another order, and without rank 0
+    for ranks in (list(range(len(hosts))), subset):
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            place = (group, dist.get_rank(group), len(ranks))
+            run_sums(*place)
+            run_moves(*place)
+            run_exchanges(*place)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd"])
+def test_large_collectives_give_what_they_must_however_ranks_are_placed(hosts: str) -> None:
+    values(run_once(len(hosts), run_large, hosts, backend=None, timeout=100))
