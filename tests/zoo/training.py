@@ -27,7 +27,7 @@ LEARNING_RATE = 0.01
 TOLERANCE = 1e-5
 FLOOR = 1e-7
 SWAY = 4.0  # times the largest distance of a few plain trainings with other roundings
-DRAWS = 3
+DRAWS = 6
 
 _T = TypeVar("_T")
 
