@@ -39,7 +39,6 @@ __all__ = [
     "equal_gradients",
     "find",
     "reference",
-    "round_gradients",
     "run_smp",
     "train_beside",
 ]
@@ -137,7 +136,7 @@ def reference(
         for step in range(steps):
             _plain_backward(case, model, optimizer, result, step, pieces, replicas)
             if rounded:
-                round_gradients(model, step)
+                _round(model, step)
             optimizer.step()
     result.parameters = {parameter: p.detach().clone() for parameter, p in model.named_parameters()}
     result.buffers = {buffer: b.detach().clone() for buffer, b in model.named_buffers()}
@@ -339,8 +338,7 @@ def _plain_backward(
     result.gradients.append({parameter: _copy(p.grad) for parameter, p in model.named_parameters()})
 
 
-def round_gradients(model: nn.Module, seed: int) -> None:
-    """Change gradients at random by one rounding of their largest entry."""
+def _round(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if (gradient := parameter.grad) is not None and gradient.numel():

@@ -25,10 +25,10 @@ A case is a tiny configuration of an architecture, with random weights and nothi
 It is trained for three steps of plain SGD, on 4 microbatches, once in one process with plain PyTorch and
 once with the automatic plan on as many processes as there are stages. Losses, gradients of every step, and
 the whole state dict at the end, buffers included, must agree within 1e-5 of each tensor's largest entry;
-where a model multiplies roundings, within four times the distance that plain PyTorch has from itself when
-its gradients are off by one rounding. Half of the cases have their weights in a mapped safetensors file
-(transformers: `from_pretrained`), a quarter use the activation checkpointing of their library, if it has
-one; running statistics of norms are not compared there
+where a model multiplies roundings, within twice the distance that plain PyTorch has from itself when
+backward rounds otherwise. Half of the cases have their weights in a mapped safetensors file (transformers:
+`from_pretrained`), a quarter use the activation checkpointing of their library, if it has one; running
+statistics of norms are not compared there
 ([why](restrictions.md#what-works-differently-without-a-message)). Architectures whose tiny configuration
 does not train in plain PyTorch are no cases.
 
