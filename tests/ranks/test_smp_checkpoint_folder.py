@@ -19,6 +19,9 @@ from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
 from opensmd.modelparallel.checkpoint.seal import Label
+from opensmd.modelparallel.checkpoint.whole_model import (
+    get_full_state_dict_from_sharded_data_parallel_checkpoint as full_state_dict,
+)
 from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
 from opensmd.modelparallel.optimizer import DistributedOptimizer
 from opensmd.modelparallel.state import state
@@ -238,3 +241,26 @@ def test_all_ranks_may_write_the_same_full_file_at_once(
     pool: Callable[[int], RankPool], tmp_path: Path
 ) -> None:
     pool(2).run(save_full_on_all_ranks, str(tmp_path), backend="gloo")
+
+
+def save_in_parts(folder: str) -> dict[str, torch.Tensor]:
+    restart(partitions=2)
+    model, optimizer = wrapped()
+    save_checkpoint(folder, "step_1", model=model, optimizer=optimizer)
+    return dict(model.state_dict())
+
+
+def test_one_process_makes_the_whole_model_of_a_partial_checkpoint(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    wanted = pool(2).run(save_in_parts, str(tmp_path))[0]
+    for tag in (None, "step_1", (tmp_path / "newest").read_text().strip()):
+        found = full_state_dict(str(tmp_path), tag=tag, dtype=torch.bfloat16)
+        assert list(found) == list(wanted)
+        assert all(torch.equal(found[name], value.bfloat16()) for name, value in wanted.items())
+    assert full_state_dict(str(tmp_path))["0.weight"].dtype == torch.float32
+    with pytest.raises(FileNotFoundError, match="other_partial"):
+        full_state_dict(str(tmp_path), tag="other")
+    (tmp_path / "step_1_partial" / "model_1.pt").unlink()
+    with pytest.raises(SMPCheckpointError, match=r"parts \[1\] of 2 are missing"):
+        full_state_dict(str(tmp_path))

@@ -96,6 +96,7 @@ def test_the_mnist_like_script_learns_like_plain_pytorch_split_in_two(
             "smdistributed.modelparallel.torch",
             "init step StepOutput DistributedModel DistributedOptimizer partition set_partition is_tracing "
             "is_initialized save load save_checkpoint resume_from_checkpoint set_activation_checkpointing "
+            "checkpoint checkpoint_sequential random "
             "broadcast send recv_from allgather barrier dp_barrier mp_barrier CommGroup RankType WORLD "
             "MP_GROUP DP_GROUP PP_GROUP TP_GROUP RDP_GROUP rank size local_rank local_size mp_rank mp_size "
             "dp_rank dp_size pp_rank pp_size tp_rank tp_size rdp_rank rdp_size get_mp_group get_dp_group "
@@ -114,6 +115,10 @@ def test_the_mnist_like_script_learns_like_plain_pytorch_split_in_two(
         ("smdistributed.modelparallel.torch.utils", "rmsg get_distribution_axis"),
         ("smdistributed.modelparallel.test.torch.utils", "verify dump_model"),
         ("smdistributed.modelparallel.torch.patches.checkpoint", "checkpoint checkpoint_sequential"),
+        (
+            "smdistributed.modelparallel.torch.sharded_data_parallel_checkpoint",
+            "get_full_state_dict_from_sharded_data_parallel_checkpoint",
+        ),
         ("smdistributed.modelparallel.torch.optimizers", "FusedLAMB FusedLamb FusedNovoGrad FusedAdam"),
         (
             "smdistributed.modelparallel.torch.nn",

@@ -30,7 +30,7 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
 
-__all__ = ["load", "save", "save_part"]
+__all__ = ["load", "load_whole", "save", "save_part"]
 
 
 def save(
@@ -186,6 +186,18 @@ def load(
         failed=f"{f} was not loaded, because another rank could not read it",
         rank="mp_rank",
     )
+
+
+def load_whole(f: str, *, suffix: str = "") -> Any:
+    """All parts of a partial checkpoint put together, by one process alone, without ``smp.init``.
+
+    Raises:
+        FileNotFoundError: nothing of that name; the message says what there is.
+        SMPCheckpointError: a file is damaged, foreign, missing from its set, or not to be trusted, or ranks
+            shared single tensors.
+    """
+    files = _complete_set(_checked(f, "load_whole"), suffix, 1)
+    return _load_parts(files, 0, 0, {"weights_only": True})
 
 
 def _own_part(groups: Groups) -> int:

@@ -1,0 +1,7 @@
+"""What scripts convert partial checkpoints with."""
+
+from opensmd.modelparallel.checkpoint.whole_model import (
+    get_full_state_dict_from_sharded_data_parallel_checkpoint,
+)
+
+__all__ = ["get_full_state_dict_from_sharded_data_parallel_checkpoint"]
