@@ -56,7 +56,6 @@ _ABSENT = (
 )
 # Details of absent features: harmless, but without effect.
 _WITHOUT_EFFECT = {
-    "delayed_parameter_initialization",
     "sdp_reduce_bucket_size",
     "sdp_param_persistence_threshold",
     "sdp_max_live_parameters",
@@ -90,6 +89,8 @@ class Config(BaseModel):
         skip_tracing: partition by the sizes of parameters alone, without a dry run.
         offload_activations: inputs of checkpointed layers leave memory until their backward is near.
         activation_loading_horizon: of so many layers they may be in memory.
+        delayed_parameter_initialization: ``smp.model_creation`` makes modules without memory for their
+            parameters, which are initialised in the first step, where they live.
         fp16, bf16: parameters of 16 bits, trained through FP32 copies that the optimizer keeps.
     """
 

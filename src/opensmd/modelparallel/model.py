@@ -14,15 +14,17 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from opensmd.collectives.buckets import require_bucket_size
 from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
+from opensmd.modelparallel.delayed.delayed_parameter import goes_on
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.dry_run.first_plan import PlanRequest, agree_on_plan
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.model_arguments import require_model, require_passes, require_tracing
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.outputs import detached
+from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
@@ -85,13 +87,17 @@ class DistributedModel(NotForDDP, ModelState):
         find_unused_parameters: bool = False,
     ) -> None:
         smp_state.require("smp.DistributedModel")
-        _check(module, trace_device, trace_execution_times)
-        _check_passes(backward_passes_per_step)
+        require_model(module)
+        require_tracing(trace_device, trace_execution_times)
+        require_passes(backward_passes_per_step)
         require_bucket_size(bucket_cap_mb, "smp.DistributedModel")
-        super().__init__(distribute(module))
-        self._half = smp_state.cfg.half_dtype
-        if self._half is not None:
-            to_half(self.get_module(), self._half)
+        half = smp_state.cfg.half_dtype
+        with goes_on(module) as root:
+            root.add_module("module", distributed := distribute(module))
+            if half is not None:
+                to_half(distributed, half)
+        super().__init__(distributed)
+        self._half = half
         if smp_state.cfg.offload_activations:
             smp_state.offloading = Offloading.asked_for(smp_state.cfg.activation_loading_horizon)
         self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
@@ -357,10 +363,13 @@ class DistributedModel(NotForDDP, ModelState):
             optimizer=smp_state.optimizer,
             device=torch.device("cpu") if self._trace_device == "cpu" else None,
             replicas=smp_state.groups[CommGroup.DP_GROUP].size() if smp_state.cfg.ddp else 1,
+            has_data=not self.delayed,
             **self._trace,
         )
-        plan = agree_on_plan(request, smp_state.groups.messages)
+        with self.delayed.planned():
+            plan = agree_on_plan(request, smp_state.groups.messages)
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
+        self._fill(plan)
         if pipeline.size() > 1:
             self._engine = Engine(
                 pipeline, smp_state.cfg, self.get_module(), plan, self._sum_warning, smp_state.offloading
@@ -380,6 +389,13 @@ class DistributedModel(NotForDDP, ModelState):
             self._placed = PlacedParameters(self.get_module())
         if self._joins_from_first_step is not None:
             self._joins_from_first_step()
+
+    def _fill(self, plan: Plan) -> None:
+        """Give delayed parameters their numbers, where they live."""
+        if self.delayed:
+            stage = smp_state.groups.rank_in(CommGroup.PP_GROUP)
+            names = {id(parameter): name for name, parameter in self.get_module().named_parameters()}
+            self.delayed.fill(lambda parameter: plan.parameter_home(names[id(parameter)]) == stage)
 
     def _make_replicas(self) -> Replicas | ReplicasTogether:
         """What averages gradients: of distributed modules over fewer ranks than of all others."""
@@ -424,26 +440,3 @@ class _Step:
         self.current = 0
         self.in_backward = False
         self.backwards = Backwards(microbatches)
-
-
-def _check(module: nn.Module, trace_device: str, trace_execution_times: bool) -> None:
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"smp.DistributedModel: expected a torch.nn.Module, got {type(module).__name__}")
-    if isinstance(module, (torch.jit.ScriptModule, DistributedDataParallel, DistributedModel)):
-        raise TypeError(
-            f"smp.DistributedModel: a {type(module).__name__} cannot be distributed; give the plain module"
-        )
-    if trace_device not in ("cpu", "gpu"):
-        raise ValueError(f"trace_device must be 'cpu' or 'gpu', got {trace_device!r}")
-    if trace_execution_times and trace_device == "cpu":
-        raise ValueError("trace_execution_times must be False with trace_device='cpu'")
-    if smp_state.model is not None:
-        raise SMPError(
-            "smp.DistributedModel: only one model of a script can be wrapped, and one is already. Put models "
-            "that train together (a generator and its discriminator) into one torch.nn.Module"
-        )
-
-
-def _check_passes(passes: object) -> None:
-    if not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"backward_passes_per_step must be an int of at least 1, got {passes!r}")

@@ -163,8 +163,8 @@ def test_all_settings_that_do_not_exist_here_are_named_at_once() -> None:
 def test_keys_without_effect_warn_only_when_they_ask_for_something() -> None:
     with pytest.warns(UserWarning, match="fp16_params=True has no effect"):
         load({"fp16_params": True})
-    with pytest.warns(UserWarning, match="delayed_parameter_initialization=True has no effect"):
-        load({"delayed_parameter_initialization": True})
+    with pytest.warns(UserWarning, match="sdp_max_live_parameters=5 has no effect"):
+        load({"sdp_max_live_parameters": 5})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(

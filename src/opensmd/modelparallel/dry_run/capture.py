@@ -54,6 +54,7 @@ def capture(
     device: torch.device | None = None,
     times: bool = False,
     memory: bool = False,
+    has_data: bool = True,
 ) -> ModelTrace:
     """Run ``call`` once and report what ``module`` did in it.
 
@@ -64,6 +65,7 @@ def capture(
         device: where a timed run takes place; the device of the parameters by default.
         times: measure forward times in two more, real runs (``trace_execution_times``).
         memory: see what is kept for backward in a real run instead of a fake one (``trace_memory_usage``).
+        has_data: False if parameters have no data yet: no real run takes place, whoever asks for one.
 
     Returns:
         The trace. If ``call`` never called the model, its units are the modules with parameters, sizes only.
@@ -74,6 +76,8 @@ def capture(
     """
     tree = _Tree(module)
     names = tree.followed()
+    if not has_data:
+        return _capture_without_data(module, call, tree, names, asked=times or memory)
     observer = _observe(module, call, tree, names, memory=memory)
     if observer.position.transforming:  # torch.func's transforms see what runs inside them alone
         names = tree.followed(observer.position.transforming)
@@ -85,6 +89,28 @@ def capture(
     if times:
         return _trace(tree, observer, _measure(module, call, names, device))
     return _trace(tree, observer, _measure_if_doubtful(module, call, observer, names, device))
+
+
+def _capture_without_data(
+    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str], *, asked: bool
+) -> ModelTrace:
+    """What fake tensors show of ``call``; if that is nothing, sizes alone."""
+    if asked:
+        logger.warning(
+            "trace_execution_times and trace_memory_usage are ignored: the parameters' initialization is "
+            "delayed until there is a plan, so nothing can be measured before"
+        )
+    observer = _observe_fake_unless_impossible(module, call, tree, names)
+    if observer is not None and observer.position.transforming:
+        names = tree.followed(observer.position.transforming)
+        observer = _observe_fake_unless_impossible(module, call, tree, names)
+    if observer is None or not observer.position.entered:
+        logger.warning(
+            "the step function cannot run under fake tensors, and parameters' initialization is delayed, so "
+            "the model is partitioned by parameter sizes alone"
+        )
+        return describe(module)
+    return _trace(tree, observer, None)
 
 
 def describe(module: nn.Module) -> ModelTrace:

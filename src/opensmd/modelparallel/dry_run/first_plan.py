@@ -39,6 +39,7 @@ class PlanRequest:
         times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``).
         device: where a timed run takes place; None: where the model is.
         replicas: how many copies of the model reduce their gradients.
+        has_data: False if parameters are delayed, so that nothing can be computed with them.
     """
 
     module: nn.Module
@@ -49,6 +50,7 @@ class PlanRequest:
     memory: bool
     device: torch.device | None
     replicas: int
+    has_data: bool = True
 
 
 def agree_on_plan(request: PlanRequest, group: dist.ProcessGroup) -> Plan:
@@ -113,7 +115,12 @@ def _plan(request: PlanRequest, late: int | None) -> Plan:
         trace = describe(module)
     else:
         trace = capture(
-            module, request.call, device=request.device, times=request.times, memory=request.memory
+            module,
+            request.call,
+            device=request.device,
+            times=request.times,
+            memory=request.memory,
+            has_data=request.has_data,
         )
     return partition(
         trace,
@@ -134,7 +141,7 @@ def _what_hooks_carry(request: PlanRequest) -> ModelTrace | None:
         UserWarning: it failed. What hooks carry out is then refused where it is used.
     """
     try:
-        return capture(request.module, request.call, device=request.device)
+        return capture(request.module, request.call, device=request.device, has_data=request.has_data)
     except Exception as error:
         warnings.warn(
             "the dry run of the step function, which shows what forward hooks carry out of modules, "

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from opensmd.modelparallel.checkpoint.gather import collect, gather_full
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked, with_versions
-from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedError
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.distributed_parts import DistributedParts, cut_entry, whole_entries
@@ -36,6 +36,7 @@ class StateDicts(DistributedParts):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self._pending_local: dict[str, Any] | None = None
+        self._pending_full: tuple[dict[str, Any], bool, dict[str, int]] | None = None
 
     def local_state_dict(self) -> dict[str, Any]:
         """This rank's part of the state dict, and ``_smp_is_partial: True``.
@@ -62,6 +63,11 @@ class StateDicts(DistributedParts):
         Raises:
             SMPUnsupportedError: ``keep_vars`` of a model that is split: the parameters are on several ranks.
         """
+        if self.delayed:
+            raise SMPError(
+                "model.state_dict() before the first step: the parameters' initialization is delayed until "
+                "then. Call it after a step, or in model.register_post_partition_hook"
+            )
         split = self.partitioned and state.groups.size(CommGroup.PP_GROUP) > 1
         if not split and state.cfg.tensor_parallel_degree == 1:
             plain: dict[str, Any] = self.get_module().state_dict(*args, **kwargs)
@@ -193,6 +199,8 @@ class StateDicts(DistributedParts):
             if same_partition_load:
                 return self._load_same_partition(given)
             given = gather_full(given, group=state.require("load_state_dict").groups[CommGroup.PP_GROUP])
+        if self.delayed:
+            return self._load_into_delayed(given, strict=strict, assign=assign)
         given = self._sliced(marked(given))
         self._check(given, strict=strict and self.partitioned)
         module = self.get_module()
@@ -206,6 +214,20 @@ class StateDicts(DistributedParts):
             keys = module.load_state_dict(given, strict=strict)
         state.follow_model()
         return keys
+
+    def _load_into_delayed(self, given: dict[str, Any], *, strict: bool, assign: bool) -> Any:
+        """Keep a full state dict for the first step, which gives parameters their memory."""
+        if assign:
+            raise ValueError(
+                "assign=True would make parameters of other ranks, too, before the first step knows where "
+                "they live; load without it"
+            )
+        self._check(self._sliced(marked(given)), strict=strict)
+        own = self.get_module().state_dict()
+        self._pending_full = given, strict, _versions_of(given)
+        return torch.nn.modules.module._IncompatibleKeys(
+            [name for name in own if name not in given], [name for name in given if name not in own]
+        )
 
     def _load_same_partition(self, given: dict[str, Any]) -> Any:
         if not self.partitioned:
@@ -255,10 +277,25 @@ class StateDicts(DistributedParts):
             )
 
     def _load_what_waited(self) -> None:
-        """Load the partial state dict that was given before the parts were in place."""
+        """Load the state dicts that were given before the parts were in place."""
+        if self._pending_full is not None:
+            (given, strict, versions), self._pending_full = self._pending_full, None
+            if _versions_of(given) != versions:
+                raise SMPError(
+                    "tensors of the state dict that model.load_state_dict was given have been changed before "
+                    "the first step, which loads them into parameters whose initialization was delayed. Give "
+                    "it copies of tensors that go on changing"
+                )
+            self.load_state_dict(given, strict)
         if self._pending_local is not None:
             pending, self._pending_local = self._pending_local, None
             self._load_same_partition(pending)
+
+
+def _versions_of(given: Mapping[str, Any]) -> dict[str, int]:
+    """How often the tensors of a state dict have been changed."""
+    tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
+    return {name: each._version for name, each in tensors.items() if not each.is_inference()}
 
 
 def _into(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.compatibility.module_view import is_view_of, view_of, viewed
 from opensmd.modelparallel.compatibility.quirks import name_original_forwards
+from opensmd.modelparallel.delayed.delayed_parameter import DelayedParameters
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan, ancestors
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -33,6 +34,7 @@ class Whereabouts(nn.Module):
     Attributes:
         plan: where everything lives; None before the first step.
         gathered: ``cpu()`` has put the whole model on every rank.
+        delayed: the parameters that wait for the plan to get their numbers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -42,6 +44,7 @@ class Whereabouts(nn.Module):
         self._view: Any = None
         self.plan: Plan | None = None
         self.gathered = False
+        self.delayed = DelayedParameters(module)
         self._everywhere: dict[str, weakref.ref[Tensor]] = {}  # and the buffer that it was first
 
     def __getattr__(self, name: str) -> Any:

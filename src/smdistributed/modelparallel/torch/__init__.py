@@ -20,10 +20,7 @@ from opensmd.modelparallel.communicate import (  # noqa: E402
     recv_from,
     send,
 )
-from opensmd.modelparallel.compatibility.later_versions import (  # noqa: E402
-    delay_param_initialization,
-    model_creation,
-)
+from opensmd.modelparallel.delayed.contexts import delay_param_initialization, model_creation  # noqa: E402
 from opensmd.modelparallel.dry_run.capture import is_tracing  # noqa: E402
 from opensmd.modelparallel.init import init, shutdown  # noqa: E402
 from opensmd.modelparallel.manual_partition import partition, set_partition  # noqa: E402

@@ -13,7 +13,7 @@ from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA, getter, setter
 
-__all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "make_remote", "out_of_mapping"]
+__all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "emptied", "make_remote", "out_of_mapping"]
 
 _GRAD = getter("grad")
 _CLIPPING = "_opensmd_clipping"
@@ -67,6 +67,13 @@ class RemoteTensor(Tensor):
         Tensor.register_hook, Tensor.register_post_accumulate_grad_hook,
         Tensor.__deepcopy__, Tensor.__dir__,
     }  # fmt: skip
+    _why_not = (
+        "whose data is on another pipeline rank. To run the model, "
+        "call it in a smp.step function; outside of steps use model.local_parameters() for what is here, "
+        "or state_dict(), load_state_dict(), to() or cpu() of the DistributedModel for all of it. In a "
+        "step, a module or autograd function of one partition has used another's: place both on one with "
+        "smp.set_partition"
+    )
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,13 +87,7 @@ class RemoteTensor(Tensor):
                 result.__class__ = RemoteTensor
             return result
         name = torch.overrides.resolve_name(func) or func
-        raise SMPUnsupportedError(
-            f"{name} was called on a parameter whose data is on another pipeline rank. To run the model, "
-            "call it in a smp.step function; outside of steps use model.local_parameters() for what is here, "
-            "or state_dict(), load_state_dict(), to() or cpu() of the DistributedModel for all of it. In a "
-            "step, a module or autograd function of one partition has used another's: place both on one with "
-            "smp.set_partition"
-        )
+        raise SMPUnsupportedError(f"{name} was called on a parameter {cls._why_not}")
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -118,11 +119,16 @@ def make_remote(parameter: nn.Parameter, clipping: ClippingWarning | None = None
         return
     shape, strides = parameter.shape, parameter.stride()
     parameter.data = parameter.new_empty(0)  # before an empty storage is made by way of a full one
-    emptied = torch.empty_strided(shape, strides, dtype=parameter.dtype, device=parameter.device)
-    emptied.untyped_storage().resize_(0)
-    parameter.data = emptied
+    parameter.data = emptied(shape, strides, parameter.dtype, parameter.device)
     parameter.__class__ = RemoteParameter
     parameter.__dict__[_CLIPPING] = clipping
+
+
+def emptied(shape: torch.Size, strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor over an empty storage; reading it ends the process."""
+    tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 def out_of_mapping(buffer: Tensor) -> Tensor:

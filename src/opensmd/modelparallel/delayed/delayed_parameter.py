@@ -1,0 +1,173 @@
+"""Parameters that have no data yet, from the end of the context in which they were made to the first step.
+
+In contexts they are meta tensors that record themselves. After it they must not be changed, and nobody
+records: so they become tensors that refuse to be read or written, as those of other ranks do, with the
+device that they will have. ``smp.DistributedModel`` makes meta tensors of them once more while it distributes
+and converts modules. When the plan is known, each rank fills what lives there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from opensmd.modelparallel.delayed._torch_internals import become
+from opensmd.modelparallel.delayed.recording import Disguise, Recording
+from opensmd.modelparallel.delayed.tape import Memory, Reference, values_of
+from opensmd.modelparallel.runtime.tensors.placeholder import RemoteTensor, emptied
+
+__all__ = ["DelayedParameter", "DelayedParameters", "goes_on", "records_modules"]
+
+_ORIGIN = "_opensmd_origin"
+
+
+class DelayedParameter(RemoteTensor, nn.Parameter):
+    """A parameter whose initialization waits for the first step."""
+
+    _why_not = (
+        "whose initialization is delayed until the first call of a smp.step function. Initialize it inside "
+        "smp.delay_param_initialization or smp.model_creation, load values with the DistributedModel's "
+        "load_state_dict, or change it in model.register_post_partition_hook"
+    )
+
+
+class DelayedParameters:
+    """The parameters of a model that have no data.
+
+    Args:
+        module: the model.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._filled = False
+
+    def __bool__(self) -> bool:
+        return bool(self._parameters)
+
+    @property
+    def _parameters(self) -> list[DelayedParameter]:
+        # looked up late: the model may be wrapped inside the context, which delays them when it ends
+        return [] if self._filled else _delayed(self._module)
+
+    @contextlib.contextmanager
+    def planned(self) -> Iterator[None]:
+        """For a dry run with fake tensors, which ask for shapes alone, they look like others."""
+        parameters = self._parameters
+        for parameter in parameters:
+            parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.__class__ = DelayedParameter
+
+    def fill(self, is_here: Callable[[nn.Parameter], bool]) -> None:
+        """Give those that live here their numbers, one after the other; the others are left empty."""
+        for parameter in self._parameters:
+            origin: Reference = parameter.__dict__.pop(_ORIGIN)
+            parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+            if is_here(parameter):
+                parameter.data = origin.on(values_of([origin.memory])[origin.memory])
+        self._filled = True
+
+
+@contextlib.contextmanager
+def records_modules(recording: Recording) -> Iterator[None]:
+    """Record what modules are made of; at the end parameters are delayed, and all else is filled."""
+    modules: dict[int, nn.Module] = {}
+
+    def note(module: nn.Module, name: str, what: Any) -> None:
+        for each in (module, what):
+            if isinstance(each, nn.Module):
+                modules[id(each)] = each
+
+    hooks = (
+        register_module_parameter_registration_hook(note),
+        register_module_module_registration_hook(note),
+        register_module_buffer_registration_hook(note),
+    )
+    try:
+        with recording, Disguise(recording):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    delay(recording, modules.values())
+
+
+@contextlib.contextmanager
+def goes_on(module: nn.Module) -> Iterator[nn.Module]:
+    """Record how a model with delayed parameters is changed; without any, nothing.
+
+    Yields:
+        A module to which another root of the model is added, if it gets one.
+    """
+    root = nn.Module()
+    parameters = _delayed(module)
+    if not parameters:
+        yield root
+        return
+    recording = Recording()
+    for parameter in parameters:
+        origin: Reference = parameter.__dict__.pop(_ORIGIN)
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+        recording.know(origin.memory)
+        become(parameter, origin.on(origin.memory.storage))
+    with records_modules(recording):
+        root.add_module("given", module)
+        yield root
+
+
+def delay(recording: Recording, roots: Iterable[nn.Module]) -> None:
+    """Let parameters without data refuse access, and fill buffers and other tensors of modules."""
+    modules = {id(module): module for root in roots for module in root.modules()}.values()
+    by_memory: dict[Memory, dict[int, nn.Parameter]] = {}
+    filled: dict[int, Tensor] = {}
+    shared: dict[Memory, torch.UntypedStorage] = {}
+    for module in modules:
+        for parameter in module._parameters.values():
+            origin = None if parameter is None else recording.reference(parameter)
+            if origin is not None and parameter is not None:
+                by_memory.setdefault(origin.memory, {})[id(parameter)] = parameter
+        for table in (module._buffers, module.__dict__):
+            for name, value in list(table.items()):
+                if isinstance(value, Tensor) and recording.reference(value) is not None:
+                    if id(value) not in filled:
+                        filled[id(value)] = _filled(recording, value, shared)
+                    table[name] = filled[id(value)]
+    for memory, parameters in by_memory.items():
+        for parameter in parameters.values():
+            if len(parameters) > 1 or memory in shared:  # views of one memory, which must stay one
+                become(parameter, _filled(recording, parameter, shared))
+            else:
+                _delay(recording, parameter)
+
+
+def _filled(recording: Recording, tensor: Tensor, shared: dict[Memory, torch.UntypedStorage]) -> Tensor:
+    origin = recording.reference(tensor)
+    assert origin is not None
+    if origin.memory not in shared:
+        shared[origin.memory] = values_of([origin.memory])[origin.memory]
+    return origin.on(shared[origin.memory])
+
+
+def _delay(recording: Recording, parameter: nn.Parameter) -> None:
+    origin = recording.reference(parameter)
+    assert origin is not None
+    become(parameter, emptied(origin.size, origin.stride, origin.dtype, origin.memory.device))
+    parameter.__class__ = DelayedParameter
+    parameter.__dict__[_ORIGIN] = origin
+
+
+def _delayed(module: nn.Module) -> list[DelayedParameter]:
+    return [each for each in module.parameters() if isinstance(each, DelayedParameter)]

@@ -1,0 +1,265 @@
+"""A mode in which tensors are made without data, and what would be done to their numbers is recorded.
+
+Factories make meta tensors, and operations on these record themselves on their memory. Random operations are
+run besides, on memory that is thrown away, so that the generator goes on as it would: what a script draws
+afterwards, it draws without delay, too. What needs numbers (``item()``) gets them; those of the last few
+random operations are kept for it, because initializers that reject samples ask after each one.
+
+Code that skips meta tensors (torch's own initializers do) must not: they say that they are on the device
+where their numbers will be.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from opensmd.modelparallel.delayed.tape import (
+    Constant,
+    Memory,
+    Operation,
+    RandomState,
+    Reference,
+    values_of,
+)
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
+from opensmd.modelparallel.runtime.tensors.answers import getter
+
+__all__ = ["Disguise", "Recording"]
+
+# Less than a page is not worth a delay; code that builds models computes with small tensors.
+SMALL_BYTES = 4096
+KEPT = 8
+_META = torch.device("meta")
+_NEEDS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
+    """While it is on, tensors of more than a page that are made have no data."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.paused = False
+        self._memory: dict[int, Memory] = {}
+        self._kept: OrderedDict[Memory, torch.UntypedStorage] = OrderedDict()  # what memory holds now
+
+    def know(self, memory: Memory) -> None:
+        """Go on recording what happens to memory of an earlier recording."""
+        self._memory[memory.key] = memory
+
+    def reference(self, tensor: Tensor) -> Reference | None:
+        """What refers to the tensor, if it has no data."""
+        if not tensor.is_meta or tensor.layout is not torch.strided:
+            return None
+        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        return None if memory is None else Reference.to(tensor, memory)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if any(self.reference(tensor) is not None for tensor in tensors):
+            return self._on_memory(func, args, kwargs)
+        if tensors or self.paused or not any(each.name == "device" for each in func._schema.arguments):
+            return func(*args, **kwargs)
+        return self._made(func, args, kwargs)
+
+    def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a factory gives: a tensor without data, unless it is a small one."""
+        device = torch.device(kwargs.get("device") or "cpu")
+        # of torch's own code, for the right side of tensor[...] = 1 where the tensor is on the meta device
+        is_right_side = func is torch.ops.aten.scalar_tensor.default and device == _META
+        if is_right_side:
+            device = torch.device("cpu")
+            kwargs = {**kwargs, "device": device}
+        elif device == _META:
+            return func(*args, **kwargs)
+        result = func(*args, **_on_meta(kwargs))
+        if not isinstance(result, Tensor) or result.layout is not torch.strided:
+            return func(*args, **kwargs)
+        if result.nbytes < SMALL_BYTES and not is_right_side:
+            return func(*args, **kwargs)
+        random = _random_state(func, kwargs, device)
+        operation = self._record(func, args, kwargs, result, device, random)
+        if operation is not None:
+            self._follow(operation)
+        return result
+
+    def _on_memory(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation on tensors without data."""
+        written = [self.reference(tensor) for tensor in written_by_operation(func, args, kwargs)]
+        if None in written or not _NEEDS_NUMBERS.isdisjoint(func.tags):
+            return self._computed(func, args, kwargs)
+        device = self._device(args, kwargs)
+        try:
+            result = func(*tree_map(_to_meta, args), **_on_meta(tree_map(_to_meta, kwargs)))
+        except NotImplementedError:  # torch cannot tell the shape of what it gives
+            if written:
+                raise
+            return self._computed(func, args, kwargs)
+        random = _random_state(func, kwargs, device)
+        if (operation := self._record(func, args, kwargs, result, device, random)) is not None:
+            self._follow(operation)
+        return result
+
+    def _follow(self, operation: Operation) -> None:
+        """Run a random operation, and what works on memory that is known; forget what is no longer."""
+        touched = {*operation.reads(), *operation.written}
+        if operation.random is not None:
+            for memory in touched - self._kept.keys():
+                if operation.overwrites(memory):
+                    size = memory.storage.nbytes()
+                    scratch = torch.empty(size, dtype=torch.uint8, device=memory.device)
+                    self._kept[memory] = scratch.untyped_storage()
+                else:
+                    self._kept[memory] = values_of([memory], before=operation.number)[memory]
+            self._run(operation)
+        elif touched and touched <= self._kept.keys():
+            self._run(operation)
+        else:
+            for memory in operation.written:
+                self._kept.pop(memory, None)
+
+    def _run(self, operation: Operation) -> None:
+        with torch.no_grad():
+            operation.run(self._kept, draws_on=True)
+        for memory in operation.written:
+            self._kept.move_to_end(memory)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+    def _record(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        device: torch.device,
+        random: RandomState | None,
+    ) -> Operation | None:
+        """Remember what has been done; a view is nothing."""
+        written = [self.reference(tensor) for tensor in written_by_operation(func, args, kwargs)]
+        given, named = tree_map(self._recorded, (args, kwargs))
+        made = [self._new(leaf, device) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not (any(made) or written):
+            return None
+        memory = list(dict.fromkeys(each.memory for each in written if each is not None))
+        operation = Operation(func, given, named, written=memory, made=made, random=random)
+        operation.remember()
+        return operation
+
+    def _new(self, result: Tensor, device: torch.device) -> Reference | None:
+        """What refers to a result in memory of its own; None if it lies in memory that there was."""
+        if self.reference(result) is not None or not result.is_meta:
+            return None
+        memory = Memory(result.untyped_storage(), device)
+        self._memory[memory.key] = memory
+        return Reference.to(result, memory)
+
+    def _recorded(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        reference = self.reference(leaf)
+        if reference is not None:
+            return reference
+        return Constant(leaf.detach().clone() if leaf.nbytes < SMALL_BYTES else leaf.detach())
+
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operation's real result.
+
+        Raises:
+            SMPError: it would write into memory without data.
+        """
+        written = written_by_operation(func, args, kwargs)
+        if any(self.reference(tensor) is not None for tensor in written):
+            raise SMPError(
+                f"{func} needs the numbers of parameters whose initialization is delayed; make this module "
+                "under smp.delay_param_initialization(enabled=False)"
+            )
+
+        def real(leaf: Any) -> Any:
+            reference = self.reference(leaf) if isinstance(leaf, Tensor) else None
+            if reference is None:
+                return leaf
+            memory = reference.memory
+            known = self._kept.get(memory)
+            return reference.on(values_of([memory])[memory] if known is None else known)
+
+        args, kwargs = tree_map(real, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+        """Where the result would be."""
+        if kwargs.get("device") is not None:
+            return torch.device(kwargs["device"])
+        references = [
+            self.reference(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
+        ]
+        return next(each.memory.device for each in references if each is not None)
+
+
+class Disguise(TorchFunctionMode):
+    """Lets tensors without data say that they are where their numbers will be."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _WHERE:
+            reference = self._recording.reference(args[0])
+            if reference is not None:
+                return _WHERE[func](reference.memory.device)
+        return func(*args, **(kwargs or {}))
+
+
+_WHERE: dict[Any, Callable[[torch.device], Any]] = {
+    getter("device"): lambda device: device,
+    getter("is_meta"): lambda device: False,
+    getter("is_cpu"): lambda device: device.type == "cpu",
+    getter("is_cuda"): lambda device: device.type == "cuda",
+}
+
+
+def _random_state(func: Any, kwargs: dict[str, Any], device: torch.device) -> RandomState | None:
+    """Where a random operation draws from; None for others."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return None
+    generator = kwargs.get("generator")
+    if generator is None:
+        generator = _default_generator(device)
+    return RandomState(generator, generator.get_state())
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type != "cuda":
+        return torch.default_generator
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keywords for the same operation on the meta device, which draws nothing."""
+    changed: dict[str, Callable[[Any], Any]] = {
+        "device": lambda _: _META,
+        "generator": lambda _: None,
+        "pin_memory": lambda _: False,
+    }
+    known = {name: changed[name](value) if name in changed else value for name, value in kwargs.items()}
+    return {name: value for name, value in known.items() if not (name == "generator" and value is None)}
+
+
+def _to_meta(leaf: Any) -> Any:
+    return leaf.to(_META) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf

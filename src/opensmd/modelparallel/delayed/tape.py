@@ -1,0 +1,220 @@
+"""How the numbers of tensors without data come about: operations on memory, and running some of them later.
+
+Nothing here knows modules or ranks. An operation refers to memory that other operations have made::
+
+    memory M   empty(4096, 4096)   uniform_(M, -0.01, 0.01)   normal_(M, 0, 0.02)
+                                   with the random state       with the random state
+                                   that it found               that it found
+
+What M holds is what its operations write when they run one after the other, with the random states of then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from opensmd.modelparallel.exceptions import SMPError
+
+__all__ = ["Constant", "Memory", "Operation", "RandomState", "Reference", "values_of"]
+
+# In place, with results that depend on what was there before in no way.
+_OVERWRITING = {"uniform_", "normal_", "zero_", "fill_", "copy_", "exponential_", "bernoulli_"}
+_numbers = itertools.count()
+
+
+class Memory:
+    """The memory of a tensor without data.
+
+    Args:
+        storage: of the meta tensor; kept, so that no other is taken for it.
+        device: where its numbers will be.
+
+    Attributes:
+        operations: what makes it and writes into it, in order.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage, device: torch.device) -> None:
+        self.storage = storage
+        self.device = device
+        self.operations: list[Operation] = []
+
+    @property
+    def key(self) -> int:
+        """What the storages of meta tensors in this memory are known by."""
+        key: int = self.storage._cdata
+        return key
+
+    def writers(self, before: float) -> Iterator[Operation]:
+        """The operations that its numbers come from, before the operation of that number."""
+        earlier = [operation for operation in self.operations if operation.number < before]
+        starts = [index for index, operation in enumerate(earlier) if operation.overwrites(self)]
+        yield from earlier[:1]
+        yield from earlier[max(1, starts[-1] if starts else 1) :]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A tensor in some memory."""
+
+    memory: Memory
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @classmethod
+    def to(cls, tensor: Tensor, memory: Memory) -> Reference:
+        """What refers to a meta tensor in ``memory``."""
+        offset = int(tensor.storage_offset())
+        return cls(memory, tensor.shape, tensor.stride(), offset, tensor.dtype)
+
+    def on(self, storage: torch.UntypedStorage) -> Tensor:
+        """The tensor, in real memory."""
+        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return tensor.set_(storage, self.offset, self.size, self.stride)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its memory."""
+        return self.size.numel() * self.dtype.itemsize == self.memory.storage.nbytes()
+
+
+class Constant:
+    """A tensor with data that an operation reads; it must not change before the operation runs."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._version = None if tensor.is_inference() else tensor._version
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            SMPError: it has been changed.
+        """
+        if self._version is not None and self._tensor._version != self._version:
+            raise SMPError(
+                f"a tensor of shape {tuple(self._tensor.shape)}, from which delayed parameters are made, was "
+                "changed before the first step made them; give them a copy of it"
+            )
+        return self._tensor
+
+
+@dataclass
+class RandomState:
+    """A generator, and the state of it from which an operation drew."""
+
+    generator: torch.Generator
+    state: Tensor
+
+    def run(self, draw: Callable[[], Any]) -> Any:
+        """Draw from that state again; the generator is left as it is now."""
+        now = self.generator.get_state()
+        self.generator.set_state(self.state)
+        try:
+            return draw()
+        finally:
+            self.generator.set_state(now)
+
+
+@dataclass(eq=False)
+class Operation:
+    """One operation on tensors without data.
+
+    Attributes:
+        function, args, kwargs: the call, with references and constants for tensors.
+        written: the memory that it changes.
+        made: for each tensor of its result, what refers to the memory made for it, or None if there was some.
+        random: from where it draws.
+        number: grows with each operation.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    written: Sequence[Memory] = ()
+    made: Sequence[Reference | None] = ()
+    random: RandomState | None = None
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    def remember(self) -> None:
+        """Become one of the operations of the memory that it makes or changes."""
+        for memory in {*self.written, *(made.memory for made in self.made if made is not None)}:
+            memory.operations.append(self)
+
+    def overwrites(self, memory: Memory) -> bool:
+        """Whether nothing of what ``memory`` held before is left."""
+        if self.function.overloadpacket.__name__ not in _OVERWRITING or not self.args:
+            return False
+        target = self.args[0]
+        return isinstance(target, Reference) and target.memory is memory and target.is_whole
+
+    def reads(self) -> Iterator[Memory]:
+        """The memory that it needs."""
+        for leaf in tree_leaves((self.args, self.kwargs)):
+            if isinstance(leaf, Reference) and not self.overwrites(leaf.memory):
+                yield leaf.memory
+
+    def run(self, values: MutableMapping[Memory, torch.UntypedStorage], *, draws_on: bool = False) -> None:
+        """Compute on real memory; what is made is put into ``values``.
+
+        Args:
+            draws_on: the generator is in the state of then, and goes on.
+        """
+
+        def real(leaf: Any) -> Any:
+            if isinstance(leaf, Reference):
+                return leaf.on(values[leaf.memory])
+            return leaf.tensor if isinstance(leaf, Constant) else leaf
+
+        args, kwargs = tree_map(real, (self.args, self.kwargs))
+        if self.random is None or draws_on:
+            result = self.function(*args, **kwargs)
+        else:
+            result = self.random.run(lambda: self.function(*args, **kwargs))
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        for tensor, made in zip(tensors, self.made, strict=True):
+            if made is not None:
+                values[made.memory] = _laid_out(tensor, made)
+
+
+def values_of(
+    wanted: Sequence[Memory], *, before: float = float("inf")
+) -> dict[Memory, torch.UntypedStorage]:
+    """Run what the numbers in ``wanted`` come from, and nothing else.
+
+    Args:
+        wanted: memory.
+        before: what it held before the operation of that number.
+    """
+    chosen: dict[int, Operation] = {}
+    needed = [(memory, before) for memory in wanted]
+    while needed:
+        memory, until = needed.pop()
+        for operation in memory.writers(until):
+            if operation.number not in chosen:
+                chosen[operation.number] = operation
+                needed += [(read, operation.number) for read in operation.reads()]
+    values: dict[Memory, torch.UntypedStorage] = {}
+    with torch.no_grad():
+        for _, operation in sorted(chosen.items()):
+            operation.run(values)
+    return {memory: values[memory] for memory in wanted}
+
+
+def _laid_out(tensor: Tensor, made: Reference) -> torch.UntypedStorage:
+    """The memory of ``tensor`` with the strides that its meta counterpart has."""
+    storage = tensor.untyped_storage()
+    if tensor.stride() == made.stride and storage.nbytes() == made.memory.storage.nbytes():
+        return storage
+    again = torch.empty_strided(made.size, made.stride, dtype=made.dtype, device=tensor.device)
+    again.copy_(tensor)
+    return again.untyped_storage()

@@ -1,0 +1,42 @@
+"""What ``smp.DistributedModel`` refuses to be given."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
+
+__all__ = ["require_model", "require_passes", "require_tracing"]
+
+
+def require_model(module: object) -> None:
+    """Raise if ``module`` cannot be distributed, or a model is already."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"smp.DistributedModel: expected a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, (torch.jit.ScriptModule, DistributedDataParallel, Whereabouts)):
+        raise TypeError(
+            f"smp.DistributedModel: a {type(module).__name__} cannot be distributed; give the plain module"
+        )
+    if state.model is not None:
+        raise SMPError(
+            "smp.DistributedModel: only one model of a script can be wrapped, and one is already. Put models "
+            "that train together (a generator and its discriminator) into one torch.nn.Module"
+        )
+
+
+def require_tracing(trace_device: object, trace_execution_times: bool) -> None:
+    """Raise if a timed dry run is asked for that cannot be."""
+    if trace_device not in ("cpu", "gpu"):
+        raise ValueError(f"trace_device must be 'cpu' or 'gpu', got {trace_device!r}")
+    if trace_execution_times and trace_device == "cpu":
+        raise ValueError("trace_execution_times must be False with trace_device='cpu'")
+
+
+def require_passes(passes: object) -> None:
+    """Raise if ``backward_passes_per_step`` is no number of steps."""
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step must be an int of at least 1, got {passes!r}")
