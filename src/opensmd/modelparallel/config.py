@@ -49,7 +49,6 @@ _UNDOCUMENTED = {
 _OF_TENSORFLOW = {"horovod": False, "contiguous": True}
 # Keys whose features do not exist here; their defaults ask for nothing.
 _ABSENT = (
-    "shard_optimizer_state",
     "sharded_data_parallel_degree",
     "load_partition",
     "partition_file",
@@ -91,6 +90,7 @@ class Config(BaseModel):
         activation_loading_horizon: of so many layers they may be in memory.
         delayed_parameter_initialization: ``smp.model_creation`` makes modules without memory for their
             parameters, which are initialised in the first step, where they live.
+        shard_optimizer_state: the replicas of a stage share out the optimizer's state.
         fp16, bf16: parameters of 16 bits, trained through FP32 copies that the optimizer keeps.
     """
 
@@ -183,6 +183,11 @@ class Config(BaseModel):
             raise ValueError(f"{' and '.join(asked)} {'needs' if len(asked) == 1 else 'need'} ddp=True")
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are two types for the same parameters; set one of them")
+        if self.shard_optimizer_state and self.half_dtype is not None:
+            raise ValueError(
+                f"shard_optimizer_state does not go together with {'fp16' if self.fp16 else 'bf16'}, whose "
+                "master weights are not shared out; use autocast, or set shard_optimizer_state to False"
+            )
         self._refuse_absent()
         return self
 

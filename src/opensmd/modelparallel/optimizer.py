@@ -26,6 +26,7 @@ from opensmd.modelparallel.precision.loss_scale import DYNAMIC_ARGUMENTS, shared
 from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, whole_entries
 from opensmd.modelparallel.tensor_parallel.shards import Shard
@@ -94,7 +95,7 @@ class _Methods(PrecisionAttributes):
     def local_state_dict(self, *, gather_if_shard: bool = True) -> dict[str, Any]:
         """This rank's state under the whole optimizer's numbers, and ``_smp_is_partial: True``.
 
-        ``gather_if_shard`` is accepted; optimizer state is never sharded here.
+        ``gather_if_shard`` is accepted; without ``shard_optimizer_state`` nothing is sharded.
 
         Raises:
             SMPError: the model has not been partitioned yet.
@@ -354,6 +355,9 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
                 static_loss_scale if is_fp16 else 1.0, dynamic_loss_scale and is_fp16, arguments
             )
             methods = (HalfMethods, _Methods)
+        elif state.cfg.shard_optimizer_state:
+            require_elementwise(optimizer)
+            methods = (ShardedMethods, _Methods)
         optimizer.__class__ = type(kind.__name__, (*methods, kind), {"__module__": kind.__module__})
         optimizer._smp_layout = None  # type: ignore[attr-defined]
     state.optimizers.pop(id(optimizer), None)

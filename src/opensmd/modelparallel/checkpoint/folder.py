@@ -81,13 +81,15 @@ def save_checkpoint(
         )
     folder = Path(path)
     trust = {"weights_only": weights_only}
+    # where replicas share the optimizer's state out, all of them give their slices
+    gathered = optimizer.local_state_dict() if partial and optimizer is not None else None
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if groups.rank_in(CommGroup.RDP_GROUP) != 0:
             return
         if partial:
-            _save_partial(folder / f"{tag}_partial", model, optimizer, user_content, trust)
+            _save_partial(folder / f"{tag}_partial", model, gathered, user_content, trust)
         else:
             _save_full(folder, tag, model, user_content, trust, translate=translate_if_full)
         if state.rank == 0:
@@ -122,7 +124,7 @@ def resume_from_checkpoint(
         partial: as it was saved.
         strict: as ``load_state_dict``'s.
         load_optimizer: load the optimizer too, if it was saved (partial only).
-        load_sharded_optimizer_state: accepted; optimizer state is never sharded here.
+        load_sharded_optimizer_state: accepted; saved state is whole, and cut as it is needed here.
         translate_function: applied to the full state dict before loading; None for distributed models' own.
         load_optimizer_states: the name of ``load_optimizer`` in the first version that had this function.
         weights_only: False also loads objects of any type, and runs whatever code is in the files, so it is
@@ -193,7 +195,11 @@ def _require(folder: Path, tag: str, *, partial: bool) -> None:
 
 
 def _save_partial(
-    folder: Path, model: ModelState | None, optimizer: Any, user_content: Any, trust: dict[str, Any]
+    folder: Path,
+    model: ModelState | None,
+    optimizer: dict[str, Any] | None,
+    user_content: Any,
+    trust: dict[str, Any],
 ) -> None:
     def write_content() -> None:
         folder.mkdir(exist_ok=True)
@@ -210,8 +216,9 @@ def _save_partial(
             **trust,
         )
     if optimizer is not None:
-        own = optimizer.local_state_dict()
-        save_part(own, folder / "optimizer", suffix=".pt", caller=_caller("the optimizer's state"), **trust)
+        save_part(
+            optimizer, folder / "optimizer", suffix=".pt", caller=_caller("the optimizer's state"), **trust
+        )
 
 
 def _save_full(

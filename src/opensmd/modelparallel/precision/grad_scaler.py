@@ -12,6 +12,7 @@ from typing import Any, overload
 
 import torch
 
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import UnscalingScaler
 from opensmd.modelparallel.precision.owners import from_owners, share_among_owners
 from opensmd.modelparallel.state import state
@@ -34,6 +35,7 @@ class GradScaler(UnscalingScaler):
         init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's, in this order.
 
     Raises:
+        SMPError: with ``shard_optimizer_state``.
         TypeError: a device both first and by name, or a setting that torch's has not.
     """
 
@@ -64,6 +66,12 @@ class GradScaler(UnscalingScaler):
             if device is not None:
                 raise TypeError(f"smp.amp.GradScaler: two devices, {settings[0]!r} and device={device!r}")
             device, settings = settings[0], settings[1:]
+        if state.initialized and state.cfg.shard_optimizer_state and named.get("enabled", True):
+            raise SMPError(
+                "smp.amp.GradScaler looks for infinities in the gradients of the optimizer's parameters, of "
+                "which each replica trains other slices with shard_optimizer_state. Use autocast to "
+                "bfloat16, which needs no scaler, or set shard_optimizer_state to False"
+            )
         found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         super().__init__(found.type, *settings, **named)
         self.start_scale(found)

@@ -1,0 +1,74 @@
+"""Equal slices of tensors, laid out as vectors: which a rank has, and wholes from all slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+__all__ = ["Slicing", "gather_parameters", "gathered"]
+
+BUCKET_BYTES = 25 << 20
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """Among how many ranks vectors are shared out, and which of them this is."""
+
+    ranks: int
+    rank: int
+
+    def length(self, elements: int) -> int:
+        """The elements of a slice; the last ones may be shorter, or empty."""
+        return -(-elements // self.ranks)
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """This rank's slice; a view of a contiguous tensor."""
+        vector, length = tensor.reshape(-1), self.length(tensor.numel())
+        return vector[self.rank * length : (self.rank + 1) * length]
+
+    def padded(self, own: Tensor, elements: int) -> Tensor:
+        """A slice at its full length, as it travels."""
+        whole = own.new_zeros(self.length(elements))
+        whole[: own.numel()] = own
+        return whole
+
+
+def gathered(own: Tensor, shape: torch.Size, slicing: Slicing, group: dist.ProcessGroup) -> Tensor:
+    """A whole tensor from this rank's slice and those of the others; called on all ranks of ``group``."""
+    mine = slicing.padded(own, shape.numel())
+    everyone = mine.new_empty(mine.numel() * slicing.ranks)
+    dist.all_gather_into_tensor(everyone, mine, group=group)
+    return everyone[: shape.numel()].view(shape)
+
+
+def gather_parameters(parameters: Sequence[nn.Parameter], slicing: Slicing, group: dist.ProcessGroup) -> None:
+    """Complete every parameter, of which this rank has a valid slice; called on all ranks of ``group``."""
+    for bucket in _buckets(parameters):
+        mine = torch.cat(
+            [slicing.padded(slicing.cut(parameter.detach()), parameter.numel()) for parameter in bucket]
+        )
+        everyone = mine.new_empty(mine.numel() * slicing.ranks)
+        dist.all_gather_into_tensor(everyone, mine, group=group)
+        rows, first = everyone.view(slicing.ranks, -1), 0
+        for parameter in bucket:
+            length = slicing.length(parameter.numel())
+            whole = rows[:, first : first + length].reshape(-1)[: parameter.numel()]
+            parameter.detach().copy_(whole.view(parameter.shape))
+            first += length
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Neighbouring parameters of one type, up to the bucket's size."""
+    bucket: list[nn.Parameter] = []
+    for parameter in parameters:
+        alike = not bucket or (parameter.dtype, parameter.device) == (bucket[0].dtype, bucket[0].device)
+        if bucket and (not alike or sum(other.nbytes for other in bucket) >= BUCKET_BYTES):
+            yield bucket
+            bucket = []
+        bucket.append(parameter)
+    if bucket:
+        yield bucket

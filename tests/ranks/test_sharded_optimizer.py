@@ -1,0 +1,133 @@
+"""Optimizer state that replicas share out: trained as without, in counted bytes, for any degree."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.init import shutdown
+from tests.support.ranks import RankPool
+
+Pools = Callable[[int], RankPool]
+WIDTH, ROWS, CLIP = 15, 8, 0.5
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    groups = list(parameters)
+    return torch.optim.SGD([{"params": groups[:2]}, {"params": groups[2:], "lr": 0.02}], lr=0.1, momentum=0.9)
+
+
+class Training:
+    """A script's model, with a parameter of one element, and its optimizer."""
+
+    def __init__(self, make: Make, partitions: int, *, shard: bool, **settings: Any) -> None:
+        shutdown()
+        smp.init({"partitions": partitions, "ddp": True, "shard_optimizer_state": shard, **settings})
+        torch.manual_seed(0)
+        layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)]
+        self.model = smp.DistributedModel(nn.Sequential(*layers))
+        self.optimizer = smp.DistributedOptimizer(make(self.model.parameters()))
+        model = self.model
+
+        @smp.step
+        def step(x: Tensor) -> Tensor:
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            model.backward(loss)
+            return loss
+
+        self.step = step
+
+    def train(self, number: int) -> tuple[float, float]:
+        self.optimizer.zero_grad(set_to_none=number % 2 == 0)
+        generator = torch.Generator().manual_seed(number)
+        whole = torch.randn(2 * ROWS, WIDTH, generator=generator)
+        mine = whole.chunk(smp.rdp_size())[smp.rdp_rank()]
+        loss = self.step(mine).reduce_mean().item()
+        norm = self.optimizer.clip_master_grads(CLIP)
+        self.optimizer.step()
+        return loss, norm
+
+    def state_bytes(self) -> int:
+        states = self.optimizer.state.values()
+        return sum(each.nbytes for entries in states for each in entries.values() if each.dim() > 0)
+
+
+def same_state(first: dict[str, Any], second: dict[str, Any]) -> None:
+    torch.testing.assert_close(first["state"], second["state"], rtol=0, atol=0)
+    assert first["param_groups"] == second["param_groups"]
+
+
+def trains_as_without(make: Make, partitions: int, folder: Path) -> None:
+    plain = Training(make, partitions, shard=False)
+    expected = [plain.train(number) for number in range(5)]
+    of_plain, whole = plain.optimizer.state_dict(), plain.state_bytes()
+    sharded = Training(make, partitions, shard=True)
+    of_replicas = smp.rdp_size()
+    assert [sharded.train(number) for number in range(3)] == expected[:3]
+    assert sharded.state_bytes() < 1.05 * whole / smp.rdp_size() + 64
+    saved = copy.deepcopy((sharded.model.state_dict(), sharded.optimizer.state_dict()))
+    smp.save_checkpoint(str(folder), "three", model=sharded.model, optimizer=sharded.optimizer)
+    assert [sharded.train(number) for number in range(3, 5)] == expected[3:]
+    same_state(sharded.optimizer.state_dict(), of_plain)
+    for shard in (True, False):  # before the first step, and after one
+        again = Training(make, partitions, shard=shard)
+        if shard:
+            again.train(9)
+        again.model.load_state_dict(saved[0])
+        again.optimizer.load_state_dict(copy.deepcopy(saved[1]))  # torch keeps the tensors
+        assert [again.train(number) for number in range(3, 5)] == expected[3:]
+    # with half or twice as many replicas
+    resumed = Training(make, 1 if partitions == 2 else 2, shard=True)
+    smp.resume_from_checkpoint(str(folder), "three")
+    losses, norms = zip(*[resumed.train(number) for number in range(3, 5)], strict=True)
+    assert smp.rdp_size() != of_replicas
+    torch.testing.assert_close(torch.tensor(norms), torch.tensor([norm for _, norm in expected[3:]]))
+    mean = torch.tensor(losses)
+    dist.all_reduce(mean)
+    before = torch.tensor([loss for loss, _ in expected[3:]])
+    dist.all_reduce(before)
+    torch.testing.assert_close(mean, before)
+
+
+def refusals() -> None:
+    for make, text in (
+        (lambda parameters: torch.optim.Adafactor(parameters), "Adafactor may need whole parameters"),
+        (lambda parameters: torch.optim.LBFGS(parameters), "LBFGS works on all parameters"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Training(make, 1, shard=True)
+    training = Training(adam, 1, shard=True)
+    with pytest.raises(SMPError, match="before the first smp"):
+        training.optimizer.step()
+    with pytest.raises(SMPError, match="shard_optimizer_state"):
+        smp.amp.GradScaler("cpu")
+    training.train(0)
+    with pytest.raises(ValueError, match="takes no closure"):
+        training.optimizer.step(lambda: None)
+    with pytest.raises(SMPError, match="gather_if_shard=False"):
+        training.optimizer.local_state_dict(gather_if_shard=False)
+
+
+def test_sharded_optimizer_state_trains_as_whole_and_goes_on_at_another_degree(
+    pool: Pools, tmp_path: Path
+) -> None:
+    pool(2).run(trains_as_without, adam, 1, tmp_path / "whole")
+    pool(4).run(trains_as_without, momentum, 2, tmp_path / "split")
+
+
+def test_what_cannot_go_with_sharded_optimizer_state_is_refused(pool: Pools) -> None:
+    pool(2).run(refusals)
