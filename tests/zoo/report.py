@@ -35,7 +35,7 @@ does not train in plain PyTorch are no cases.
 - *Equal*: as plain PyTorch.
 - *Refused*: an error of OpenSMD's own that says what is not supported and what to do.
 - *Failed*: any other error.
-- *Wrong*, *hang*, *died*: other numbers, no end, or a rank that was gone.
+- *Wrong*, *hang*, *died*: numbers further apart than that, no end, or a rank that was gone.
 
 The last column is torch's own `torch.distributed.pipelining.pipeline()` on the same models: how many its
 tracer cuts in two before a middle layer, with `use_cache=False` where there is such a setting. Nothing was
