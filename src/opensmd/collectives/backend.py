@@ -27,7 +27,7 @@ from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.name import DEVICES, NAME
 from opensmd.collectives.sealed import seal_objects_of_torch
 from opensmd.collectives.timeline_source import record_operations
-from opensmd.collectives.topology import Plan, exchange_identities, make_plan, own_identity, share_arena
+from opensmd.collectives.topology import GroupPlan, exchange_identities, make_plan, own_identity, share_arena
 from opensmd.environment.ignored import warn_of_ignored
 from opensmd.environment.settings import Settings
 from opensmd.native import build
@@ -104,38 +104,38 @@ def _make_backend(place: Membership) -> Any:
             return native.make_shared_backend(fd=fd, **common)
         gloo = _gloo(place, exchange, plan)
         failures = PrefixStore(f"opensmd/failures/{exchange.generation}", place.store)
-        hosts = plan.islands if fd is not None else [(rank,) for rank in range(place.size)]
+        hosts = plan.local_groups if fd is not None else [(rank,) for rank in range(place.size)]
         return native.make_gloo_backend(gloo=gloo, store=failures, fd=fd, hosts=hosts, **common)
     finally:
         if fd is not None:
             os.close(fd)  # nobody opens the creator's descriptor any more: all have said that they did
 
 
-def _names(place: Membership, plan: Plan) -> list[str]:
+def _names(place: Membership, plan: GroupPlan) -> list[str]:
     """What messages call the members: by global rank, with the host where there are several."""
     if plan.one_host:
         return [f"rank {rank}" for rank in place.ranks]
     return [f"rank {rank} on {host}" for rank, host in zip(place.ranks, plan.hosts, strict=True)]
 
 
-def _may_share(plan: Plan) -> bool:
+def _may_share(plan: GroupPlan) -> bool:
     """Whether shared memory can serve all ranks, or those of each host."""
-    return (plan.one_host or plan.shares_hosts) and max(map(len, plan.islands)) <= MOST_IN_ARENA
+    return (plan.one_host or plan.shares_hosts) and max(map(len, plan.local_groups)) <= MOST_IN_ARENA
 
 
 def _share_arena(
-    native: ModuleType, settings: Settings, place: Membership, exchange: Exchange, plan: Plan
+    native: ModuleType, settings: Settings, place: Membership, exchange: Exchange, plan: GroupPlan
 ) -> int | None:
     """The descriptor of this host's arena; None, with a warning, where a rank could not have it."""
-    island = plan.island_of(place.rank)
+    local = plan.local_group_of(place.rank)
     shape = native.ArenaShape()
-    shape.size = len(island)
+    shape.size = len(local)
     heap = settings.heap_bytes if plan.one_host else 0  # which only DDP's buckets on one host use
     shape.heap_bytes = _usual_heap(native, place.size) if heap is None else heap
-    shared = share_arena(exchange, place.rank, island, native, shape, named=False)
+    shared = share_arena(exchange, place.rank, local, native, shape, named=False)
     if isinstance(shared, int):
         return shared
-    named = share_arena(exchange, place.rank, island, native, shape, named=True)
+    named = share_arena(exchange, place.rank, local, native, shape, named=True)
     if isinstance(named, int):
         return named
     if place.rank == 0:
@@ -154,7 +154,7 @@ def _usual_heap(native: ModuleType, size: int) -> int:
 
 
 def _split(place: Membership, store: Store, rank: int, ranks: Sequence[int], options: Any) -> Any:
-    inside = tuple(place.ranks[each] for each in ranks)
+    inside = tuple(place.ranks[other] for other in ranks)
     # All parts of a split get the same store.
     own_store = PrefixStore(f"{options.group_name}/", store)
     return _make_backend(Membership(own_store, rank, inside, options._timeout, options.group_name))
@@ -172,7 +172,7 @@ def _native(settings: Settings) -> tuple[ModuleType | None, str]:
         return None, str(error)
 
 
-def _warn_without_core(plan: Plan, ranks: Sequence[int]) -> None:
+def _warn_without_core(plan: GroupPlan, ranks: Sequence[int]) -> None:
     reasons: dict[str, list[int]] = {}
     for rank, reason in plan.without_core.items():
         reasons.setdefault(reason, []).append(ranks[rank])
@@ -185,7 +185,7 @@ def _warn_once(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
-def _gloo(place: Membership, exchange: Exchange, plan: Plan) -> Any:
+def _gloo(place: Membership, exchange: Exchange, plan: GroupPlan) -> Any:
     exchange.all_gather("before Gloo", "")  # names who is missing, where Gloo would name one of its keys
     store = PrefixStore(f"opensmd/gloo/{exchange.generation}", place.store)
     connect = partial(
@@ -199,7 +199,7 @@ def _gloo(place: Membership, exchange: Exchange, plan: Plan) -> Any:
     return _connected(place, exchange, plan, connect)
 
 
-def _connected(place: Membership, exchange: Exchange, plan: Plan, connect: Callable[[], Any]) -> Any:
+def _connected(place: Membership, exchange: Exchange, plan: GroupPlan, connect: Callable[[], Any]) -> Any:
     """What Gloo's ``connect`` returns.
 
     Raises:

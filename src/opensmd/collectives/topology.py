@@ -21,7 +21,7 @@ from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.listening import gloo_is_on_loopback
 from opensmd.environment.settings import Settings
 
-__all__ = ["Identity", "Plan", "exchange_identities", "make_plan", "own_identity", "share_arena"]
+__all__ = ["Identity", "GroupPlan", "exchange_identities", "make_plan", "own_identity", "share_arena"]
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GroupPlan:
     """How a group is served.
 
     Attributes:
-        islands: the group's ranks, those of one host together, in the order of their first ranks.
+        local_groups: the group's ranks, those of one host together, in the order of their first ranks.
         without_core: for each rank that lacks the compiled core, the reason; if any, Gloo serves the group.
         hosts: for each rank what messages call its host.
         one_network: whether all ranks have one loopback.
@@ -58,7 +58,7 @@ class Plan:
         cut_off: whether two of those are to connect, which cannot be.
     """
 
-    islands: tuple[tuple[int, ...], ...]
+    local_groups: tuple[tuple[int, ...], ...]
     without_core: dict[int, str]
     hosts: tuple[str, ...]
     one_network: bool = False
@@ -68,29 +68,29 @@ class Plan:
     @property
     def one_host(self) -> bool:
         """Whether one arena can hold all ranks."""
-        return len(self.islands) == 1
+        return len(self.local_groups) == 1
 
     @property
     def shares_hosts(self) -> bool:
         """Whether the group spans hosts and several of its ranks share one."""
-        return len(self.islands) > 1 and any(len(island) > 1 for island in self.islands)
+        return len(self.local_groups) > 1 and any(len(local) > 1 for local in self.local_groups)
 
-    def island_of(self, rank: int) -> tuple[int, ...]:
+    def local_group_of(self, rank: int) -> tuple[int, ...]:
         """The ranks on the host of this one."""
-        return next(island for island in self.islands if rank in island)
+        return next(local for local in self.local_groups if rank in local)
 
 
-def make_plan(identities: Sequence[Identity]) -> Plan:
+def make_plan(identities: Sequence[Identity]) -> GroupPlan:
     """Group ranks by host; pure."""
     by_host: dict[str, list[int]] = {}
     for rank, identity in enumerate(identities):
         by_host.setdefault(identity.host, []).append(rank)
-    missing = {rank: each.native for rank, each in enumerate(identities) if each.native}
+    missing = {rank: member.native for rank, member in enumerate(identities) if member.native}
     names = _host_names({host: identities[ranks[0]].hostname for host, ranks in by_host.items()})
     networks = {identity.network for identity in identities}
-    hidden = [rank for rank, each in enumerate(identities) if len(networks) > 1 and each.on_loopback]
-    return Plan(
-        islands=tuple(tuple(ranks) for ranks in by_host.values()),
+    hidden = [rank for rank, member in enumerate(identities) if len(networks) > 1 and member.on_loopback]
+    return GroupPlan(
+        local_groups=tuple(tuple(ranks) for ranks in by_host.values()),
         without_core=missing,
         hosts=tuple(names[identity.host] for identity in identities),
         one_network=len(networks) == 1,
@@ -139,14 +139,14 @@ def exchange_identities(exchange: Exchange, own: Identity) -> list[Identity]:
 
 
 def share_arena(
-    exchange: Exchange, rank: int, island: Sequence[int], native: ModuleType, shape: Any, *, named: bool
+    exchange: Exchange, rank: int, local: Sequence[int], native: ModuleType, shape: Any, *, named: bool
 ) -> int | str:
     """Let each host's first rank create an arena's file and all open theirs; all succeed or none does.
 
     Args:
         exchange: of the group.
         rank: this process's rank in the group.
-        island: the ranks on its host.
+        local: the ranks on its host.
         native: the compiled core.
         shape: its ``ArenaShape``, which counts on the first rank alone.
         named: make the file in /dev/shm, for hosts that do not let a process open the files of another.
@@ -155,7 +155,7 @@ def share_arena(
         The descriptor, which the caller closes; or why it did not work, the same text on every rank.
     """
     file, failure, offer = None, "", ""
-    first = island[0]
+    first = local[0]
     if rank == first:
         try:
             file = native.create_arena_file(shape, named)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -96,21 +96,6 @@ class SmddpBackend(Backend):
     def perform_nocolor_split(self, device: object, /) -> None: ...
     def _set_default_timeout(self, timeout: timedelta, /) -> None: ...
 
-class Island:
-    """The members of this host, and the groups that join each to its counterparts on other hosts."""
-
-    LANES: ClassVar[int]
-
-    def __init__(
-        self,
-        *,
-        fd: int,
-        members: Sequence[int],
-        firsts: Sequence[int],
-        peers: Sequence[Backend],
-        crossing: int,
-    ) -> None: ...
-
 def make_shared_backend(
     *,
     fd: int,
@@ -127,7 +112,8 @@ def make_gloo_backend(
     *,
     gloo: Backend,
     store: Store,
-    island: Island | None,
+    fd: int | None,
+    hosts: Sequence[Sequence[int]],
     names: Sequence[str],
     rank: int,
     size: int,
@@ -135,7 +121,7 @@ def make_gloo_backend(
     device_backend: Callable[[], Backend],
     split: Callable[[Store, int, Sequence[int], Options], Backend],
 ) -> SmddpBackend:
-    """The backend of a group that spans hosts."""
+    """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena."""
 
 # --- messages and the edges of autograd ---------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ def identity(host: str, native: str = "") -> Identity:
 
 def test_ranks_are_grouped_by_host_in_the_order_of_their_first_ranks() -> None:
     plan = make_plan([identity(host) for host in "baabc"])
-    assert plan.islands == ((0, 3), (1, 2), (4,))
+    assert plan.local_groups == ((0, 3), (1, 2), (4,))
     assert not plan.one_host
     assert make_plan([identity("a"), identity("a")]).one_host
 
@@ -24,7 +24,7 @@ def test_ranks_are_grouped_by_host_in_the_order_of_their_first_ranks() -> None:
 def test_a_plan_says_whether_ranks_of_several_hosts_share_one() -> None:
     plan = make_plan([identity(host) for host in "babab"])
     assert plan.shares_hosts
-    assert plan.island_of(4) == (0, 2, 4)
+    assert plan.local_group_of(4) == (0, 2, 4)
     assert not make_plan([identity("a"), identity("b")]).shares_hosts
     assert not make_plan([identity("a"), identity("a")]).shares_hosts
 
