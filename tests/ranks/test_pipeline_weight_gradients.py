@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
+from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients, first_part
 from opensmd.modelparallel.runtime.messages.transport import (
     Kind,
     MailboxTransport,
@@ -150,9 +150,9 @@ CASES = {
     ),
     "autocast": Case(mlp, BOTH, in_bfloat16),
     "used twice": Case(mlp, BOTH, twice),
-    "also used elsewhere": Case(mlp, waiting("0.weight", "0.bias"), also_elsewhere),
-    "retained gradient": Case(mlp, waiting("2.weight", "2.bias"), retaining),
-    "hook on a node": Case(mlp, waiting("0.weight", "0.bias"), listening),
+    "also used elsewhere": Case(mlp, BOTH, also_elsewhere),
+    "retained gradient": Case(mlp, waiting("0.weight", "2.weight", "2.bias"), retaining),
+    "hook on a node": Case(mlp, waiting("0.weight", "0.bias", "2.weight"), listening),
     "hook on a weight": Case(
         hooked(lambda module: module[0].weight.register_hook(nothing)), waiting("2.weight", "2.bias")
     ),
@@ -160,11 +160,9 @@ CASES = {
         hooked(lambda module: module[0].weight.register_post_accumulate_grad_hook(nothing)),
         waiting("2.weight", "2.bias"),
     ),
-    "hook on a module": Case(
-        hooked(lambda module: module[0].register_full_backward_hook(nothing)), waiting()
-    ),
+    "hook on a module": Case(hooked(lambda module: module[0].register_full_backward_hook(nothing)), BOTH),
     "frozen": Case(frozen, waiting()),
-    "python in the graph": Case(mlp, waiting(), through_python),
+    "python in the graph": Case(mlp, BOTH, through_python),
     "saved tensors hooks": Case(mlp, waiting(), with_saved_tensors_hooks),
     "checkpoint": Case(mlp, waiting(), checkpointed),
 }
@@ -179,7 +177,7 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
     return {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
 
 
-def run_case(name: str, anomaly: bool) -> tuple[set[str], bool] | None:
+def run_case(name: str, anomaly: bool = False, everything: bool = False) -> tuple[set[str], bool] | None:
     """Rank 0 sends the input and gets its gradient; rank 1 says what waited, and if all is equal."""
     case = CASES[name]
     tag, back = make_tag(Kind.TENSOR, 0, 1), make_tag(Kind.GRADIENT, 0, 1)
@@ -205,10 +203,14 @@ def run_case(name: str, anomaly: bool) -> tuple[set[str], bool] | None:
     left = WeightGradients(record)
     roots, given = [loss, token], [torch.ones(()), token.detach()]
     with torch.autograd.set_detect_anomaly(anomaly):
-        split = left.split(0, roots, given)
-    assert bool(left) is split
-    if not split:
-        assert not gradients(module)
+        part = first_part(roots, given, everything=everything)
+    split = part is not None
+    if split:
+        assert not gradients(module)  # nothing has run
+        part.run_first()
+        assert not everything or not part.leaves_everything or not gradients(module)
+        left.leave(0, 0, part)
+    else:
         torch.autograd.backward(roots, given)
     dist.barrier()  # rank 0 has its gradient
     before = gradients(module)
@@ -225,7 +227,7 @@ def run_case(name: str, anomaly: bool) -> tuple[set[str], bool] | None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights_wait_where_nobody_notices(pool: Callable[[int], RankPool], name: str) -> None:
-    found = pool(2).run(run_case, name, False, backend="smddp")[1]
+    found = pool(2).run(run_case, name, backend="smddp")[1]
     assert found == (CASES[name].waiting, True)
 
 
@@ -295,25 +297,27 @@ def check_training(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, 2),
-        ({"active_microbatches": 1}, 1),
+        ({}, 4),
+        ({"active_microbatches": 1}, 4),
+        ({"pipeline": "zero_bubble"}, 4),
         ({"pipeline": "simple"}, 2),
-        ({"deterministic_server": True}, 0),
+        ({"pipeline": "1f1b"}, 0),
+        ({"deterministic_server": True}, 4),
         ({"microbatches": 1}, 0),
     ],
     ids=str,
 )
-def test_the_last_microbatches_of_the_last_stage_leave_their_weight_gradients_for_later(
+def test_microbatches_of_the_last_stage_leave_their_weight_gradients_for_later(
     pool: Callable[[int], RankPool], settings: dict[str, Any], expected: int
 ) -> None:
     check_training(pool(2).run(train, settings, backend="smddp"), lambda rank: expected if rank == 1 else 0)
 
 
-def test_replicas_leave_weight_gradients_of_the_last_microbatch_for_later(
+def test_replicas_leave_weight_gradients_for_later(
     pool: Callable[[int], RankPool],
 ) -> None:
     found = pool(4).run(train, {"ddp": True, "placement_strategy": "spread"}, backend="smddp")
-    assert sorted(kinds.count("weights") for _, kinds, _ in found) == [0, 0, 1, 1]
+    assert sorted(kinds.count("weights") for _, kinds, _ in found) == [0, 0, 4, 4]
     check_training(found, lambda rank: found[rank][1].count("weights"))
 
 

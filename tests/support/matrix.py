@@ -1,6 +1,6 @@
 """Which ways to run a case: a few for every test run, all of them on request.
 
-``python -m tests.support.matrix [family ...]`` runs every case with 2 and 4 stages, 1 to 8 microbatches, both
+``python -m tests.support.matrix [family ...]`` runs every case with 2 and 4 stages, 1 to 8 microbatches, all
 schedules and every placement, alone and with a second replica, and prints what differs from plain PyTorch.
 ``--steps 20`` trains longer; ``--seconds`` and ``--start`` cut the whole into pieces.
 """
@@ -38,7 +38,7 @@ FAMILIES = (
     "calls",
 )
 LONG = 20  # steps
-SCHEDULES = ("simple", "interleaved")
+SCHEDULES = ("interleaved", "v", "simple", "zero_bubble", "1f1b")
 CHOICES = {"stages": int, "microbatches": int, "placement": str, "schedule": str, "replicas": int}
 
 
@@ -48,8 +48,8 @@ def some_setups(case: Case, number: int) -> Iterator[Setup]:
     Placements, microbatches and schedules vary with ``number``; every second case trains one way longer.
     """
     counts = sorted(case.microbatches, key=(4, 1, 8, 2).index)
-    ways = itertools.cycle(itertools.product(counts, ("interleaved", "simple")))
-    for _ in range(number % 8):
+    ways = itertools.cycle(itertools.product(counts, SCHEDULES))
+    for _ in range(number % (len(counts) * len(SCHEDULES))):
         next(ways)
     usual = [one for one in case.placements(2) if one not in case.fixed.get(2, {})]
     chosen = {usual[(number + i) % len(usual)] for i in range(2)} if usual else set()

@@ -15,7 +15,6 @@ is the time of a forward::
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -140,24 +139,24 @@ class Rank:
         self.threads: set[int] = set()
         self.error: BaseException | None = None
         self._clocks = clocks
-        self._weights: deque[int] = deque()
+        self.left: list[tuple[int, int]] = []
         self.microbatches = [Microbatch(index) for index in range(microbatches)]
         self.turns = Turns(
             self.microbatches,
             policy=stage.policy,
             arrivals=self,
-            fills_in=self,
+            weight_work=self,
             record=Record(),
             threads=Threads(),
             swapped_state=self,
         )
 
-    def run(self, function: Callable[[Pass], None]) -> None:
+    def play(self, function: Callable[[Pass], None]) -> None:
         self._clocks.go_to(self.rank, 0, 0)
         try:
             self.turns.run([Pass(self, microbatch, function) for microbatch in self.microbatches])
-            while self.run_one():
-                continue
+            while self.left:
+                self.run(*self.left[0])
         except BaseException as error:
             self.error = error
         self._clocks.end(self.rank, well=self.error is None)
@@ -183,14 +182,9 @@ class Rank:
         self.played.append(Played(kind, microbatch, start, start + ticks))
         self._clocks.go_to(self.rank, start + ticks, 0)
 
-    def leave_weights(self, microbatch: int) -> None:
-        self._weights.append(microbatch)
-
-    def run_one(self) -> bool:
-        if not self._weights:
-            return False
-        self.work("W", self._weights.popleft(), self.stage.backward // 2)
-        return True
+    def run(self, microbatch: int, chunk: int) -> None:
+        self.left.remove((microbatch, chunk))
+        self.work("W", microbatch, self.stage.backward // 2)
 
     # --- what microbatches have to themselves: nothing ---------------------------------------------------
 
@@ -215,7 +209,7 @@ class Pass:
         self.microbatch = microbatch
         self.index = microbatch.index
         self._function = function
-        self._left: list[int] | None = None
+        self._left: list[int] = []
         self._course = self._run()
 
     def advance(self) -> Waiting | Done:
@@ -223,9 +217,10 @@ class Pass:
 
     def _run(self) -> Iterator[Waiting]:
         self._function(self)
-        if self._left is not None:
-            yield Waiting(self._awaited(self._left))
-            self._run_backward(self._left)
+        while self._left:
+            leg, self._left = self._next_leg(self._left)
+            yield Waiting(self._awaited(leg))
+            self._run_backward(leg)
 
     def forward(self) -> None:
         """Pass all stages of the route; this rank works on its own."""
@@ -234,6 +229,9 @@ class Pass:
             if home != self.rank.rank:
                 continue
             if place and route[place - 1] != home:
+                if place > route.index(home) and self.rank.turns.chunked:
+                    self.microbatch.chunk += 1
+                    self.rank.turns.before_chunk(self.microbatch, self._messages(place, _FORWARD))
                 self._wait(self._messages(place, _FORWARD))
             ticks = stage.forward + (stage.delays.get(self.index, 0) if place == route.index(home) else 0)
             self.rank.work("F", self.index, ticks)
@@ -244,12 +242,18 @@ class Pass:
         """Begin the backward, which may be deferred."""
         places = [place for place, home in enumerate(self.rank.stage.route) if home == self.rank.rank]
         places.reverse()
+        leg, rest = self._next_leg(places)
         if not self.rank.stage.defers:
-            self.rank.turns.before_backward(self.microbatch, self._awaited(places))
-        elif not self.rank.turns.is_first(self.microbatch, self._awaited(places)):
+            self.rank.turns.before_backward(self.microbatch, self._awaited(leg))
+        elif not self.rank.turns.is_first(self.microbatch, self._awaited(leg)):
             self._left = places
             return
-        self._run_backward(places)
+        self._run_backward(leg)
+        self._left = rest
+
+    def _next_leg(self, places: list[int]) -> tuple[list[int], list[int]]:
+        """What a backward goes through before it may give way, and what comes after."""
+        return (places[:1], places[1:]) if self.rank.turns.chunked else (places, [])
 
     def _run_backward(self, places: list[int]) -> None:
         stage, route = self.rank.stage, self.rank.stage.route
@@ -259,9 +263,10 @@ class Pass:
                 self._wait(self._messages(place, _BACKWARD))
             self.rank.work("B", self.index, stage.backward // 2 if splits else stage.backward)
             if splits:
-                self.rank.leave_weights(self.index)
+                self.rank.left.append((self.index, self.microbatch.chunk))
             if place:
                 self.rank.send(route[place - 1], self._tag(place - 1, _BACKWARD))
+        self.microbatch.chunk = max(self.microbatch.chunk - 1, 0)
 
     def _awaited(self, places: list[int]) -> list[Message]:
         last = places[0] + 1 == len(self.rank.stage.route)
@@ -291,7 +296,7 @@ def play(
     """Run a step of ``function`` on all ranks; what it raises stays with its rank."""
     clocks = _Clocks(len(stages))
     ranks = [Rank(clocks, rank, stage, microbatches) for rank, stage in enumerate(stages)]
-    threads = [threading.Thread(target=rank.run, args=(function,), daemon=True) for rank in ranks]
+    threads = [threading.Thread(target=rank.play, args=(function,), daemon=True) for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:

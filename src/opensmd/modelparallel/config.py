@@ -28,6 +28,7 @@ from pydantic import (
 
 from opensmd.environment.sagemaker import json_object
 from opensmd.modelparallel.planning.schedule import most_active
+from opensmd.modelparallel.planning.schedules.names import Pipeline
 
 __all__ = ["Config", "load_config", "parse_pairs"]
 
@@ -72,7 +73,9 @@ class Config(BaseModel):
     Attributes:
         pipeline_parallel_degree: number of partitions; ``partitions`` is its older name.
         microbatches: pieces that a step's batch is cut into.
-        pipeline: ``"interleaved"`` (backward work first) or ``"simple"`` (all forwards first).
+        pipeline: the schedule: ``"interleaved"`` (forwards and backwards in turn, weight gradients where a
+            rank would wait), ``"simple"`` (all forwards first), ``"1f1b"``, ``"zero_bubble"`` or ``"v"``.
+        virtual_stages: how many stages of the model each partition has; default 2 for ``"v"``, else 1.
         active_microbatches: most microbatches in flight; default partitions + 2.
         optimize: what the partitioner favours, ``"memory"`` or ``"speed"``.
         memory_weight: 0 balances time only, 1 memory only; default 0.8, or 0.2 with ``optimize="speed"``.
@@ -98,7 +101,10 @@ class Config(BaseModel):
 
     pipeline_parallel_degree: int = Field(default=1, ge=1)
     microbatches: int = Field(default=1, ge=1)
-    pipeline: Literal["interleaved", "simple"] = "interleaved"
+    pipeline: Pipeline = "interleaved"
+    virtual_stages: int = Field(
+        default_factory=lambda before: 2 if before.get("pipeline") == "v" else 1, ge=1
+    )
     active_microbatches: int = Field(
         default_factory=lambda before: most_active(before.get("pipeline_parallel_degree", 1), None), ge=1
     )
@@ -188,8 +194,21 @@ class Config(BaseModel):
                 f"shard_optimizer_state does not go together with {'fp16' if self.fp16 else 'bf16'}, whose "
                 "master weights are not shared out; use autocast, or set shard_optimizer_state to False"
             )
+        self._require_virtual_stages()
         self._refuse_absent()
         return self
+
+    def _require_virtual_stages(self) -> None:
+        """Of the schedules only two are made for several stages a partition."""
+        wanted = self.virtual_stages
+        if self.pipeline == "v" and wanted != 2:
+            raise ValueError(
+                f"pipeline='v' gives every partition two stages, so virtual_stages={wanted} is not possible"
+            )
+        if self.pipeline not in ("v", "interleaved") and wanted != 1:
+            raise ValueError(
+                f"virtual_stages={wanted} needs pipeline='interleaved' or 'v', and this is {self.pipeline!r}"
+            )
 
     def _asks(self, name: str) -> bool:
         """Whether a setting asks for something; sharding over nobody is written 0 or 1."""

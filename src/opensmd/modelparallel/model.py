@@ -362,7 +362,6 @@ class DistributedModel(NotForDDP, ModelState):
             cfg=smp_state.cfg,
             optimizer=smp_state.optimizer,
             device=torch.device("cpu") if self._trace_device == "cpu" else None,
-            replicas=smp_state.groups[CommGroup.DP_GROUP].size() if smp_state.cfg.ddp else 1,
             has_data=not self.delayed,
             **self._trace,
         )

@@ -150,10 +150,23 @@ def receive_edge(
 ) -> tuple[Tensor, Tensor]:
     """The other end: the tensor as part of the graph, and a token."""
 
-class WeightBackward:
-    """The part of a backward that computes weights' gradients."""
+class SplitBackward:
+    """A backward in two parts."""
 
-    def run(self) -> None: ...
+    @property
+    def leaves_everything(self) -> bool:
+        """Whether the first part adds to no weight's gradient, for all that can be known."""
 
-def split_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], /) -> WeightBackward | None:
-    """Run a backward up to the weights' gradients; None, and nothing has run, where it cannot be split."""
+    def run_first(self) -> None:
+        """Send what leads to other ranks."""
+
+    def run_weights(self) -> None:
+        """Add to the weights' gradients."""
+
+def split_backward(
+    roots: Sequence[Tensor], gradients: Sequence[Tensor], everything: bool, /
+) -> SplitBackward | None:
+    """A backward of which something can wait; None, and nothing has run, where nothing can."""
+
+def are_apart(legs: Sequence[Sequence[Tensor]], weights_too: bool, /) -> bool:
+    """Whether backwards from each of ``legs`` run no node twice."""

@@ -89,6 +89,8 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
         ({"microbatches": 0}, "microbatches=0"),
         ({"active_microbatches": 0}, "active_microbatches=0"),
         ({"pipeline": "gpipe"}, "pipeline='gpipe'.*interleaved"),
+        ({"pipeline": "v", "virtual_stages": 3}, "pipeline='v' gives every partition two"),
+        ({"pipeline": "simple", "virtual_stages": 2}, "virtual_stages=2 needs pipeline='interleaved' or 'v'"),
         ({"optimize": "cost"}, "optimize='cost'.*memory"),
         ({"memory_weight": 1.5}, "memory_weight=1.5"),
         ({"placement_strategy": "DPD"}, "placement_strategy='DPD': expected 'cluster'"),

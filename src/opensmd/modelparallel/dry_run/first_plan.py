@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from opensmd.modelparallel.manual_partition import fixed_places
 from opensmd.modelparallel.planning.cost import optimizer_state_ratio
 from opensmd.modelparallel.planning.partition import manual_partition, partition
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.schedules.tables import in_a_v, looped
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.ranks.heartbeat import keep_waiting, wait_for
 from opensmd.modelparallel.runtime.calls.inner_hooks import may_carry
@@ -38,7 +39,6 @@ class PlanRequest:
         optimizer: whose state counts as memory; Adam's is assumed without one.
         times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``).
         device: where a timed run takes place; None: where the model is.
-        replicas: how many copies of the model reduce their gradients.
         has_data: False if parameters are delayed, so that nothing can be computed with them.
     """
 
@@ -49,7 +49,6 @@ class PlanRequest:
     times: bool
     memory: bool
     device: torch.device | None
-    replicas: int
     has_data: bool = True
 
 
@@ -131,7 +130,16 @@ def _plan(request: PlanRequest, late: int | None) -> Plan:
         active_microbatches=cfg.active_microbatches,
         late_microbatches=late,
         optimizer_bytes=ratio,
+        virtual_stages=virtual_stages(cfg),
     )
+
+
+def virtual_stages(cfg: Config) -> Sequence[Sequence[int]] | None:
+    """Which pieces of the model each partition has, if these are several."""
+    if cfg.virtual_stages == 1:
+        return None
+    partitions = cfg.pipeline_parallel_degree
+    return in_a_v(partitions) if cfg.pipeline == "v" else looped(partitions, cfg.virtual_stages)
 
 
 def _what_hooks_carry(request: PlanRequest) -> ModelTrace | None:
@@ -156,6 +164,4 @@ def _what_hooks_carry(request: PlanRequest) -> ModelTrace | None:
 def _late_microbatches(request: PlanRequest, group: dist.ProcessGroup) -> int | None:
     """How many the engine computes weights' gradients of late, at most; None where nothing bounds them."""
     on_cpu = all(parameter.device.type == "cpu" for parameter in request.module.parameters())
-    if request.cfg.fixed_order or not on_cpu or not has_mailbox(group):
-        return 0
-    return 1 if request.replicas > 1 else None
+    return 0 if request.cfg.fixed_order or not on_cpu or not has_mailbox(group) else None

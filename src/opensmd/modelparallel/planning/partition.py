@@ -14,7 +14,7 @@ The rules are those of SageMaker's documentation of automated model splitting.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from opensmd.modelparallel.planning.plan import Plan, SharedParameter, ancestors
 from opensmd.modelparallel.planning.predict import predict
@@ -36,6 +36,7 @@ def partition(
     active_microbatches: int | None = None,
     late_microbatches: int | None = None,
     optimizer_bytes: float = 2.0,
+    virtual_stages: Sequence[Sequence[int]] | None = None,
 ) -> Plan:
     """Place every module of ``trace`` on one of ``stages`` pipeline stages.
 
@@ -47,8 +48,11 @@ def partition(
         fixed: stages for modules, by name. An entry holds for all modules below that have no own entry.
         microbatches, active_microbatches: bound how many microbatches' activations a stage holds at once.
         late_microbatches: bounds how many a stage computes weights' gradients of late; as many as may be
-            active by default. It is 1 with replicas, and 0 where the order of work is fixed.
+            active by default. It is 0 where the order of work is fixed.
         optimizer_bytes: bytes of optimizer state for each byte of trainable parameters (Adam: 2).
+        virtual_stages: for each stage, which pieces of the model it has, counted in the order of execution
+            (:func:`.schedules.tables.in_a_v`); by default one each, in order. With several, fixed modules are
+            put where they shall be after the others have been balanced.
 
     Raises:
         ValueError: ``stages`` or ``memory_weight`` out of range; ``fixed`` names an unknown module or stage.
@@ -59,23 +63,33 @@ def partition(
         raise ValueError(f"memory_weight must be between 0 and 1, got {memory_weight}")
     places = _inherit(trace, fixed or {}, stages)
     active = most_active(stages, active_microbatches)
-    held = in_flight(partitions=stages, microbatches=microbatches, active_microbatches=active, chain=True)
+    pieces = 1 if virtual_stages is None else len(virtual_stages[0])
+    held = in_flight(
+        partitions=stages, microbatches=microbatches, active_microbatches=active, chain=pieces == 1
+    )
     wanted = {unit: places[name] for unit, name in enumerate(trace.deciders) if name in places}
+    if virtual_stages is not None:
+        wanted = {}
+        held *= pieces
     groups = Groups.of(trace, wanted)
     weight = Weights(memory_weight, optimizer_bytes, held)
     best: tuple[tuple[float, float], dict[int, int]] | None = None
     for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):
         sequence = UnitSequence.of(trace, groups, leads, wanted=wanted, keep_fixed=keep)
-        split = sequence.cut(weight, stages)
+        split = sequence.cut(weight, stages * pieces)
         rank = (split.worst, split.cut_cost)
         if best is None or rank < _slightly_worse(best[0]):
             best = rank, sequence.stages_of_units(split)
     assert best is not None  # there is always one candidate
-    homes = _homes(trace, best[1], places)
+    of_units = best[1]
+    if virtual_stages is not None:
+        stage_of = {piece: stage for stage, own in enumerate(virtual_stages) for piece in own}
+        of_units = {unit: stage_of[piece] for unit, piece in of_units.items()}
     return _plan(
         trace,
         stages,
-        homes,
+        _homes(trace, of_units, places),
+        virtual_stages=pieces,
         microbatches=microbatches,
         active=active,
         late_microbatches=late_microbatches,
@@ -131,6 +145,7 @@ def _plan(
     homes: dict[str, int],
     *,
     notes: tuple[str, ...] = (),
+    virtual_stages: int = 1,
     microbatches: int,
     active: int,
     late_microbatches: int | None,
@@ -144,6 +159,7 @@ def _plan(
         notes=notes,
         hooked=tuple(sorted(trace.hooked)),
         containers=_containers(trace),
+        virtual_stages=virtual_stages,
     )
     return predict(
         with_opened(plan, trace),

@@ -19,9 +19,10 @@ class StageLoad:
 
     Times are seconds of one microbatch; ``training_bytes`` are parameters, gradients and optimizer state;
     ``activation_bytes`` are kept by one microbatch from forward to backward; ``in_flight`` is how many
-    microbatches are there at once. The last ``late`` microbatches of a step compute gradients of weights
-    late: each keeps ``late_input_bytes`` of its activations and ``late_gradient_bytes`` beyond them for that,
-    and it takes ``late_seconds`` of the backward's.
+    microbatches are between the two at once. Gradients of weights are computed late, for which a microbatch
+    keeps ``late_input_bytes`` of its activations and ``late_gradient_bytes`` beyond them, and which takes
+    ``late_seconds`` of the backward's; ``late`` is how many microbatches keep something at most, for that or
+    between the two, and 0 where nothing is computed late.
     """
 
     forward_seconds: float = 0.0
@@ -44,8 +45,8 @@ class StageLoad:
     def memory_bytes(self) -> int:
         """The expected peak: training state, and the most that microbatches keep at once.
 
-        That is the activations of all that are in flight, or, at the step's end, what ``done`` late ones and
-        those still in flight keep, if the rank has found no time for any of the late ones.
+        That is the activations of all that are in flight, or what ``done`` late ones and those in flight
+        keep, if the rank has found no time for any of the late ones.
         """
         kept = [self.in_flight * self.activation_bytes]
         for done in range(self.late):
@@ -100,7 +101,8 @@ class Plan:
     ``homes`` has every name that ``named_modules(remove_duplicate=False)`` gives, the root ("") included. The
     stage of a module that is split is that of its own parameters and buffers. ``opened`` modules are treated
     as split ones although they may live on one stage; those of ``hooked`` had forward hooks that were seen.
-    ``containers`` have no forward: what is in one is called by a module around it.
+    ``containers`` have no forward: what is in one is called by a module around it. With ``virtual_stages`` a
+    microbatch passes every stage so many times.
 
     Raises:
         ValueError: no stage, no root, or a home that is not a stage.
@@ -116,6 +118,7 @@ class Plan:
     opened: tuple[str, ...] = ()
     hooked: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
+    virtual_stages: int = 1
 
     def __post_init__(self) -> None:
         if self.stages < 1:
@@ -183,6 +186,7 @@ class Plan:
                 opened=tuple(given["opened"]),
                 hooked=tuple(given["hooked"]),
                 containers=tuple(given["containers"]),
+                virtual_stages=given["virtual_stages"],
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"this text is not a partition plan: {error!r}") from error

@@ -61,7 +61,9 @@ def bubble(plan: Plan, microbatches: int) -> float:
     busy = sum(load.seconds for load in plan.loads)
     if busy == 0.0:
         return 1 - microbatches / (microbatches + plan.stages - 1)
-    return 1 - microbatches * busy / (plan.stages * seconds_of_step(plan.loads, microbatches))
+    in_a_v = plan.virtual_stages > 1 and any(each.source > each.target for each in plan.crossings)
+    seconds = seconds_of_step(plan.loads, microbatches, in_a_v=in_a_v)
+    return 1 - microbatches * busy / (plan.stages * seconds)
 
 
 def _load(plan: Plan, trace: ModelTrace, stage: int, optimizer_bytes: float) -> StageLoad:

@@ -1,20 +1,14 @@
-"""Which microbatch a rank works on next. Pure: states and arrivals in, a number out.
+"""Which microbatch a rank works on next. Pure: states and arrivals in, a choice out.
 
-Two policies, both for both values of ``pipeline``: "interleaved" lets backwards go first, as soon as they
-can, and keeps a bounded number of microbatches under way; "simple" does all forwards, then all backwards.
-With backwards that take twice as long as forwards::
+*Table order* follows a schedule's table (:mod:`.schedules`): of everything that can go on, what comes first
+in the row of this rank. So forwards and backwards alternate as the table has them, whoever is late, and what
+is late holds up only what needs it. With backwards that take twice as long as forwards, half of it for
+weights::
 
-    interleaved, 2 ranks                             simple, 2 ranks
-    F0 F1 F2 .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3     F0 F1 F2 F3 .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
-    .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3           .  F0 F1 F2 F3 B0 B0 B1 B1 B2 B2 B3 B3
-
-    interleaved, 3 ranks, weight gradients (W) of the last microbatches apart
-    F0 F1 F2 F3 .  .  .  B0 B0 F4 B1 B1 F5 B2 B2 B3 B3 B4 B4 .  B5 B5
-    .  F0 F1 F2 .  B0 B0 F3 B1 B1 F4 B2 B2 B3 B3 B4 F5 W4 .  B5 W5
-    .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 F4 B4 W3 W4 F5 B5 W5
-
-*Ready first* takes whatever can go on. A rank starts a new microbatch only when nothing else can be done, and
-only within its window. It needs a transport that can say what has come.
+    "interleaved", 3 ranks
+    F0 F1 F2 F3 .  B0 B0 B1 B1 F4 B2 B2 F5 B3 B3 B4 B4 B5 B5
+    .  F0 F1 F2 B0 F3 B1 W0 B2 W1 F4 B3 W2 F5 B4 W3 B5 W4 W5
+    .  .  F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 W3 W4 W5
 
 *Fixed order* gives every rank the same order of forwards and backwards, whatever has come: for transports
 whose messages must be received in the order in which they were sent, and for ``deterministic_server``.
@@ -25,23 +19,25 @@ Results do not depend on the policy.
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import NamedTuple, Protocol
+
+from opensmd.modelparallel.planning.schedules.tables import Action
 
 __all__ = [
+    "Choice",
     "FixedOrder",
-    "Pipeline",
     "Policy",
     "Progress",
-    "ReadyFirst",
+    "Standing",
+    "TableOrder",
     "in_flight",
     "most_active",
     "split_backwards",
     "window",
 ]
-
-Pipeline = Literal["interleaved", "simple"]
 
 
 class Progress(enum.Enum):
@@ -50,24 +46,59 @@ class Progress(enum.Enum):
     NEW = "new"
     RUNNING = "running"
     FORWARD = "waits in forward"
+    AT_FORWARD = "waits before a further part of its forward"
     AT_BACKWARD = "waits before backward"
     BACKWARD = "waits in backward"
     DONE = "done"
 
 
-_NEW, _RUNNING, _FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress  # Enum members are slow to reach
+# Enum members are slow to reach
+_NEW, _RUNNING, _FORWARD, _AT_FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress
+_FORWARDS = (_FORWARD, _AT_FORWARD)
+
+
+class Standing(NamedTuple):
+    """Where the microbatches of a rank are.
+
+    Attributes:
+        progress: of every one; none is RUNNING, and they begin in their order.
+        chunks: the chunk of the rank that each is in, or comes to next.
+        weights: the weight gradients that are left, as (microbatch, chunk), earliest first.
+    """
+
+    progress: Sequence[Progress]
+    chunks: Sequence[int]
+    weights: Sequence[tuple[int, int]]
+
+
+class Choice(NamedTuple):
+    """What a rank does next: it goes on with ``microbatch``, or computes weight gradients of one.
+
+    Attributes:
+        microbatch: which one.
+        weights: the chunk whose weight gradients are computed; None to go on with the microbatch itself.
+    """
+
+    microbatch: int
+    weights: int | None = None
 
 
 class Policy(Protocol):
-    """Chooses the microbatch that goes on."""
+    """Chooses what a rank does next.
+
+    Attributes:
+        waits_in_place: what waits for a message does so without asking.
+        chunks: how many of the model's stages the rank has, as far as their order is the policy's.
+    """
 
     waits_in_place: bool
+    chunks: int
 
-    def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
-        """The next microbatch; None to wait for a message.
+    def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
+        """What comes next; None to wait for a message.
 
         Args:
-            progress: of every microbatch; none is RUNNING, and they begin in their order.
+            standing: of the microbatches.
             can_go_on: whether what a microbatch waits for has come; asked for suspended ones only.
         """
 
@@ -81,7 +112,7 @@ def most_active(partitions: int, wanted: int | None) -> int:
 
 
 def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int) -> int:
-    """How many microbatches may be under way on a stage at once.
+    """How many microbatches may be between forward and backward on a stage at once.
 
     In a chain the stage needs as many as there are stages from it to the end, and one more, so that the next
     stage finds its input when it has finished a backward; the last stage needs one. Placements that come back
@@ -93,7 +124,7 @@ def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int
 
 
 def in_flight(*, partitions: int, microbatches: int, active_microbatches: int, chain: bool) -> list[int]:
-    """How many microbatches' activations each stage holds at most under the interleaved schedule."""
+    """How many microbatches' activations each stage holds at most between forward and backward."""
     return [
         min(
             microbatches,
@@ -104,60 +135,107 @@ def in_flight(*, partitions: int, microbatches: int, active_microbatches: int, c
 
 
 def split_backwards(*, stage: int, chain: bool, most: int, microbatches: int) -> int:
-    """How many of a step's last microbatches compute gradients of weights when the rank is free for it.
+    """How many microbatches at once may have gradients of weights left on a stage.
 
-    While the last gradients travel to the first stage and through it, a stage has room for one such
-    microbatch for each stage before it, and for one of its own; ``most`` bounds them, as what waits keeps
-    activations. A first stage that nothing comes back to sends no gradients, and a single microbatch may look
-    at its gradients as soon as it has had its backward.
+    ``most`` bounds them, together with those between forward and backward, as what waits keeps activations.
+    A first stage that nothing comes back to sends no gradients, and a single microbatch may look at its
+    gradients as soon as it has had its backward.
     """
     if microbatches == 1 or (chain and stage == 0):
         return 0
-    return min(stage + 1, most, microbatches)
+    return min(most, microbatches)
 
 
-class ReadyFirst:
-    """Take what has arrived: backwards under way, backwards to begin, forwards under way, new ones.
+class TableOrder:
+    """Of what can go on, what comes first in this rank's row of a table.
+
+    A forward begins within bounds of memory only: in its place in the row or, ``early``, as soon as fewer
+    microbatches are kept than may be. What has begun is never held up by what has not, and the microbatch
+    that is furthest behind never by bounds: so a rank waits only for messages, and programs that the row does
+    not foresee go on, too.
 
     Args:
-        pipeline: "interleaved" or "simple".
-        window: how many microbatches may be under way at once; without meaning for "simple".
+        row: the actions of this rank.
+        most_active: how many microbatches may be under way at once.
+        most_kept: for how many, counted once a chunk, activations may be kept until their weight gradients.
+        window: how many may be between forward and backward; None for as many as ``most_kept``.
+        early: forwards may begin before their place in the row.
+        weights_last: weight gradients wait for a time in which nothing else can be done, or for memory.
+        forwards_first: no backward begins before all forwards have ended.
         last_goes_last: the last microbatch goes backward after all others: replicas reduce gradients in it.
     """
 
     waits_in_place = False
 
-    def __init__(self, pipeline: Pipeline, window: int, *, last_goes_last: bool = False) -> None:
-        self.simple = pipeline == "simple"
-        self.window = window
-        self._last_goes_last = last_goes_last
+    def __init__(
+        self,
+        row: Sequence[Action],
+        *,
+        most_active: float,
+        most_kept: float = math.inf,
+        window: int | None = None,
+        early: bool = True,
+        weights_last: bool = True,
+        forwards_first: bool = False,
+        last_goes_last: bool = False,
+    ) -> None:
+        self.chunks = 1 + max(action.chunk for action in row)
+        self.most_active, self.most_kept, self.window = most_active, most_kept, window
+        self.forwards_first = forwards_first
+        self._row = row
+        self._early, self._weights_last, self._last_goes_last = early, weights_last, last_goes_last
+        self._places = {action: place for place, action in enumerate(row)}
+        self._forwards, self._backwards = self._of("F"), self._of("B")
         self._done = 0  # that many microbatches from the first
+        self._passed = 0  # that many actions of the row
 
-    def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
+    def _of(self, kind: str) -> list[list[int]]:
+        """The places of the actions of a kind, by chunk and microbatch."""
+        places: list[list[int]] = [[] for _ in range(self.chunks)]
+        for place, action in sorted(enumerate(self._row), key=lambda item: item[1].microbatch):
+            if action.kind == kind:
+                places[action.chunk].append(place)
+        return places
+
+    def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
         """See :class:`Policy`."""
-        fresh: int | None = None
-        backward, at_backward, forward = [], [], []
-        count, first = len(progress), self._done
-        while first < count and progress[first] is _DONE:
-            first += 1
-        self._done = first
+        progress, chunks, weights = standing
+        first, count = self._first(progress), len(progress)
+        waiting: list[tuple[int, int]] = []
+        kept, fresh, forwards, under_way = len(weights), -1, 0, 0
         for microbatch in range(first, count):
             state = progress[microbatch]
+            if state is _DONE:
+                continue
             if state is _NEW:
                 fresh = microbatch  # and all after it
                 break
-            if state is _AT_BACKWARD:
-                at_backward.append(microbatch)
-            elif state is _FORWARD:
-                forward.append(microbatch)
-            elif state is _BACKWARD:
-                backward.append(microbatch)
-        only_forwards = self.simple and (forward or fresh is not None)
-        for microbatch in forward if only_forwards else [*backward, *at_backward, *forward]:
-            if can_go_on(microbatch):
-                return microbatch
-        under_way = len(backward) + len(at_backward) + len(forward)
-        return fresh if self.simple or under_way < self.window else None
+            chunk = min(chunks[microbatch], self.chunks - 1)
+            under_way += 1
+            kept += chunk if state is _AT_FORWARD else chunk + 1
+            forwards += state in _FORWARDS
+            places = self._forwards if state in _FORWARDS else self._backwards
+            waiting.append((places[chunk][microbatch], microbatch))
+        if self.forwards_first and (forwards or fresh >= 0):
+            waiting = [each for each in waiting if progress[each[1]] in _FORWARDS]
+        if fresh >= 0:
+            waiting.append((self._forwards[0][fresh], fresh))
+        waiting.sort()
+        bounded = under_way >= self.most_active or (self.window is not None and under_way >= self.window)
+        left = self._earliest(weights) if weights else None
+        for place, microbatch in waiting:
+            if left is not None and not self._weights_last and left[0] < place:
+                break
+            state = progress[microbatch]
+            if state is _NEW:
+                idle = not under_way and not weights
+                if idle or (not bounded and self._has_room(place, kept, standing)):
+                    return Choice(microbatch)
+            elif state is _AT_FORWARD and microbatch != first and not self._has_room(place, kept, standing):
+                continue
+            elif can_go_on(microbatch):
+                return Choice(microbatch)
+        return None if left is None else left[1]
 
     def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
         """See :class:`Policy`."""
@@ -165,29 +243,75 @@ class ReadyFirst:
             return False
         return any(state is not _DONE for state in progress[:-1])
 
+    def _first(self, progress: Sequence[Progress]) -> int:
+        """The first microbatch that has not ended."""
+        first = self._done
+        while first < len(progress) and progress[first] is _DONE:
+            first += 1
+        self._done = first
+        return first
+
+    def _earliest(self, weights: Sequence[tuple[int, int]]) -> tuple[float, Choice]:
+        """The weight gradients that come first in the row, and where."""
+        if self._weights_last:
+            return math.inf, Choice(*weights[0])
+        return min(
+            (self._places.get(Action("W", microbatch, chunk), math.inf), Choice(microbatch, chunk))
+            for microbatch, chunk in weights
+        )
+
+    def _has_room(self, place: int, kept: int, standing: Standing) -> bool:
+        """Whether a forward may begin."""
+        if self._early:
+            return kept < self.most_kept
+        return place == self._next_place(standing)
+
+    def _next_place(self, standing: Standing) -> int:
+        """Where in the row the first action is that has not been done."""
+        place = self._passed
+        while place < len(self._row) and self._is_done(self._row[place], standing):
+            place += 1
+        self._passed = place
+        return place
+
+    def _is_done(self, action: Action, standing: Standing) -> bool:
+        progress, chunk = standing.progress[action.microbatch], standing.chunks[action.microbatch]
+        if progress is _NEW:
+            return False
+        if action.kind == "W" and (action.microbatch, action.chunk) in standing.weights:
+            return False
+        if progress is _DONE:
+            return True
+        if action.kind == "F":
+            return progress not in _FORWARDS or chunk + (progress is _FORWARD) > action.chunk
+        return progress not in _FORWARDS and chunk < action.chunk
+
 
 class FixedOrder:
     """The same forwards and backwards in the same order on every rank; receives wait where they are.
 
+    Weight gradients follow their backward, which has sent its gradient by then.
+
     Args:
-        pipeline: "interleaved" or "simple".
         window: how many forwards go ahead of the first backward; the same number on every rank.
         microbatches: of the step.
     """
 
     waits_in_place = True
+    chunks = 1
 
-    def __init__(self, pipeline: Pipeline, window: int, microbatches: int) -> None:
-        ahead = microbatches if pipeline == "simple" else min(window, microbatches)
+    def __init__(self, window: int, microbatches: int) -> None:
         self._forwards = deque(range(microbatches))
-        self._ahead = ahead
+        self._ahead = min(window, microbatches)
 
-    def pick(self, progress: Sequence[Progress], can_go_on: Callable[[int], bool]) -> int | None:
-        """See :class:`Policy`; never None, because a microbatch that waits does so in place."""
-        waiting = [i for i, state in enumerate(progress) if state is _AT_BACKWARD]
+    def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
+        """See :class:`Policy`; None at the end only, because a microbatch that waits does so in place."""
+        if standing.weights:
+            return Choice(*standing.weights[0])
+        waiting = [i for i, each in enumerate(standing.progress) if each is _AT_BACKWARD]
         if self._forwards and (len(waiting) < self._ahead):
-            return self._forwards.popleft()
-        return waiting[0] if waiting else None
+            return Choice(self._forwards.popleft())
+        return Choice(waiting[0]) if waiting else None
 
     def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
         """See :class:`Policy`; never, because the last microbatch's turn comes last in any case."""

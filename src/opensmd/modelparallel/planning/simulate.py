@@ -1,133 +1,241 @@
-"""How long a step takes on a chain of stages: the engine's own schedule, played with predicted times.
+"""How long a step takes: the engine's own policies, played with predicted times.
 
-Messages take no time here. A stage that has nothing else to do computes a late gradient of weights, as the
-engine does.
+Messages take no time here unless it is given. ``tests/unit/modelparallel/runtime/turns`` compares what this
+plays with what the engine's turns do.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
 
 from opensmd.modelparallel.planning.plan import StageLoad
-from opensmd.modelparallel.planning.schedule import Progress, ReadyFirst
+from opensmd.modelparallel.planning.schedule import Policy, Progress, Standing, TableOrder
+from opensmd.modelparallel.planning.schedules.tables import Action, Kind, fused
+from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
+from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1
 
-__all__ = ["Part", "parts_of_step", "seconds_of_step"]
+__all__ = ["ChunkTimes", "Part", "RankPlayed", "parts_of_step", "play_policies", "seconds_of_step"]
 
 # More microbatches than these repeat what the ones in the middle do.
 MOST_MICROBATCHES = 64
 
-_KINDS = {Progress.AT_BACKWARD: "F", Progress.DONE: "B", Progress.BACKWARD: "W"}
-
 # What ends together on paper must not begin one after the other because of a sum's last bits.
 SAME_TIME = 1 + 1e-9
 
+Delays = Mapping[tuple[int, Action], float]  # (rank, action) -> how much longer it takes
+
 
 class Part(NamedTuple):
-    """Something that a stage does: ``kind`` is F, B or W (weight gradients); times are seconds."""
+    """Something that a rank does: ``kind`` is F, B or W (weight gradients); times are seconds."""
 
     stage: int
-    kind: str
+    kind: Kind
     microbatch: int
     start: float
     end: float
+    chunk: int = 0
 
 
-def parts_of_step(loads: Sequence[StageLoad], microbatches: int) -> list[Part]:
-    """What the stages of a chain do, in the order of its beginning; see :func:`seconds_of_step`."""
-    step = _Step(loads, microbatches)
-    step.run()
-    return step.parts
+class ChunkTimes(NamedTuple):
+    """Seconds of one microbatch in one stage of the model; ``weights`` is 0 where the backward has them."""
+
+    forward: float
+    backward: float
+    weights: float
 
 
-def seconds_of_step(loads: Sequence[StageLoad], microbatches: int) -> float:
+@dataclass(frozen=True)
+class RankPlayed:
+    """How one rank works.
+
+    Attributes:
+        policy: what it does next.
+        stages: of the model, by chunk.
+        times: of these stages.
+    """
+
+    policy: Policy
+    stages: Sequence[int]
+    times: Sequence[ChunkTimes]
+
+
+def parts_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool = False) -> list[Part]:
+    """What the stages do, in the order of its beginning; see :func:`seconds_of_step`."""
+    ranks = [_of_chain(load, stage, len(loads), microbatches) for stage, load in enumerate(loads)]
+    if in_a_v:
+        ranks = _of_a_v(loads, microbatches)
+    return play_policies(ranks, microbatches)
+
+
+def seconds_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool = False) -> float:
     """The time from the first forward to the end of the last stage that works.
 
     Args:
         loads: of the stages, in the order of a chain; seconds are of one microbatch.
         microbatches: of the step.
+        in_a_v: each stage has two pieces of the model, with half of its load.
     """
     played = min(microbatches, MOST_MICROBATCHES)
     longest = max(load.seconds for load in loads)
-    return _Step(loads, played).run() + (microbatches - played) * longest
+    seconds = max(part.end for part in parts_of_step(loads, played, in_a_v=in_a_v))
+    return seconds + (microbatches - played) * longest
 
 
-class _Stage:
-    """What one stage has done and what has come to it."""
+def play_policies(
+    ranks: Sequence[RankPlayed], microbatches: int, *, sending: float = 0.0, delays: Delays | None = None
+) -> list[Part]:
+    """What ranks do that follow their policies, in the order of its beginning.
 
-    def __init__(self, load: StageLoad, microbatches: int, last: bool) -> None:
-        self.load = load
-        self.last = last
-        self.progress = [Progress.NEW] * microbatches
-        self.has_input = [False] * microbatches
-        self.has_gradient = [last] * microbatches
-        self.late_from = microbatches - min(load.late, microbatches)
-        self.waiting: deque[int] = deque()  # microbatches whose weight gradients are left
+    Args:
+        sending: how long a tensor is on its way.
+        delays: how much longer some actions take.
+    """
+    return _Step(ranks, microbatches, sending, delays or {}).run()
+
+
+def _of_chain(load: StageLoad, stage: int, stages: int, microbatches: int) -> RankPlayed:
+    late = load.late_seconds if load.late else 0.0
+    row = zero_bubble_h1(stages, microbatches).rows[stage]
+    policy = TableOrder(
+        row, most_active=microbatches, most_kept=load.late or microbatches, window=load.in_flight
+    )
+    times = ChunkTimes(load.forward_seconds, load.backward_seconds - late, late)
+    return RankPlayed(policy, (stage,), (times,))
+
+
+def _of_a_v(loads: Sequence[StageLoad], microbatches: int) -> list[RankPlayed]:
+    table = fused(zero_bubble_v(len(loads), microbatches))
+    passed = sorted(itertools.chain(*table.stages))
+    ranks = []
+    for load, row, stages in zip(loads, table.rows, table.stages, strict=True):
+        late = load.late_seconds if load.late else 0.0
+        forward, backward, late = (
+            seconds / len(stages) for seconds in (load.forward_seconds, load.backward_seconds - late, late)
+        )
+        policy = TableOrder(row, most_active=math.inf, early=False, weights_last=False)
+        own = [passed.index(stage) for stage in stages]
+        ranks.append(RankPlayed(policy, own, [ChunkTimes(forward, backward, late)] * len(stages)))
+    return ranks
+
+
+class _Rank:
+    """What one rank has done and what has come to it."""
+
+    def __init__(self, rank: RankPlayed, microbatches: int) -> None:
         self.busy = False
-        self._policy = ReadyFirst("interleaved", load.in_flight)
+        self._rank = rank
+        self._standing = Standing([Progress.NEW] * microbatches, [0] * microbatches, [])
+        self._come: set[tuple[Literal["F", "B"], int, int]] = set()  # kind, microbatch, chunk
 
-    def begin(self) -> tuple[int, Progress, float] | None:
-        """What the stage does next: the microbatch, what it will be then, and how long it takes."""
-        if self.busy:
-            return None
-        chosen = self._policy.pick(self.progress, lambda microbatch: self.has_gradient[microbatch])
-        if chosen is not None and self.progress[chosen] is Progress.AT_BACKWARD:
-            late = self.load.late_seconds if chosen >= self.late_from else 0.0
-            return chosen, Progress.DONE, self.load.backward_seconds - late
-        if chosen is not None and self.has_input[chosen]:
-            return chosen, Progress.AT_BACKWARD, self.load.forward_seconds
-        if self.waiting:
-            return self.waiting[0], Progress.BACKWARD, self.load.late_seconds
+    def take(self, kind: Literal["F", "B"], microbatch: int, stage: int) -> None:
+        """An input or a gradient has come."""
+        self._come.add((kind, microbatch, self._rank.stages.index(stage)))
+
+    def begin(self) -> Action | None:
+        """What the rank does next."""
+        progress, chunks, weights = self._standing
+        while not self.busy:
+            choice = self._rank.policy.pick(self._standing, self._can_go_on)
+            if choice is None:
+                return None
+            microbatch = choice.microbatch
+            if choice.weights is not None:
+                weights.remove(choice)  # type: ignore[attr-defined]
+                return Action("W", microbatch, choice.weights)
+            state, chunk = progress[microbatch], chunks[microbatch]
+            if state is Progress.AT_BACKWARD:
+                return Action("B", microbatch, chunk)
+            if ("F", microbatch, chunk) in self._come:
+                return Action("F", microbatch, chunk)
+            progress[microbatch] = Progress.FORWARD  # type: ignore[index]
         return None
 
-    def end(self, microbatch: int, progress: Progress) -> None:
+    def _can_go_on(self, microbatch: int) -> bool:
+        at_backward = self._standing.progress[microbatch] is Progress.AT_BACKWARD
+        kind: Literal["F", "B"] = "B" if at_backward else "F"
+        return (kind, microbatch, self._standing.chunks[microbatch]) in self._come
+
+    def seconds(self, action: Action) -> float:
+        times = self._rank.times[action.chunk]
+        return {"F": times.forward, "B": times.backward, "W": times.weights}[action.kind]
+
+    def end(self, action: Action) -> None:
         """It has done that."""
         self.busy = False
-        if progress is Progress.BACKWARD:
-            self.waiting.popleft()
+        kind, microbatch, chunk = action
+        state, last = Progress.AT_BACKWARD, len(self._rank.stages) - 1
+        if kind == "W":
             return
-        self.progress[microbatch] = progress
-        if progress is Progress.DONE and microbatch >= self.late_from:
-            self.waiting.append(microbatch)
+        if kind == "F" and chunk < last:
+            state, chunk = Progress.AT_FORWARD, chunk + 1
+        elif kind == "B":
+            if self._rank.times[chunk].weights:
+                self._standing.weights.append((microbatch, chunk))  # type: ignore[attr-defined]
+            state, chunk = (Progress.AT_BACKWARD, chunk - 1) if chunk else (Progress.DONE, 0)
+        self._standing.progress[microbatch] = state  # type: ignore[index]
+        self._standing.chunks[microbatch] = chunk  # type: ignore[index]
 
 
 class _Step:
-    """Stages side by side, and the ends of what they are doing, in order of time."""
+    """Ranks side by side, and what happens next on any, in order of time."""
 
-    def __init__(self, loads: Sequence[StageLoad], microbatches: int) -> None:
-        last = len(loads) - 1
-        self._stages = [_Stage(load, microbatches, index == last) for index, load in enumerate(loads)]
-        self._stages[0].has_input = [True] * microbatches
-        self._ends: list[tuple[float, int, int, Progress]] = []
-        self.parts: list[Part] = []
+    def __init__(
+        self, ranks: Sequence[RankPlayed], microbatches: int, sending: float, delays: Delays
+    ) -> None:
+        self._ranks = [_Rank(rank, microbatches) for rank in ranks]
+        self._stages = [rank.stages for rank in ranks]
+        self._home = {stage: rank for rank, own in enumerate(self._stages) for stage in own}
+        self._last = max(self._home)
+        self._sending = sending
+        self._delays = delays
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._parts: list[Part] = []
+        self._count = 0
+        for microbatch in range(microbatches):
+            self._ranks[self._home[0]].take("F", microbatch, 0)
 
-    def run(self) -> float:
-        """Play the step; the time at its end."""
+    def run(self) -> list[Part]:
+        """Play the step."""
         now = 0.0
         self._begin(now)
-        while self._ends:
-            now = self._ends[0][0]
-            while self._ends and self._ends[0][0] <= now * SAME_TIME:
-                _, index, microbatch, progress = heapq.heappop(self._ends)
-                self._stages[index].end(microbatch, progress)
-                self._tell(index, microbatch, progress)
+        while self._events:
+            now = self._events[0][0]
+            while self._events and self._events[0][0] <= now * SAME_TIME:
+                heapq.heappop(self._events)[2]()
             self._begin(now)
-        return now
+        return self._parts
 
-    def _tell(self, index: int, microbatch: int, progress: Progress) -> None:
-        """Pass on what the next stage or the one before needs."""
-        if progress is Progress.AT_BACKWARD and index + 1 < len(self._stages):
-            self._stages[index + 1].has_input[microbatch] = True
-        elif progress is Progress.DONE and index:
-            self._stages[index - 1].has_gradient[microbatch] = True
+    def _at(self, time: float, event: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (time, self._count, event))
 
     def _begin(self, now: float) -> None:
-        for index, stage in enumerate(self._stages):
-            started = stage.begin()
-            if started is not None:
-                microbatch, progress, seconds = started
-                stage.busy = True
-                heapq.heappush(self._ends, (now + seconds, index, microbatch, progress))
-                self.parts.append(Part(index, _KINDS[progress], microbatch, now, now + seconds))
+        for index, rank in enumerate(self._ranks):
+            action = rank.begin()
+            if action is None:
+                continue
+            rank.busy = True
+            end = now + rank.seconds(action) + self._delays.get((index, action), 0.0)
+            self._parts.append(Part(index, action.kind, action.microbatch, now, end, action.chunk))
+            self._at(end, partial(self._end, index, action, end))
+
+    def _end(self, index: int, action: Action, now: float) -> None:
+        """A rank has done something: others, or it itself, get what they need."""
+        self._ranks[index].end(action)
+        stage = self._stages[index][action.chunk]
+        kind: Literal["F", "B"] = "F" if action.kind == "F" and stage < self._last else "B"
+        target = stage if kind != action.kind else stage + (1 if kind == "F" else -1)
+        if action.kind == "W" or target < 0:
+            return
+        receiver = self._home[target]
+        take = partial(self._ranks[receiver].take, kind, action.microbatch, target)
+        if receiver == index:
+            take()
+        else:
+            self._at(now + self._sending, take)

@@ -36,7 +36,8 @@ OPERATION_SECONDS = 10e-6
 DEAR_CUT = 1 / 4
 CUT_OF_ITEM = 1 / 2
 
-# A model that needs less memory than this in all counts it for less: no rank gains by a balance of kilobytes.
+# A model that needs less memory than this in all counts it for less, and time for more: no rank gains by a
+# balance of kilobytes.
 SMALL_MEMORY = 64 << 20
 
 # More groups of shared parameters than this are not tried in all combinations of first and last.
@@ -168,9 +169,10 @@ class UnitSequence:
         cuts = self._weighed(self.cut_seconds(), sum(seconds), stages)
         if not any(seconds):  # nothing ran: sizes are all that is known
             seconds = training
-        time_share = (1 - weights.memory) / (sum(seconds) or 1.0)
         needed = sum(training) + sum(activations) * sum(weights.in_flight) / stages
-        memory_share = weights.memory / max(needed, SMALL_MEMORY)
+        memory_weight = weights.memory * min(1.0, needed / SMALL_MEMORY)
+        time_share = (1 - memory_weight) / (sum(seconds) or 1.0)
+        memory_share = memory_weight / (needed or 1.0)
         even = [0.0] * self.count
         staged = [0.0] * self.count
         preload = [0.0] * stages

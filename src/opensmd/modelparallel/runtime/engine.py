@@ -111,6 +111,7 @@ class Engine:
             pipeline=config.pipeline,
             active_microbatches=config.active_microbatches,
             in_order=transport.ordered or config.fixed_order,
+            virtual_stages=config.virtual_stages,
         )
         self.errors = StepErrors(group, transport, self._context.others, in_order=self._schedule.in_order)
         atexit.register(self.close)

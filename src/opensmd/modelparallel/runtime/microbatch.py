@@ -33,7 +33,9 @@ class Microbatch:
         inside: a module is running as a whole, or a backward: nothing is intercepted.
         mode: the function mode that intercepts its operations.
         deferred: its backward, if that has been called for and has not run.
+        leaves_weights: a backward has run, and may have left weight gradients for later.
         edges: where its graph leaves this rank, and comes to it.
+        chunk: which of the stages of this rank it is in, or comes to next, in its backward as in its forward.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Microbatch:
         self.inside = False
         self.mode = _NO_MODE
         self.deferred: DeferredBackward | None = None
+        self.leaves_weights = False
         self.edges = GraphEdges()
+        self.chunk = 0
         self._begun = begun
         self._borrowed: set[Tag] = set() if borrowed is None else borrowed
         self._points = 0

@@ -67,7 +67,7 @@ class MicrobatchRun:
         value = self._call_function()
         # Before the deferred backward: large results travel while that waits for its gradient.
         self._results.share(self._microbatch.index, value)
-        if self._microbatch.deferred is not None:
+        while self._microbatch.deferred is not None:
             # The function's stack is gone: whichever thread has the turn goes on after this.
             yield Waiting(self._microbatch.deferred.awaited)
             self._backward_pass.run_deferred(self._microbatch)

@@ -85,7 +85,7 @@ class StepRun:
             microbatches,
             policy=schedule.policy(count, reduces=reducer is not None),
             arrivals=context.transport,
-            fills_in=self._weight_gradients,
+            weight_work=self._weight_gradients,
             record=self.record,
             threads=threads,
             swapped_state=self._state_per_microbatch,

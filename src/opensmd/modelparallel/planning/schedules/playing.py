@@ -65,26 +65,39 @@ class Played:
         return "\n".join(lines)
 
 
-def play(table: Table, times: Mapping[Kind, float], sending: float = 0.0) -> Played:
+def play(
+    table: Table,
+    times: Mapping[Kind, float],
+    sending: float = 0.0,
+    delays: Mapping[tuple[int, Action], float] | None = None,
+) -> Played:
     """Let every rank begin its next action as soon as it is free and has what the action needs.
 
     Args:
         times: of one F, B and W of one chunk, in any unit. A B that computes weight gradients takes both.
         sending: how long a tensor is on its way from one rank to another.
+        delays: how much longer an action of a rank takes.
 
     Raises:
         ValueError: ranks wait for each other, so the table cannot be followed.
     """
-    return _Play(table, times, sending).run()
+    return _Play(table, times, sending, delays or {}).run()
 
 
 class _Play:
-    def __init__(self, table: Table, times: Mapping[Kind, float], sending: float) -> None:
+    def __init__(
+        self,
+        table: Table,
+        times: Mapping[Kind, float],
+        sending: float,
+        delays: Mapping[tuple[int, Action], float],
+    ) -> None:
         self._table = table
         self._times = dict(times)
         if not table.splits:
             self._times["B"] += self._times["W"]
         self._sending = sending
+        self._delays = delays
         self._last = max(stage for stages in table.stages for stage in stages)
         self._rank_of = {stage: rank for rank, stages in enumerate(table.stages) for stage in stages}
         self._ended: dict[Needs, float] = {}
@@ -113,7 +126,7 @@ class _Play:
                 return None
             other = self._rank_of[needs[2]]
             start = max(start, self._ended[needs] + (self._sending if other != rank else 0.0))
-        end = start + self._times[action.kind]
+        end = start + self._times[action.kind] + self._delays.get((rank, action), 0.0)
         self._ended[action.kind, action.microbatch, stage] = end
         return Timed(action, start, end)
 

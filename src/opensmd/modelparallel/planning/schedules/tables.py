@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["Action", "Kind", "Table", "in_a_v", "looped", "require_counts"]
+__all__ = ["Action", "Kind", "Table", "fused", "in_a_v", "looped", "require_counts"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -81,3 +81,24 @@ def require_counts(ranks: int, microbatches: int, chunks: Sequence[int] = (1,)) 
             f"a schedule needs at least one rank, microbatch and chunk, got {ranks}, {microbatches} and "
             f"{min(chunks)}"
         )
+
+
+def fused(table: Table) -> Table:
+    """``table`` with stages that follow each other on one rank as one, as a program passes them at once.
+
+    In a V that is the last rank, whose two stages are in the middle of the model.
+    """
+    rows, stages = [], []
+    for row, own in zip(table.rows, table.stages, strict=True):
+        ends = [chunk for chunk, stage in enumerate(own) if stage + 1 not in own]
+        starts = [chunk for chunk, stage in enumerate(own) if stage - 1 not in own]
+        new = {"F": starts, "B": ends, "W": ends}
+        rows.append(
+            tuple(
+                action._replace(chunk=new[action.kind].index(action.chunk))
+                for action in row
+                if action.chunk in new[action.kind]
+            )
+        )
+        stages.append(tuple(own[chunk] for chunk in starts))
+    return Table(table.name, tuple(rows), tuple(stages))

@@ -11,13 +11,15 @@
                                                    └── the function returns: run_deferred, when
                                                        its gradient has come
 
-A backward of one of the step's last microbatches runs in two parts, of which the second computes weight
-gradients when the rank has nothing else to do (:mod:`.weight_gradients`).
+A backward runs in two parts where it can, of which the second computes weight gradients when the schedule
+has them, or the rank has nothing else to do (:mod:`.weight_gradients`). Where microbatches come to this rank
+several times, each time is a leg of its own that begins when its gradient has come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -25,10 +27,14 @@ from torch import Tensor
 from opensmd.modelparallel._torch_internals import any_modes, run_backward
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.replicas.backward_count import Backwards
-from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
+from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward, Leg
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
-from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
+from opensmd.modelparallel.runtime.backward.weight_gradients import (
+    WeightGradients,
+    are_apart,
+    first_part,
+)
 from opensmd.modelparallel.runtime.messages.transport import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
@@ -115,7 +121,7 @@ class BackwardPass:
             self._begin(microbatch, roots, given, bool(retain_graph), 1.0 if share is None else share)
 
     def settle(self, microbatch: Microbatch) -> None:
-        """Run the deferred backward of a microbatch, if it has one, while its function waits.
+        """Run what is left of the backward of a microbatch while its function waits.
 
         Called before anything runs on this rank that might see its gradients or change what they are computed
         from, and before the function waits.
@@ -123,22 +129,38 @@ class BackwardPass:
         backward, microbatch.deferred = microbatch.deferred, None
         if backward is not None:
             with microbatch.not_intercepted():
-                self._turns.before_backward(microbatch, backward.awaited)
-                self._run_in_function(microbatch, backward)
+                while backward.legs:
+                    self._turns.before_backward(microbatch, backward.awaited)
+                    self._run_in_function(microbatch, backward)
+        if microbatch.leaves_weights:
+            microbatch.leaves_weights = False
+            if self._weight_gradients.of(microbatch.index):
+                self._complete(microbatch)
 
     def run_deferred(self, microbatch: Microbatch) -> None:
-        """Run the deferred backward of a microbatch, if it has one, after its function has returned."""
+        """Run a leg of a deferred backward, if the microbatch has one, after its function has returned."""
         backward, microbatch.deferred = microbatch.deferred, None
         if backward is not None:
             self._run(microbatch, backward)
+            if backward.legs:
+                microbatch.deferred = backward
 
-    def complete_gradients(self) -> None:
-        """Compute what is left of gradients, as somebody is about to look at them."""
+    def complete_gradients(self, microbatch: Microbatch) -> None:
+        """Compute what is left of gradients, as somebody in ``microbatch`` is about to look at them."""
         if self._weight_gradients:
-            with self._record.interrupted():
+            with microbatch.not_intercepted(), self._record.interrupted():
                 self._weight_gradients.run_all()
             if self._reducer is not None:
                 self._reducer.after_backward()
+
+    def _complete(self, microbatch: Microbatch) -> None:
+        """Compute what a microbatch has left, as what it needs is about to change."""
+        if self._reducer_of_last(microbatch.index) is not None:
+            self.complete_gradients(microbatch)
+            return
+        with microbatch.not_intercepted(), self._record.interrupted():
+            for chunk in self._weight_gradients.of(microbatch.index):
+                self._weight_gradients.run(microbatch.index, chunk)
 
     def _begin(
         self,
@@ -151,25 +173,48 @@ class BackwardPass:
         self.settle(microbatch)
         self._context.escaped.require_replicated(roots, tags_of(roots), microbatch.point)
         self._counts.add(microbatch.index)
-        edges = microbatch.edges.behind(roots)
-        tokens = microbatch.edges.tokens(edges, keep=retain_graph)
-        starts, gradients = [], []
+        own: list[Tensor] = []
+        gradients: list[Tensor] = []
         for root, gradient in zip(roots, given, strict=True):
             tag = tag_of(root)
             if tag is not None:
                 microbatch.require_not_later(tag)
             if tag is None or tag.home == self._context.rank:
                 real = real_tensor(root)
-                starts.append(real)
+                own.append(real)
                 gradients.append(root_gradient(real, gradient, share))
-        # With a root of its own this rank has work at once; else its first node is that of the latest edge.
-        awaited = [] if starts else microbatch.edges.first_gradient(edges)
-        starts += tokens
-        gradients += tokens  # of no elements
-        if not starts:  # nothing to do here, but microbatches take turns as on the ranks that have
+        backward = DeferredBackward(self._legs(microbatch, roots, own, gradients, retain_graph), retain_graph)
+        if not backward.legs:  # nothing to do here, but microbatches take turns as on the ranks that have
             self._turns.before_backward(microbatch, [])
             return
-        self._run_or_defer(microbatch, DeferredBackward(starts, gradients, awaited, retain_graph))
+        self._run_or_defer(microbatch, backward)
+
+    def _legs(
+        self,
+        microbatch: Microbatch,
+        roots: Sequence[Tensor],
+        own: list[Tensor],
+        gradients: list[Tensor],
+        retain_graph: bool,
+    ) -> list[Leg]:
+        """The legs of a backward that begins at ``own`` roots and at tokens; none if there are neither."""
+        edges = microbatch.edges.behind(roots)
+        tokens = dict(zip(edges, microbatch.edges.tokens(edges, keep=retain_graph), strict=True))
+        if self._turns.chunked and self._may_defer(microbatch.index, retain_graph):
+            legs: list[Leg] = []
+            for numbers in microbatch.edges.legs(edges):
+                starts = [tokens[number] for number in numbers]
+                mine, theirs = ([], []) if legs else (own, gradients)
+                awaited = [] if mine else microbatch.edges.first_gradient(numbers[:1])
+                legs.append(Leg([*mine, *starts], [*theirs, *starts], awaited))
+            legs = [leg for leg in legs if leg.roots]
+            if len(legs) < 2 or are_apart([leg.roots for leg in legs], weights_too=self._reducer is not None):
+                return legs
+        starts = list(tokens.values())
+        # With a root of its own this rank has work at once; else its first node is that of the latest edge.
+        awaited = [] if own else microbatch.edges.first_gradient(edges)
+        whole = Leg([*own, *starts], [*gradients, *starts], awaited)  # tokens have no elements
+        return [whole] if whole.roots else []
 
     def _run_or_defer(self, microbatch: Microbatch, backward: DeferredBackward) -> None:
         awaited: list[Message] = backward.awaited
@@ -180,6 +225,8 @@ class BackwardPass:
             microbatch.deferred = backward
             return
         self._run_in_function(microbatch, backward)
+        if backward.legs:
+            microbatch.deferred = backward
 
     def _may_defer(self, index: int, retain_graph: bool) -> bool:
         """Whether a backward may run after the user's function has returned.
@@ -200,18 +247,34 @@ class BackwardPass:
         self._record.turn("forward")
 
     def _run(self, microbatch: Microbatch, backward: DeferredBackward) -> None:
-        roots, gradients, retain_graph = backward.roots, backward.gradients, backward.retain_graph
-        reducer = self._reducer_of_last(microbatch.index)
+        """Run the next leg."""
+        leg = backward.legs.pop(0)
+        self._run_leg(microbatch, leg, backward.retain_graph)
+        microbatch.chunk = max(microbatch.chunk - 1, 0)
+
+    def _run_leg(self, microbatch: Microbatch, leg: Leg, retain_graph: bool) -> None:
+        index, chunk = microbatch.index, microbatch.chunk
+        reducer = self._reducer_of_last(index)
+        # A graph that is kept cannot be taken apart: its second part would run again with the next backward.
+        splits = index >= self._splits_from and not retain_graph
+        split = first_part(leg.roots, leg.gradients, everything=reducer is not None) if splits else None
+        if split is not None and reducer is not None and split.leaves_everything:
+            split.run_first()
+            arm = partial(reducer.before_last_backward, leg.roots)
+            self._weight_gradients.leave(index, chunk, split, before_all=arm)
+            microbatch.leaves_weights = True
+            return
         if reducer is not None:
             # The reducer sends a bucket when the backward has been through its parameters: by then the other
             # microbatches' gradients must be in it.
-            self.complete_gradients()
-            reducer.before_last_backward(roots)
-        # A graph that is kept cannot be taken apart: its second part would run again with the next backward.
-        splits = microbatch.index >= self._splits_from and not retain_graph
-        if splits and self._weight_gradients.split(microbatch.index, roots, gradients):
-            return  # the reducer waits for what is left
-        run_backward(roots, gradients, retain_graph=retain_graph)
+            self.complete_gradients(microbatch)
+            reducer.before_last_backward(leg.roots)
+        if split is not None:
+            split.run_first()
+            self._weight_gradients.leave(index, chunk, split)  # the reducer waits for it
+            microbatch.leaves_weights = True
+            return
+        run_backward(leg.roots, leg.gradients, retain_graph=retain_graph)
         if reducer is not None:
             reducer.after_backward()
 

@@ -14,7 +14,22 @@ from torch import Tensor
 
 from opensmd.modelparallel.runtime.messages.transport import Message
 
-__all__ = ["DeferredBackward"]
+__all__ = ["DeferredBackward", "Leg"]
+
+
+@dataclass(slots=True)
+class Leg:
+    """A part of a backward: from where its gradients come to this rank to where they leave it.
+
+    Attributes:
+        roots: what it begins at, tokens of sent tensors included.
+        gradients: theirs.
+        awaited: the messages of which it would wait for one at once.
+    """
+
+    roots: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    awaited: list[Message]
 
 
 @dataclass(slots=True)
@@ -22,13 +37,14 @@ class DeferredBackward:
     """One backward on this rank.
 
     Attributes:
-        roots: what it begins at, tokens of sent tensors included.
-        gradients: theirs.
-        awaited: the messages of which it would wait for one at once.
+        legs: what is left of it, the next one first.
         retain_graph: keep the graph for another one.
     """
 
-    roots: Sequence[Tensor]
-    gradients: Sequence[Tensor]
-    awaited: list[Message]
+    legs: list[Leg]
     retain_graph: bool
+
+    @property
+    def awaited(self) -> list[Message]:
+        """The messages of which it would wait for one at once."""
+        return self.legs[0].awaited

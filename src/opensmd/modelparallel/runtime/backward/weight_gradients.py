@@ -1,21 +1,67 @@
 """Gradients of weights that a rank computes when it has nothing better to do.
 
 Nobody waits for them before the step's end, but other ranks wait for the gradients that go back to them. So
-the last microbatches of a step send those first, and what is left fills the time in which a rank would stand
-idle (known from zero-bubble schedules, arXiv:2401.10241).
+backwards send those first, and what is left fills the time in which a rank would stand idle (known from
+zero-bubble schedules, arXiv:2401.10241). What can be left is what leads to no other rank: with Linear layers
+and convolutions half of their backward, and everything behind weights that are computed. All other functions
+compute the gradients of their inputs and of their weights at once, and are not asked twice.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
+from opensmd.modelparallel._torch_internals import any_autocast
+from opensmd.modelparallel.runtime.messages.edges import SENT
 from opensmd.modelparallel.runtime.turns.record import Record
+from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.native import core
+from opensmd.native.build import BuildError
 
-__all__ = ["WeightGradients"]
+__all__ = ["WeightGradients", "are_apart", "first_part"]
+
+
+def _stays(gradient: Tensor) -> None:
+    """A hook that keeps its node in the first part: a second part must wait for no gradient."""
+
+
+def first_part(
+    roots: Sequence[Tensor], gradients: Sequence[Tensor], *, everything: bool
+) -> core.SplitBackward | None:
+    """A backward of which something can wait; None if nothing can.
+
+    Args:
+        everything: leave also what costs nothing, so that the first part adds to no gradient if
+            ``leaves_everything`` says so.
+    """
+    for root in roots:
+        if root.grad_fn is not None and root.grad_fn.name() in SENT:
+            root.register_hook(_stays)  # type: ignore[no-untyped-call]
+    try:
+        return core.split_backward(roots, gradients, everything)
+    except BuildError:  # of which the process group has told; its transport needs no core
+        return None
+
+
+def are_apart(legs: Sequence[Sequence[Tensor]], *, weights_too: bool) -> bool:
+    """Whether backwards from each of ``legs`` need nothing of the others, so that they can run one by one.
+
+    Args:
+        weights_too: nor a weight, whose gradient would then be added in two parts.
+    """
+    return core.are_apart(legs, weights_too)
+
+
+class _Part(NamedTuple):
+    """The second part of a backward, with the autocast of its first; ``before`` it something else is due."""
+
+    split: core.SplitBackward
+    state: ThreadState | None
+    before: Callable[[], None] | None
 
 
 class WeightGradients:
@@ -23,42 +69,67 @@ class WeightGradients:
 
     Args:
         record: told of what ran when.
+
+    Attributes:
+        left: what can run at any time, as (microbatch, chunk).
     """
 
     def __init__(self, record: Record) -> None:
+        self.left: list[tuple[int, int]] = []
         self._record = record
-        self._parts: deque[tuple[int, core.WeightBackward]] = deque()
+        self._parts: dict[tuple[int, int], _Part] = {}
+        self._at_end: list[tuple[int, int]] = []
 
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def split(self, microbatch: int, roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
-        """Run a backward up to the weights' gradients, which are left for later.
+    def leave(
+        self,
+        microbatch: int,
+        chunk: int,
+        split: core.SplitBackward,
+        *,
+        before_all: Callable[[], None] | None = None,
+    ) -> None:
+        """Leave the second part of ``split`` for later.
 
-        Returns:
-            Whether it has; False, and nothing has run, where no weights can wait.
+        Args:
+            before_all: to be called before it; it then comes after all others.
         """
-        part = core.split_backward(roots, gradients)
-        if part is None:  # hooks, Python or shared weights in the graph would notice
-            return False
-        self._parts.append((microbatch, part))
-        return True
+        key = (microbatch, chunk)
+        while key in self._parts:  # a further backward of the same microbatch
+            key = (microbatch, key[1] + 1)
+        state = ThreadState.of_this_thread() if any_autocast() else None
+        self._parts[key] = _Part(split, state, before_all)
+        (self.left if before_all is None else self._at_end).append(key)
 
-    def run_one(self) -> bool:
-        """Compute what is left of the earliest backward; False if nothing is left of any."""
-        if not self._parts:
-            return False
-        microbatch, part = self._parts.popleft()
-        self._record.begin(microbatch, "weights")
-        part.run()
-        self._record.end()
-        return True
+    def of(self, microbatch: int) -> list[int]:
+        """The chunks of which a microbatch has left something."""
+        return [chunk for index, chunk in self._parts if index == microbatch]
+
+    def run(self, microbatch: int, chunk: int) -> None:
+        """Compute what is left of one backward."""
+        self.left.remove((microbatch, chunk))
+        self._run(microbatch, chunk)
 
     def run_all(self) -> None:
         """Compute everything that is left."""
-        while self.run_one():
-            continue
+        while self.left:
+            self.run(*self.left[0])
+        while self._at_end:
+            self._run(*self._at_end.pop(0))
+
+    def _run(self, microbatch: int, chunk: int) -> None:
+        split, state, before = self._parts.pop((microbatch, chunk))
+        self._record.begin(microbatch, "weights")
+        if before is not None:
+            before()
+        with contextlib.nullcontext() if state is None else state.restored():
+            split.run_weights()
+        self._record.end()
 
     def drop(self) -> None:
         """Forget what is left, as the step has failed."""
         self._parts.clear()  # each keeps a graph and its saved tensors
+        self.left.clear()
+        self._at_end.clear()

@@ -97,8 +97,8 @@ class CallRunner:
         self._changed.release()
 
     def settle(self) -> None:
-        """Run a deferred backward before something that might see its gradients, or change what it needs."""
-        if self.microbatch.deferred is not None:
+        """Run what is left of a backward before something that might see it, or change what it needs."""
+        if self.microbatch.deferred is not None or self.microbatch.leaves_weights:
             self.backward_pass.settle(self.microbatch)
 
     def wait_for_earlier(self) -> None:

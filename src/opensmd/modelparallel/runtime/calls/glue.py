@@ -108,7 +108,7 @@ class Glue(TorchFunctionMode):
         if wanted != tag.requires_grad:
             # Backwards that have been called for belong to what was trained until now.
             self._run.settle()
-            self._run.backward_pass.complete_gradients()
+            self._run.backward_pass.complete_gradients(self._microbatch)
             self._run.context.trained.change(tensor, tag, wanted)
         return tensor
 
@@ -130,7 +130,7 @@ class Glue(TorchFunctionMode):
     def _grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Of the gradient a part may be left for later: the script would see the rest alone.
         self._run.settle()
-        self._run.backward_pass.complete_gradients()
+        self._run.backward_pass.complete_gradients(self._microbatch)
         return self._of_first(func, args, lasting=True)
 
     def _data(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

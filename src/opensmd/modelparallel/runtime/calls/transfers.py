@@ -45,6 +45,7 @@ class Transfers:
         self._serial = microbatch.serial
         self._rank = context.rank
         self._transport = context.transport
+        self._has_sent = False
         self._copies: dict[tuple[Tag, int, bool], tuple[int, Tensor | None]] = {}
 
     def wait(self, messages: list[Message], until: Callable[[], bool] | None = None) -> None:
@@ -133,6 +134,7 @@ class Transfers:
         check = _shape_check(shape)
         # A detached tensor is no part of the graph, so that nothing of this is recorded.
         data = in_memory_order(real.detach(), shape, stride)
+        self._has_sent = True
         self._transport.send(target, make_tag(Kind.TENSOR, self._microbatch.index, number, check), data)
         self._context.sent_since_flush = True
         if grad:
@@ -150,6 +152,8 @@ class Transfers:
         check = _shape_check(shape)
         message = (source, make_tag(Kind.TENSOR, self._microbatch.index, number, check))
         kept = strides_kept(shape, stride)
+        if self._has_sent and self._turns.chunked:
+            self._enter_next_chunk(message)
         # Taken if it is there, without asking first: asking costs as much, and a wait would give the turn
         # away.
         received = self._transport.take(*message, shape, kept, dtype)
@@ -162,6 +166,13 @@ class Transfers:
         result, token = self._transport.receive_edge(received, source, back)
         self._microbatch.edges.arrive(number, token)
         return result
+
+    def _enter_next_chunk(self, message: Message) -> None:
+        """What has left this rank comes back to it: to its next stage."""
+        self._has_sent = False
+        if self._microbatch.deferred is None:
+            self._microbatch.chunk += 1
+            self._turns.before_chunk(self._microbatch, [message])
 
     def _wait_for_gradient(self, messages: list[Message], shape: Sequence[int]) -> None:
         rank = messages[0][0]

@@ -83,6 +83,23 @@ class GraphEdges:
                 self._tokens[number] = None
         return tokens
 
+    def legs(self, edges: Sequence[int]) -> list[list[int]]:
+        """``edges`` in the order of backward, cut where a gradient comes after others have left.
+
+        The first run is that of this rank's own roots; it may be empty.
+        """
+        legs: list[list[int]] = [[]]
+        waits = False
+        for number in reversed(edges):
+            if number in self._gradients:
+                if not waits:
+                    legs.append([])
+                waits = True
+            else:
+                waits = False
+            legs[-1].append(number)
+        return legs
+
     def first_gradient(self, edges: Sequence[int]) -> list[Message]:
         """The messages of which the latest edge waits for one, if that edge is a sent tensor's."""
         return self._gradients.get(edges[-1], []) if edges else []

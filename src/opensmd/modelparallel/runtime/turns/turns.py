@@ -32,7 +32,7 @@ from typing import Protocol
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.planning.schedule import Policy, Progress
+from opensmd.modelparallel.planning.schedule import Choice, Policy, Progress, Standing
 from opensmd.modelparallel.runtime.messages.transport import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.step_errors import located, stopped
@@ -40,9 +40,11 @@ from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.modelparallel.runtime.turns.threads import Threads
 
-__all__ = ["Arrivals", "Done", "FillsIn", "SwappedState", "Run", "StepAborted", "Turns", "Waiting"]
+__all__ = ["Arrivals", "Done", "Run", "StepAborted", "SwappedState", "Turns", "Waiting", "WeightWork"]
 
-_NEW, _RUNNING, _FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress  # Enum members are slow to reach
+# Enum members are slow to reach
+_NEW, _RUNNING, _FORWARD, _AT_FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress
+_IN_FORWARD = (_NEW, _RUNNING, _FORWARD, _AT_FORWARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,15 @@ class Arrivals(Protocol):
         """Wait until one of the messages has come, and say which."""
 
 
-class FillsIn(Protocol):
-    """Work that a rank does when nothing else can go on."""
+class WeightWork(Protocol):
+    """The weight gradients that backwards have left for later."""
 
-    def run_one(self) -> bool:
-        """Do a part of it; False if there is none."""
+    @property
+    def left(self) -> Sequence[tuple[int, int]]:
+        """Of which microbatches and chunks, earliest first; the same object throughout a step."""
+
+    def run(self, microbatch: int, chunk: int) -> None:
+        """Compute those of one."""
 
 
 class SwappedState(Protocol):
@@ -117,7 +123,7 @@ class Turns:
         microbatches: of the step.
         policy: which goes on.
         arrivals: says what has come.
-        fills_in: what is done where a rank would wait.
+        weight_work: what backwards have left for later.
         record: told of what ran when.
         threads: where further microbatches run.
         swapped_state: what microbatches have to themselves.
@@ -125,6 +131,7 @@ class Turns:
     Attributes:
         error: the first of any microbatch, or of waiting for messages.
         failed: the microbatch that raised it; None for an error of waiting.
+        chunked: microbatches come to this rank several times, and give way to others before each.
     """
 
     def __init__(
@@ -133,21 +140,24 @@ class Turns:
         *,
         policy: Policy,
         arrivals: Arrivals,
-        fills_in: FillsIn,
+        weight_work: WeightWork,
         record: Record,
         threads: Threads,
         swapped_state: SwappedState,
     ) -> None:
         count = len(microbatches)
         self.progress = [_NEW] * count
+        self.chunked = policy.chunks > 1
         self.error: BaseException | None = None
         self.failed: Microbatch | None = None
         self._microbatches = microbatches
         self._runs: Sequence[Run] = ()
         self._left = count
         self._policy = policy
+        self._chunks = [0] * count
+        self._standing = Standing(self.progress, self._chunks, weight_work.left)
         self._arrivals = arrivals
-        self._fills_in = fills_in
+        self._weight_work = weight_work
         self._record = record
         self._state_per_microbatch = swapped_state
         self._messages: list[Sequence[Message]] = [()] * count
@@ -178,10 +188,15 @@ class Turns:
 
         def have_gone() -> bool:
             earlier = self.progress[: microbatch.index]
-            return all(progress not in (_NEW, _RUNNING, _FORWARD) for progress in earlier)
+            return all(progress not in _IN_FORWARD for progress in earlier)
 
         if not have_gone():
             self.wait(microbatch, [], have_gone)
+
+    def before_chunk(self, microbatch: Microbatch, messages: list[Message]) -> None:
+        """Let others go on before a further part of a forward, which begins with one of ``messages``."""
+        if not self._comes_next(microbatch, _AT_FORWARD, messages):
+            self._suspend(microbatch.index, _AT_FORWARD, messages, None)
 
     def before_backward(self, microbatch: Microbatch, messages: list[Message]) -> None:
         """Let others go on before a backward; ``messages`` are those that it would wait for at once."""
@@ -189,11 +204,14 @@ class Turns:
 
     def is_first(self, microbatch: Microbatch, messages: list[Message]) -> bool:
         """Whether a backward, which would wait for ``messages`` at once, comes before everything else."""
+        return self._comes_next(microbatch, _AT_BACKWARD, messages)
+
+    def _comes_next(self, microbatch: Microbatch, progress: Progress, messages: list[Message]) -> bool:
         # As if it waited: the policy chooses among those that wait, and this is to be one of them.
-        self._set(microbatch.index, _AT_BACKWARD, messages)
-        chosen = self._pick()
+        self._set(microbatch.index, progress, messages)
+        choice = self._pick()
         self._set(microbatch.index, _RUNNING)
-        return chosen == microbatch.index
+        return choice == (microbatch.index, None)
 
     # --- the course of a step --------------------------------------------------------------------------
 
@@ -222,6 +240,7 @@ class Turns:
     ) -> None:
         """Where a microbatch is, and what it waits for."""
         self.progress[index] = progress
+        self._chunks[index] = self._microbatches[index].chunk
         self._messages[index] = messages
         self._until[index] = until
 
@@ -237,7 +256,7 @@ class Turns:
             assert worker is not None  # that of the calling thread
             # The state is changed while no other thread runs: before the turn is handed over, and after it
             # has come back.
-            self._state_per_microbatch.suspend(index, through=progress is not _FORWARD)
+            self._state_per_microbatch.suspend(index, through=progress not in _IN_FORWARD)
             self._hand_over(chosen)
             worker.wake.acquire()
             self._state_per_microbatch.resume(index)
@@ -340,19 +359,20 @@ class Turns:
             if self._left == 0:
                 return None
             try:
-                chosen = self._pick()
-                if chosen is not None:
-                    return chosen
-                # One part, then another look: what a message lets go on is more urgent than the next part.
-                if not self._fills_in.run_one():
+                choice = self._pick()
+                if choice is None:
                     self._wait_for_any()
+                elif choice.weights is None:
+                    return choice.microbatch
+                else:
+                    self._weight_work.run(choice.microbatch, choice.weights)
             except BaseException as error:
                 self.error = error
 
-    def _pick(self) -> int | None:
-        """The first of the microbatches that can go on."""
+    def _pick(self) -> Choice | None:
+        """What comes next of all that can go on."""
         try:
-            return self._policy.pick(self.progress, self._can_go_on)
+            return self._policy.pick(self._standing, self._can_go_on)
         except DistBackendError as error:  # the group has been aborted
             raise self._stopped(error) from error
 
@@ -378,12 +398,16 @@ class Turns:
     def _is_held(self, index: int) -> bool:
         return self.progress[index] is _AT_BACKWARD and self._policy.holds(index, self.progress)
 
+    def _is_kept_back(self, index: int) -> bool:
+        """Whether what a microbatch waits for has come, and it must not go on."""
+        return self._is_held(index) or (self.progress[index] is _AT_FORWARD and self._can_go_on(index))
+
     def _wait_for_any(self) -> None:
         # The message of one that is held may be there already: waiting for it would not wait at all.
         messages = [
             message
             for index, awaited in enumerate(self._messages)
-            if awaited and not self._is_held(index)
+            if awaited and not self._is_kept_back(index)
             for message in awaited
         ]
         assert messages, self.progress

@@ -52,9 +52,12 @@ void bind_mailbox(py::module_& module) {
                                 int64_t tag, int64_t missing) {
     return receive_edge(received, {std::move(mailbox), member, tag, missing});
   });
-  py::class_<WeightBackward, std::shared_ptr<WeightBackward>>(module, "WeightBackward")
-      .def("run", torch::wrap_pybind_function_no_gil([](WeightBackward& self) { self.run(); }));
+  py::class_<SplitBackward, std::shared_ptr<SplitBackward>>(module, "SplitBackward")
+      .def_property_readonly("leaves_everything", &SplitBackward::leaves_everything)
+      .def("run_first", torch::wrap_pybind_function_no_gil([](SplitBackward& self) { self.run_first(); }))
+      .def("run_weights", torch::wrap_pybind_function_no_gil([](SplitBackward& self) { self.run_weights(); }));
   module.def("split_backward", torch::wrap_pybind_function_no_gil(&split_backward));
+  module.def("are_apart", torch::wrap_pybind_function_no_gil(&are_apart));
 }
 
 }  // namespace opensmd

@@ -1,38 +1,65 @@
 // Backward in two parts: first the gradients that other ranks wait for, later those of weights, which only the
-// optimizer waits for. A rank of a pipeline that would stand idle at the end of a step computes the second part then.
+// optimizer waits for. A rank of a pipeline that would stand idle computes the second part then.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <vector>
 
 namespace opensmd {
 
-// A layer whose weights' gradients are still to be computed, from the gradient of its output.
-struct PostponedLayer {
+// A layer that computes its weights' gradients later, from the gradient of its output.
+struct DividedLayer {
   torch::autograd::Edge layer;
   std::vector<size_t> weights, others;  // its edges
   at::Tensor gradient;
 };
 
-// The second part. The graph and what it has saved live until it has run or is dropped.
-class WeightBackward {
- public:
-  explicit WeightBackward(std::vector<PostponedLayer> layers) : layers_(std::move(layers)) {}
-
-  // Adds to the weights' gradients. Once; not with Python's lock held.
-  void run();
-
- private:
-  std::vector<PostponedLayer> layers_;
+// A gradient where the second part goes on from what the first has run.
+struct PostponedGradient {
+  torch::autograd::Edge edge;
+  at::Tensor gradient;
 };
 
-// Runs the backward that begins at `roots`, except for gradients of weights of linear layers and convolutions that a
-// gradient for another rank passes through. Null, and nothing has run, if there are none, or if the graph has hooks or
-// Python in it that would notice. Not with Python's lock held.
-std::shared_ptr<WeightBackward> split_backward(const std::vector<at::Tensor>& roots,
-                                               const std::vector<at::Tensor>& gradients);
+// What of a graph leads to another rank, what can wait, and what not.
+struct SplitGraph;
+
+// The backward that begins at some roots. The graph and what it has saved live until both parts have run, or it is
+// dropped. Neither part with Python's lock held.
+class SplitBackward {
+ public:
+  explicit SplitBackward(SplitGraph graph, std::vector<at::Tensor> gradients);
+  ~SplitBackward();
+
+  // Whether the first part adds to no weight's gradient, for all that can be known.
+  bool leaves_everything() const;
+
+  // Sends what leads to other ranks. Once.
+  void run_first();
+
+  // Adds to the weights' gradients. Once.
+  void run_weights();
+
+ private:
+  void run_first_with(torch::autograd::edge_list roots, torch::autograd::variable_list gradients);
+
+  std::unique_ptr<SplitGraph> graph_;
+  std::vector<at::Tensor> gradients_;
+  std::vector<DividedLayer> layers_;
+  std::vector<PostponedGradient> postponed_;
+};
+
+// Null if nothing of the backward that begins at `roots` can wait: nothing leads to another rank, or the program would
+// notice. Linear layers and convolutions run twice, each time for some of their gradients, which takes no longer; of
+// all other nodes those wait that do not lead to another rank. `everything`: also what costs nothing.
+std::shared_ptr<SplitBackward> split_backward(const std::vector<at::Tensor>& roots,
+                                              const std::vector<at::Tensor>& gradients, bool everything);
+
+// Whether backwards from each of `legs` run no node twice, so that they can run one after the other.
+// `weights_too`: nor add to the same weight's gradient.
+bool are_apart(const std::vector<std::vector<at::Tensor>>& legs, bool weights_too);
 
 }  // namespace opensmd

@@ -14,7 +14,7 @@ from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
     one_forward_one_backward,
 )
 from opensmd.modelparallel.planning.schedules.playing import play
-from opensmd.modelparallel.planning.schedules.tables import Action, Kind, Table, in_a_v, looped
+from opensmd.modelparallel.planning.schedules.tables import Action, Kind, Table, fused, in_a_v, looped
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
 
@@ -180,3 +180,10 @@ def test_tables_of_nothing_and_of_odd_groups_are_refused() -> None:
         one_forward_one_backward(0, 4)
     with pytest.raises(ValueError, match="3 ranks do not divide 4 microbatches"):
         interleaved(3, 4, chunks=2)
+
+
+def test_stages_that_follow_each_other_on_a_rank_are_one_when_they_are_fused() -> None:
+    table = fused(zero_bubble_v(2, 3))
+    assert table.stages == ((0, 3), (1,))
+    assert table.rows[0] == zero_bubble_v(2, 3).rows[0]
+    assert " ".join(map(str, table.rows[1])) == "F0 F1 B0 W0 F2 B1 W1 B2 W2"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opensmd.modelparallel.planning.plan import Crossing, Plan
-from opensmd.modelparallel.planning.schedule import FixedOrder, Progress, ReadyFirst
+from opensmd.modelparallel.planning.schedule import FixedOrder, Progress, TableOrder
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 
 
@@ -30,13 +30,46 @@ def test_a_chain_is_what_goes_to_higher_stages_only() -> None:
 @pytest.mark.parametrize(("stage", "window"), [(0, 4), (1, 3), (2, 1)])
 def test_a_rank_of_a_chain_has_the_window_of_its_stage(stage: int, window: int) -> None:
     policy = schedule((0, 1), (1, 2), stage=stage).policy(8, reduces=False)
-    assert isinstance(policy, ReadyFirst) and policy.window == window and not policy.simple
+    assert isinstance(policy, TableOrder)
+    assert (policy.window, policy.most_kept, policy.chunks, policy.forwards_first) == (window, 5, 1, False)
 
 
 def test_a_placement_that_comes_back_has_the_same_window_everywhere() -> None:
     for stage in range(3):
         policy = schedule((0, 1), (1, 0), stage=stage).policy(8, reduces=False)
-        assert isinstance(policy, ReadyFirst) and policy.window == 3
+        assert isinstance(policy, TableOrder) and policy.window == 3
+
+
+@pytest.mark.parametrize(("active", "kept"), [(4, 4), (5, 5), (9, 5)])
+def test_zero_bubble_takes_the_memory_that_it_may(active: int, kept: int) -> None:
+    policy = schedule((0, 1), (1, 2), pipeline="zero_bubble", active_microbatches=active).policy(
+        8, reduces=False
+    )
+    assert isinstance(policy, TableOrder) and policy.most_kept == kept
+
+
+V = ((0, 1), (1, 2), (2, 1), (1, 0))
+
+
+def test_only_a_placement_in_a_v_has_the_order_of_a_v() -> None:
+    """The last rank has the two stages in the middle, which microbatches pass at once."""
+    chunks = [schedule(*V, stage=stage, pipeline="v").policy(8, reduces=False).chunks for stage in range(3)]
+    assert chunks == [2, 2, 1]
+    for other in (
+        schedule((0, 1), (1, 2), pipeline="v"),
+        schedule(*V, pipeline="interleaved"),
+        schedule(*V, pipeline="v", active_microbatches=2),
+        schedule(*V, pipeline="v", in_order=True),
+    ):
+        assert other.policy(8, reduces=False).chunks == 1
+
+
+@pytest.mark.parametrize(("microbatches", "chunks"), [(6, 2), (8, 1)])
+def test_stages_in_a_loop_are_interleaved_if_the_ranks_divide_the_microbatches(
+    microbatches: int, chunks: int
+) -> None:
+    looped = schedule((0, 1), (1, 2), (2, 0), virtual_stages=2)
+    assert looped.policy(microbatches, reduces=False).chunks == chunks
 
 
 def test_only_with_replicas_the_last_microbatch_is_held() -> None:
@@ -47,14 +80,24 @@ def test_only_with_replicas_the_last_microbatch_is_held() -> None:
         assert not policy.holds(1, [Progress.DONE, Progress.AT_BACKWARD])
 
 
-def test_an_order_that_all_ranks_share_neither_splits_nor_chooses() -> None:
-    fixed = schedule((0, 1), (1, 2), stage=2, in_order=True)
-    assert isinstance(fixed.policy(8, reduces=True), FixedOrder)
-    assert fixed.splits_from(8, reduces=False) == 8
+def test_an_order_that_all_ranks_share_does_not_choose() -> None:
+    assert isinstance(schedule((0, 1), (1, 2), stage=2, in_order=True).policy(8, reduces=True), FixedOrder)
 
 
 @pytest.mark.parametrize(
-    ("stage", "reduces", "expected"), [(0, False, 8), (1, False, 6), (2, False, 5), (2, True, 7)]
+    ("settings", "expected"),
+    [
+        ({}, [8, 0, 0]),
+        ({"in_order": True}, [8, 0, 0]),
+        ({"pipeline": "simple"}, [8, 6, 5]),
+        ({"pipeline": "1f1b"}, [8, 8, 8]),
+    ],
 )
-def test_the_last_microbatches_leave_weight_gradients(stage: int, reduces: bool, expected: int) -> None:
-    assert schedule((0, 1), (1, 2), stage=stage).splits_from(8, reduces=reduces) == expected
+def test_which_microbatches_leave_weight_gradients_for_later(
+    settings: dict[str, Any], expected: list[int]
+) -> None:
+    """None on a first stage, which sends no gradients to anybody."""
+    found = [
+        schedule((0, 1), (1, 2), stage=stage, **settings).splits_from(8, reduces=False) for stage in range(3)
+    ]
+    assert found == expected

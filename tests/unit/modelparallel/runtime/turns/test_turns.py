@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import StageLoad
-from opensmd.modelparallel.planning.schedule import (
-    FixedOrder,
-    Pipeline,
-    ReadyFirst,
-    most_active,
-    split_backwards,
-    window,
-)
+from opensmd.modelparallel.planning.schedule import FixedOrder, TableOrder, in_flight
+from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
 from opensmd.modelparallel.planning.simulate import parts_of_step
 from opensmd.modelparallel.runtime.turns.turns import StepAborted
+from tests.support.rank_schedules import rank_schedules, route
 from tests.support.virtual_pipeline import Pass, Played, Rank, Stage, draw, play, table
 
 
-def chain(count: int, pipeline: Pipeline = "interleaved", active: int | None = None) -> list[Stage]:
-    """Stages as the engine would make them for a chain."""
-    most = most_active(count, active)
-    sizes = [
-        window(partitions=count, stage=stage, chain=True, active_microbatches=most) for stage in range(count)
+def chain(
+    count: int, microbatches: int, pipeline: str = "interleaved", *, splits: bool = False, **settings: Any
+) -> list[Stage]:
+    """Stages as the engine would make them, by default with backwards that nothing of can wait."""
+    return [
+        Stage(
+            schedule.policy(microbatches, reduces=False),
+            route(count, pipeline),
+            splits_from=schedule.splits_from(microbatches, reduces=False) if splits else None,
+        )
+        for schedule in rank_schedules(count, pipeline, **settings)
     ]
-    return [Stage(ReadyFirst(pipeline, size), range(count)) for size in sizes]
+
+
+def loop(microbatches: int, *, window: int, last_goes_last: bool = False) -> TableOrder:
+    """The policy of ranks that microbatches pass in any order."""
+    row = one_forward_one_backward(1, microbatches).rows[0]
+    return TableOrder(row, most_active=math.inf, window=window, last_goes_last=last_goes_last)
 
 
 def show(ranks: Sequence[Rank]) -> str:
@@ -80,18 +88,18 @@ SIMPLE = {
 
 @pytest.mark.parametrize("count", INTERLEAVED)
 def test_backwards_go_first_in_an_interleaved_chain(count: int) -> None:
-    ranks = play(chain(count), 4)
+    ranks = play(chain(count, 4), 4)
     assert show(ranks) == picture(INTERLEAVED[count])
     assert {len(ranks[0].threads), len(ranks[-1].threads)} == {1}  # they never wait in mid-course
 
 
 @pytest.mark.parametrize("count", SIMPLE)
 def test_all_forwards_go_first_in_a_simple_chain(count: int) -> None:
-    assert show(play(chain(count, "simple"), 4)) == picture(SIMPLE[count])
+    assert show(play(chain(count, 4, "simple"), 4)) == picture(SIMPLE[count])
 
 
 def test_one_active_microbatch_goes_through_the_chain_alone() -> None:
-    assert show(play(chain(2, active=1), 3)) == picture(
+    assert show(play(chain(2, 3, active_microbatches=1), 3)) == picture(
         """
         rank 0   F0 .  .  .  B0 B0 F1 .  .  .  B1 B1 F2 .  .  .  B2 B2
         rank 1   .  F0 B0 B0 .  .  .  F1 B1 B1 .  .  .  F2 B2 B2
@@ -100,7 +108,7 @@ def test_one_active_microbatch_goes_through_the_chain_alone() -> None:
 
 
 def test_a_fixed_order_waits_in_place_on_every_rank() -> None:
-    stages = [Stage(FixedOrder("interleaved", 3, 4), range(3), defers=False) for _ in range(3)]
+    stages = [Stage(FixedOrder(3, 4), range(3), defers=False) for _ in range(3)]
     assert show(play(stages, 4)) == picture(
         """
         rank 0   F0 F1 F2 .  .  .  .  .  .  B0 B0 F3 .  .  .  .  .  .  B1 B1 B2 B2 B3 B3
@@ -111,7 +119,7 @@ def test_a_fixed_order_waits_in_place_on_every_rank() -> None:
 
 
 def test_stages_that_a_microbatch_passes_twice_let_others_go_on_in_between() -> None:
-    stages = [Stage(ReadyFirst("interleaved", 2), [0, 1, 0, 1]) for _ in range(2)]
+    stages = [Stage(loop(4, window=2), [0, 1, 0, 1]) for _ in range(2)]
     assert show(play(stages, 4)) == picture(
         """
         rank 0   F0 F1 F0 F1 .  .  B0 B0 .  B1 B1 B0 B0 B1 B1 F2 F3 F2 F3 .  .  B2 B2 .  B3 B3 B2 B2 B3 B3
@@ -120,41 +128,53 @@ def test_stages_that_a_microbatch_passes_twice_let_others_go_on_in_between() -> 
     )
 
 
-def test_weight_gradients_fill_the_time_in_which_a_rank_would_wait() -> None:
-    stages = [
-        replace(
-            stage,
-            splits_from=6 - split_backwards(stage=index, chain=True, most=5, microbatches=6),
-        )
-        for index, stage in enumerate(chain(3))
-    ]
-    assert show(play(stages, 6)) == picture(
-        """
-        rank 0   F0 F1 F2 F3 .  .  .  B0 B0 F4 B1 B1 F5 B2 B2 B3 B3 B4 B4 .  B5 B5
-        rank 1   .  F0 F1 F2 .  B0 B0 F3 B1 B1 F4 B2 B2 B3 B3 B4 F5 W4 .  B5 W5
-        rank 2   .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 F4 B4 W3 W4 F5 B5 W5
-        """
-    )
+WITH_WEIGHTS = {
+    ("interleaved", 3, 6): """
+        rank 0   F0 F1 F2 F3 .  B0 B0 B1 B1 F4 B2 B2 F5 B3 B3 B4 B4 B5 B5
+        rank 1   .  F0 F1 F2 B0 F3 B1 W0 B2 W1 F4 B3 W2 F5 B4 W3 B5 W4 W5
+        rank 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 W3 W4 W5
+        """,
+    ("zero_bubble", 3, 6): """
+        rank 0   F0 F1 F2 F3 F4 B0 B0 F5 B1 B1 B2 B2 B3 B3 B4 B4 B5 B5
+        rank 1   .  F0 F1 F2 B0 F3 B1 F4 B2 W0 F5 B3 W1 B4 W2 B5 W3 W4 W5
+        rank 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 F5 B5 W1 W2 W3 W4 W5
+        """,
+    ("simple", 3, 6): """
+        rank 0   F0 F1 F2 F3 F4 F5 .  .  .  .  .  .  B0 B0 B1 B1 B2 B2 B3 B3 B4 B4 B5 B5
+        rank 1   .  F0 F1 F2 F3 F4 F5 .  .  .  B0 B0 B1 B1 B2 B2 B3 B3 B4 B5 W4 W5
+        rank 2   .  .  F0 F1 F2 F3 F4 F5 B0 B0 B1 B1 B2 B2 B3 B4 B5 W3 W4 W5
+        """,
+    ("v", 2, 4): """
+        rank 0   F0 F1 F2 F0 B0 W0 F1 B1 W1 F3 B0 W0 F2 B2 W2 B1 W1 F3 B3 W3 B2 W2 .  B3 W3
+        rank 1   .  F0 F0 F1 F1 B0 B0 W0 W0 F2 F2 B1 B1 W1 W1 F3 F3 B2 B2 W2 W2 B3 B3 W3 W3
+        """,
+}
+
+
+@pytest.mark.parametrize(("pipeline", "count", "microbatches"), WITH_WEIGHTS)
+def test_weight_gradients_fill_the_time_in_which_a_rank_would_wait(
+    pipeline: str, count: int, microbatches: int
+) -> None:
+    found = show(play(chain(count, microbatches, pipeline, splits=True), microbatches))
+    assert found == picture(WITH_WEIGHTS[pipeline, count, microbatches])
 
 
 @pytest.mark.parametrize("microbatches", [3, 8])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_the_plan_foresees_what_the_turns_do(count: int, microbatches: int) -> None:
     """Also with weight gradients that fill in, of which nobody knows beforehand where."""
-    stages, loads = [], []
-    for index, stage in enumerate(chain(count)):
-        split = split_backwards(stage=index, chain=True, most=count + 2, microbatches=microbatches)
-        stages.append(replace(stage, splits_from=microbatches - split))
-        assert isinstance(stage.policy, ReadyFirst)
-        loads.append(
-            StageLoad(
-                forward_seconds=1,
-                backward_seconds=2,
-                in_flight=min(microbatches, stage.policy.window),
-                late=split,
-                late_seconds=1,
-            )
+    stages = chain(count, microbatches, splits=True)
+    held = in_flight(partitions=count, microbatches=microbatches, active_microbatches=count + 2, chain=True)
+    loads = [
+        StageLoad(
+            forward_seconds=1,
+            backward_seconds=2,
+            in_flight=held[index],
+            late=min(count + 2, microbatches) if index else 0,
+            late_seconds=1,
         )
+        for index in range(count)
+    ]
     foreseen: list[list[Played]] = [[] for _ in loads]
     for part in parts_of_step(loads, microbatches):
         foreseen[part.stage].append(Played(part.kind, part.microbatch, int(part.start), int(part.end)))
@@ -162,7 +182,7 @@ def test_the_plan_foresees_what_the_turns_do(count: int, microbatches: int) -> N
 
 
 def test_a_forward_that_is_late_holds_up_only_what_needs_it() -> None:
-    first, second = chain(2)
+    first, second = chain(2, 6)
     assert show(play([replace(first, delays={1: 4}), second], 6)) == picture(
         """
         rank 0   F0 F1 F1 F1 F1 F1 B0 B0 F2 B1 B1 F3 B2 B2 F4 B3 B3 F5 B4 B4 .  B5 B5
@@ -184,8 +204,8 @@ def test_with_replicas_the_last_microbatch_goes_backward_after_all_others() -> N
             run.rank.work("B", run.index, 1)
 
     def order(*, last_goes_last: bool) -> str:
-        policy = ReadyFirst("interleaved", 3, last_goes_last=last_goes_last)
-        stages = [Stage(ReadyFirst("interleaved", 3), range(2)), Stage(policy, range(2))]
+        policy = loop(3, window=3, last_goes_last=last_goes_last)
+        stages = [Stage(loop(3, window=3), range(2)), Stage(policy, range(2))]
         return show(play(stages, 3, gradients_in_reverse)).splitlines()[1]
 
     assert order(last_goes_last=False) == "rank 1   F0 F1 F2 .  B2 .  .  .  B1 .  .  .  B0"
@@ -203,7 +223,7 @@ def test_what_keeps_the_order_of_the_microbatches_waits_for_earlier_forwards() -
             order.append(run.index)
         run.backward()
 
-    stages = [Stage(ReadyFirst("interleaved", 3), [0, 1, 0]) for _ in range(2)]
+    stages = [Stage(loop(3, window=3), [0, 1, 0]) for _ in range(2)]
     stages[1].delays[0] = 5
     ranks = play(stages, 3, function)
     assert order == [0, 1, 2]
@@ -224,7 +244,7 @@ def test_an_error_of_one_microbatch_ends_the_others_where_they_wait() -> None:
                 seen.append((run.index, type(error)))
             raise
 
-    ranks = play([Stage(ReadyFirst("interleaved", 4), [0, 1, 0]) for _ in range(2)], 4, function)
+    ranks = play([Stage(loop(4, window=4), [0, 1, 0]) for _ in range(2)], 4, function)
     assert isinstance(ranks[0].error, ValueError)
     assert ranks[0].turns.failed is ranks[0].microbatches[2]
     assert seen == [(2, ValueError), (3, StepAborted)]
@@ -235,7 +255,7 @@ def test_a_lost_rank_is_reported_with_what_every_microbatch_waited_for() -> None
         run.microbatch.point = f"layer {run.index}"
         run.forward()
 
-    first, second = (Stage(ReadyFirst("interleaved", 2), range(2)) for _ in range(2))
+    first, second = (Stage(loop(3, window=2), range(2)) for _ in range(2))
     second.lost = DistBackendError("rank 0 has died")
     error = play([first, second], 3, function)[1].error
     assert isinstance(error, SMPError)

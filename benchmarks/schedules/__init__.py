@@ -1,0 +1,1 @@
+"""The pipeline's schedules over stages that sleep, against those of torch.distributed.pipelining."""

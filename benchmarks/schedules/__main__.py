@@ -1,0 +1,89 @@
+"""``python -m benchmarks.schedules``: every size and schedule in fresh ranks, then the table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.harness import launch
+from benchmarks.harness.results import Results
+from benchmarks.harness.table import Grid
+from benchmarks.schedules.bounds import OURS, bound
+
+PEERS = ("1f1b", "izb", "zbv")
+HEADINGS = (
+    "stages x microbatches",
+    "schedule",
+    "ms a step",
+    "share",
+    "bound of its table",
+    "best of torch's",
+    "ratio",
+)
+
+
+def main() -> None:
+    """Measure; torch's schedules run beside the first of ours."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="+", default=["2x8", "4x16", "8x32"], help="stages x microbatches")
+    parser.add_argument("--schedules", nargs="+", choices=OURS, default=["v", "interleaved", "zero_bubble"])
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
+    options = parser.parse_args()
+    merged: Results | None = None
+    for size in options.sizes:
+        ranks, microbatches = map(int, size.split("x"))
+        for number, schedule in enumerate(options.schedules):
+            args = [
+                "--schedule",
+                schedule,
+                "--microbatches",
+                str(microbatches),
+                "--steps",
+                str(options.steps),
+            ]
+            args += ["--peers", *(options.peers if number == 0 else [])]
+            results = launch.run("benchmarks.schedules.rank", ranks=ranks, mpi=None, args=args)
+            if merged is None:
+                merged = results
+            else:
+                merged.rows += results.rows
+    assert merged is not None  # argparse wants at least one size and one schedule
+    grid(merged).print()
+    merged.save(options.out / "schedules.json")
+
+
+def share(results: Results, ranks: str, microbatches: int, candidate: str) -> float:
+    """Of the ideal without a bubble."""
+    slept = results.p50(ranks, microbatches, f"{candidate}, slept")
+    taken = results.p50(ranks, microbatches, candidate)
+    return float("nan") if slept is None or taken is None else slept / taken
+
+
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """One for each schedule, torch's too; the ratio is that of shares to the best of torch's."""
+    for ranks, microbatches in results.cases():
+        found = {
+            name: share(results, ranks, microbatches, name)
+            for name in results.candidates()
+            if not name.endswith("slept") and results.p50(ranks, microbatches, name) is not None
+        }
+        best = max((each for name, each in found.items() if name.startswith("torch")), default=float("nan"))
+        for name, each in found.items():
+            taken = results.p50(ranks, microbatches, name)
+            assert taken is not None
+            whose, schedule = name.split(" ")
+            limit = f"{bound(schedule, int(ranks), microbatches):.3f}" if whose == "opensmd" else ""
+            row = (name, f"{taken / 1e3:.0f}", f"{each:.3f}", limit, f"{best:.3f}", f"{each / best:.2f}x")
+            yield (f"{ranks} x {microbatches}", *row)
+
+
+def grid(results: Results) -> Grid:
+    """The table."""
+    return Grid("schedules over sleeping stages: shares of no bubble", HEADINGS, list(lines(results)), left=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""One rank: a schedule of ours and some of torch's take steps over the same sleeping layers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import pipelining
+
+import smdistributed.modelparallel.torch as smp
+from benchmarks.harness.results import Results, row
+from benchmarks.schedules.stages import WIDTH, Layer, Sleep
+from opensmd.collectives.backend import register
+
+LAYERS = 2  # of a rank
+PEERS = {
+    "1f1b": pipelining.Schedule1F1B,
+    "izb": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
+}
+Step = Callable[[], object]
+
+
+def main() -> None:
+    """Measure, and leave the results to rank 0."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--schedule", required=True)
+    parser.add_argument("--microbatches", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--peers", nargs="*", default=[])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, ranks, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["BENCH_FOLDER"]
+    register()
+    dist.init_process_group("smddp", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    gloo: dist.ProcessGroup = dist.new_group(backend="gloo")
+    results = Results("schedules", f"{ranks} ranks")
+    steps = {f"opensmd {options.schedule}": ours(options.schedule, options.microbatches)}
+    for peer in options.peers:
+        steps[f"torch {peer}"] = peers(peer, options.microbatches, gloo)
+    for name, step in steps.items():
+        taken, slept = measured(step, options.steps)
+        results.rows.append(row(str(ranks), options.microbatches, name, taken))
+        results.rows.append(row(str(ranks), options.microbatches, f"{name}, slept", slept))
+    if rank == 0:
+        results.save(Path(folder) / "results.json")
+    dist.barrier()
+
+
+def measured(step: Step, count: int) -> tuple[list[float], list[float]]:
+    """Microseconds of steps, and those that an average rank has slept in them; two more come before."""
+    taken, slept = [], []
+    for _ in range(count + 2):
+        Sleep.slept = 0.0
+        dist.barrier()
+        start = time.perf_counter()
+        step()
+        dist.barrier()
+        taken.append((time.perf_counter() - start) * 1e6)
+        total = torch.tensor(Sleep.slept)
+        dist.all_reduce(total)
+        slept.append(float(total) / dist.get_world_size() * 1e6)
+    return taken[2:], slept[2:]
+
+
+def ours(schedule: str, microbatches: int) -> Step:
+    """The library, with what its planner finds for the schedule."""
+    ranks = dist.get_world_size()
+    active = {"active_microbatches": 2 * ranks - 1} if schedule == "zero_bubble" else {}
+    smp.init({"partitions": ranks, "microbatches": microbatches, "pipeline": schedule, **active})
+    model = smp.DistributedModel(nn.Sequential(*[Layer() for _ in range(LAYERS * ranks)]))
+    x = torch.ones(2 * microbatches, WIDTH)
+
+    @smp.step
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    return lambda: step(x)
+
+
+def peers(schedule: str, microbatches: int, group: dist.ProcessGroup) -> Step:
+    """A schedule of torch.distributed.pipelining."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = {"1f1b": [rank], "zbv": [rank, 2 * ranks - 1 - rank]}.get(schedule, [rank, rank + ranks])
+    device = torch.device("cpu")
+    stages = [
+        pipelining.PipelineStage(
+            nn.Sequential(*[Layer() for _ in range(LAYERS // len(mine))]),
+            index,
+            len(mine) * ranks,
+            device,
+            group=group,
+        )
+        for index in mine
+    ]
+    kind = PEERS[schedule]
+    chosen = stages[0] if len(mine) == 1 else stages
+    made = kind(chosen, microbatches, loss_fn=lambda out, target: out.square().mean())  # type: ignore[arg-type]
+    x = torch.ones(2 * microbatches, WIDTH)
+    inputs = [x] if 0 in mine else []
+    is_last = len(mine) * ranks - 1 in mine
+
+    def step() -> None:
+        last = {"target": x, "losses": []} if is_last else {}
+        made.step(*inputs, **last)
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+// Which nodes of a backward can wait, and where it is cut for that: the reading half of split_backward.
+#pragma once
+
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <unordered_set>
+#include <vector>
+
+namespace opensmd {
+
+using Nodes = std::unordered_set<torch::autograd::Node*>;
+
+bool is_weight(const torch::autograd::Node& node);
+bool is_watched(torch::autograd::Node& node);
+
+// What a backward from some roots runs, and what of it leads to another rank:
+//
+//   root ── layer ── layer ── received        these lead away: they run first
+//             │        └── T ── weight        off the way: they wait, with the layers' own second half
+//             └── mul ── custom ── weight
+//
+// A node off the way cannot wait if somebody listens to it, or to what comes behind it.
+struct SplitGraph {
+  SplitGraph(torch::autograd::edge_list roots, bool everything);
+
+  bool leads_away(const torch::autograd::Edge& edge) const {
+    return edge.is_valid() && away.contains(edge.function.get());
+  }
+  bool waits(const torch::autograd::Edge& edge) const {
+    return edge.is_valid() && !away.contains(edge.function.get()) && !at_once.contains(edge.function.get());
+  }
+  bool is_split() const { return !divided.empty() || waiting; }
+
+  torch::autograd::edge_list roots;
+  std::vector<torch::autograd::Node*> nodes;  // successors before predecessors
+  Nodes away, at_once, divided;  // at_once: off the way, and yet of the first part
+  bool waiting = false;  // something off the way does
+  bool has_python = false;
+  bool adds_at_once = false;  // the first part adds to a weight's gradient
+
+ private:
+  void visit(torch::autograd::Node* root, Nodes& seen);
+  void leave(torch::autograd::Node* node);
+  void divide(bool everything);
+  bool must_run_at_once(torch::autograd::Node* node) const;
+  bool can_be_divided(torch::autograd::Node* node) const;
+  bool hold_at_once(bool everything);
+
+  bool once_only_ = false;  // a node has saved what another part must not fetch again
+  bool compiled_ = false;
+};
+
+}  // namespace opensmd

@@ -1,0 +1,95 @@
+"""What ranks do that follow their policies, in virtual time: with delays and with slow messages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
+from opensmd.modelparallel.planning.schedules.playing import play
+from opensmd.modelparallel.planning.schedules.tables import Action, Table, fused
+from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
+from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1
+from opensmd.modelparallel.planning.simulate import ChunkTimes, Part, RankPlayed, play_policies
+from tests.support.rank_schedules import rank_schedules
+
+TABLES: dict[str, Callable[[int, int], Table]] = {
+    "interleaved": zero_bubble_h1,
+    "1f1b": one_forward_one_backward,
+    "zero_bubble": zero_bubble_h1,
+    "v": zero_bubble_v,
+}
+UNITS = {"F": 1.0, "B": 1.0, "W": 1.0}
+
+
+def followed(
+    pipeline: str,
+    ranks: int,
+    microbatches: int,
+    *,
+    delays: Mapping[tuple[int, Action], float] | None = None,
+    sending: float = 0.0,
+) -> list[Part]:
+    """A step with a forward, a backward and weight gradients of one unit in each stage."""
+    table = fused(TABLES[pipeline](ranks, microbatches))
+    counted = sorted(itertools.chain(*table.stages))
+    played = []
+    for schedule, stages in zip(rank_schedules(ranks, pipeline), table.stages, strict=True):
+        units = 2.0 if pipeline == "v" and schedule.stage == ranks - 1 else 1.0  # two stages at once
+        times = ChunkTimes(units, units, units) if table.splits else ChunkTimes(units, 2 * units, 0.0)
+        policy = schedule.policy(microbatches, reduces=False)
+        played.append(RankPlayed(policy, [counted.index(stage) for stage in stages], [times] * len(stages)))
+    return play_policies(played, microbatches, delays=delays, sending=sending)
+
+
+def seconds(parts: list[Part]) -> float:
+    return max(part.end for part in parts)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 8), (3, 9), (4, 16), (8, 32)])
+@pytest.mark.parametrize("pipeline", TABLES)
+def test_without_delays_a_step_takes_as_long_as_its_table(
+    pipeline: str, ranks: int, microbatches: int
+) -> None:
+    promised = play(TABLES[pipeline](ranks, microbatches), UNITS).seconds  # type: ignore[arg-type]
+    assert seconds(followed(pipeline, ranks, microbatches)) <= promised
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 6), (3, 6), (4, 8)])
+@pytest.mark.parametrize("pipeline", TABLES)
+def test_a_delay_costs_no_more_than_in_a_fixed_order_and_mostly_less(
+    pipeline: str, ranks: int, microbatches: int
+) -> None:
+    """Any forward or backward of any rank is late once, by one unit or by three."""
+    table = TABLES[pipeline](ranks, microbatches)
+    ours = fixed = 0.0
+    for rank, row in enumerate(table.rows):
+        if len(table.stages[rank]) > len(fused(table).stages[rank]):
+            continue  # the last rank of a V does two stages at once, which the table does not
+        for action, late in itertools.product(row, (1.0, 3.0)):
+            if action.kind == "W":
+                continue
+            delays = {(rank, action): late}
+            here = seconds(followed(pipeline, ranks, microbatches, delays=delays))
+            there = play(table, UNITS, delays=delays).seconds  # type: ignore[arg-type]
+            # In a V a rank that waits may do something of one unit just before what is late arrives.
+            assert here <= there + (1.0 if pipeline == "v" else 0.0), (rank, action, late)
+            ours, fixed = ours + here, fixed + there
+    assert ours <= fixed * 1.002
+
+
+def test_forwards_and_backwards_alternate_when_a_rank_has_been_late() -> None:
+    """Rank 1 shall not wait for the forward that was allowed after the first of three backwards."""
+    parts = followed("1f1b", 2, 6, delays={(0, Action("B", 0)): 6.0})
+    first = [f"{part.kind}{part.microbatch}" for part in parts if part.stage == 0]
+    assert first[:8] == ["F0", "F1", "F2", "B0", "B1", "F3", "B2", "F4"]
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "share"), [(2, 8, 0.97), (4, 16, 0.95), (8, 32, 0.95)])
+def test_a_v_hardly_waits_although_messages_take_their_time(
+    ranks: int, microbatches: int, share: float
+) -> None:
+    parts = followed("v", ranks, microbatches, sending=0.02)
+    assert sum(part.end - part.start for part in parts) / ranks / seconds(parts) >= share
