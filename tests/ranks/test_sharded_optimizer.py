@@ -103,6 +103,51 @@ def trains_as_without(make: Make, partitions: int, folder: Path) -> None:
     torch.testing.assert_close(mean, before)
 
 
+def of_tensor_parallel_ranks(partitions: int, *, memory_keys: bool) -> dict[str, Any]:
+    """Losses, norms and state of a model whose linears two ranks share."""
+    shutdown()
+    degrees = {"partitions": partitions, "tensor_parallel_degree": 2, "prescaled_batch": True, "ddp": True}
+    keys = ("shard_optimizer_state", "delayed_parameter_initialization")
+    smp.init(degrees | dict.fromkeys(keys, memory_keys))
+    torch.manual_seed(0)
+    with smp.model_creation(tensor_parallelism=True):
+        net = nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh())])
+    model = smp.DistributedModel(net)
+    assert len(model.shards) >= 3
+    optimizer = smp.DistributedOptimizer(adam(model.parameters()))
+
+    @smp.step
+    def step(x: Tensor) -> Tensor:
+        loss = (model(x) - 1).square().mean()
+        model.backward(loss)
+        return loss
+
+    losses, norms = [], []
+    for number in range(3):
+        optimizer.zero_grad()
+        torch.manual_seed(10 * number + smp.rdp_rank())
+        losses.append(step(torch.randn(ROWS, 64)).reduce_mean().item())
+        norms.append(optimizer.clip_master_grads(CLIP))
+        optimizer.step()
+    state = optimizer.state_dict()["state"]
+    return {"losses": losses, "norms": norms, "model": model.state_dict(), "optimizer": state}
+
+
+def goes_with_tensor_parallelism(partitions: int) -> None:
+    plain = of_tensor_parallel_ranks(partitions, memory_keys=False)
+    torch.testing.assert_close(of_tensor_parallel_ranks(partitions, memory_keys=True), plain, rtol=0, atol=0)
+
+
+def refuses_sparse_gradients() -> None:
+    shutdown()
+    smp.init({"partitions": 1, "ddp": True, "shard_optimizer_state": True})
+    model = smp.DistributedModel(nn.Embedding(20, 8, sparse=True))
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    smp.step(lambda x: model.backward(model(x).sum()))(torch.ones(4, dtype=torch.long))
+    with pytest.raises(ValueError, match="a parameter has sparse gradients"):
+        optimizer.step()
+
+
 def refusals() -> None:
     for make, text in (
         (lambda parameters: torch.optim.Adafactor(parameters), "Adafactor may need whole parameters"),
@@ -131,3 +176,9 @@ def test_sharded_optimizer_state_trains_as_whole_and_goes_on_at_another_degree(
 
 def test_what_cannot_go_with_sharded_optimizer_state_is_refused(pool: Pools) -> None:
     pool(2).run(refusals)
+    pool(2).run(refuses_sparse_gradients)
+
+
+def test_sharded_state_and_delayed_parameters_go_with_tensor_and_pipeline_parallelism(pool: Pools) -> None:
+    for partitions in (1, 2):
+        pool(4).run(goes_with_tensor_parallelism, partitions)
