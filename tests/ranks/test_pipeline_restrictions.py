@@ -307,7 +307,7 @@ RESTRICTIONS = {
     "an attribute that goes on from microbatch to microbatch": Restriction(
         ("has changed 'total' after a later", "active_microbatches to 1"), Accumulating
     ),
-    "a result that is not a matter of the arguments": Restriction(
+    "a result that does not follow from the arguments": Restriction(
         ("module 'third' returned", "smp.set_partition"), Unsteady
     ),
     "a result that cannot be described": Restriction(
@@ -315,7 +315,7 @@ RESTRICTIONS = {
     ),
     "a graph used twice": Restriction(("retain_graph=True",), step=twice_backward),
     "a step inside a step": Restriction(("inside another one",), step=nested),
-    "what a module leaves in a list of the script's": Restriction(
+    "what a module leaves in a list of the script": Restriction(
         ("has left it by another way than its result", "Return it from the module"), Collected
     ),
     "what a hook inside a module carries out": Restriction(
@@ -395,7 +395,7 @@ def test_gradients_of_inputs_and_their_norms_are_those_of_the_ranks_part(pool: P
 
 
 OUTSIDE = {
-    "the model outside of steps": (
+    "the model outside steps": (
         "was called on a parameter whose data is on another pipeline rank",
         "To run the model, call it in a smp.step function",
     ),
