@@ -347,8 +347,8 @@ def test_errors_in_a_group_of_some_ranks_name_them_by_their_global_ranks(pool: P
 
 def test_any_rank_can_read_what_all_ranks_did(pool: Pool, tmp_path: Path) -> None:
     pool(2).run(run_records, str(tmp_path))
-    assert (tmp_path / "1.jsonl").read_text().count("\n") >= 6
-    assert '"traceEvents"' in (tmp_path / "0.json").read_text()
+    for rank in range(2):
+        assert '"traceEvents"' in (tmp_path / f"{rank}.json").read_text()
 
 
 def test_groups_can_be_made_again_after_they_were_destroyed() -> None:

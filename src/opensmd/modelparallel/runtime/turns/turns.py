@@ -22,6 +22,7 @@ left, goes on with another one, so that a rank which never waits in mid-course n
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -250,7 +251,7 @@ class Turns:
         kind = self._record.kind
         self._record.end()
         self._set(index, progress, messages, until)
-        chosen = self._next()
+        chosen = self._next(inside=index)
         if chosen != index:
             worker = self._workers[index]
             assert worker is not None  # that of the calling thread
@@ -351,8 +352,12 @@ class Turns:
 
     # --- who is next -----------------------------------------------------------------------------------
 
-    def _next(self) -> int | None:
-        """The microbatch that goes on; None at the end of the step."""
+    def _next(self, inside: int | None = None) -> int | None:
+        """The microbatch that goes on; None at the end of the step.
+
+        Args:
+            inside: the microbatch whose function has called this, deep in its stack.
+        """
         while True:
             if self.error is not None:
                 return self._next_to_abort()
@@ -365,7 +370,10 @@ class Turns:
                 elif choice.weights is None:
                     return choice.microbatch
                 else:
-                    self._weight_work.run(choice.microbatch, choice.weights)
+                    # A reentrant checkpoint begins a backward of its own, not the waiting function's.
+                    waiting = None if inside is None else self._microbatches[inside]
+                    with contextlib.nullcontext() if waiting is None else waiting.not_intercepted():
+                        self._weight_work.run(choice.microbatch, choice.weights)
             except BaseException as error:
                 self.error = error
 

@@ -100,6 +100,8 @@ void SplitGraph::leave(Node* node) {
     has_python = true;
     const std::string name = node->name();
     leads |= name == "_ReceiveBackward";  // the edges of transports without a mailbox
+    // A reentrant checkpoint begins a backward of its own, which reaches whatever its function has used.
+    leads |= name.find("Checkpoint") != std::string::npos;
     compiled_ |= name == "CompiledFunctionBackward";
   }
   once_only_ |= halves(*node) == Halves::kOnceOnly;
