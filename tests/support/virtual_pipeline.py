@@ -53,6 +53,7 @@ class Stage:
         defers: a backward that waits may run after its function has returned.
         delays: ticks that a microbatch's first forward takes longer.
         lost: what its transport raises where it would wait.
+        just_missed: a message comes right after it has first been asked for.
     """
 
     policy: Policy
@@ -63,6 +64,7 @@ class Stage:
     defers: bool = True
     delays: dict[int, int] = field(default_factory=dict)
     lost: Exception | None = None
+    just_missed: bool = False
 
 
 class _Clocks:
@@ -139,6 +141,7 @@ class Rank:
         self.threads: set[int] = set()
         self.error: BaseException | None = None
         self._clocks = clocks
+        self._missed: set[Message] = set()
         self.left: list[tuple[int, int]] = []
         self.microbatches = [Microbatch(index) for index in range(microbatches)]
         self.turns = Turns(
@@ -164,7 +167,11 @@ class Rank:
     # --- the transport ---------------------------------------------------------------------------------
 
     def ready(self, message: Message) -> bool:
-        return self._clocks.has(self.rank, message)
+        has_come = self._clocks.has(self.rank, message)
+        if has_come and self.stage.just_missed and message not in self._missed:
+            self._missed.add(message)
+            return False
+        return has_come
 
     def wait_any(self, messages: Sequence[Message]) -> int:
         if self.stage.lost is not None:

@@ -154,6 +154,7 @@ class Turns:
         self._microbatches = microbatches
         self._runs: Sequence[Run] = ()
         self._left = count
+        self._refused: list[int] = []  # by the latest choice, as what they wait for had not come
         self._policy = policy
         self._chunks = [0] * count
         self._standing = Standing(self.progress, self._chunks, weight_work.left)
@@ -379,8 +380,9 @@ class Turns:
 
     def _pick(self) -> Choice | None:
         """What comes next of all that can go on."""
+        self._refused.clear()
         try:
-            return self._policy.pick(self._standing, self._can_go_on)
+            return self._policy.pick(self._standing, self._may_go_on)
         except DistBackendError as error:  # the group has been aborted
             raise self._stopped(error) from error
 
@@ -390,6 +392,12 @@ class Turns:
             if progress not in (_DONE, _NEW, _RUNNING) and self._workers[index] is not None:
                 return index
         return None
+
+    def _may_go_on(self, index: int) -> bool:
+        if self._can_go_on(index):
+            return True
+        self._refused.append(index)
+        return False
 
     def _can_go_on(self, index: int) -> bool:
         if self._is_held(index):
@@ -406,19 +414,16 @@ class Turns:
     def _is_held(self, index: int) -> bool:
         return self.progress[index] is _AT_BACKWARD and self._policy.holds(index, self.progress)
 
-    def _is_kept_back(self, index: int) -> bool:
-        """Whether what a microbatch waits for has come, and it must not go on."""
-        return self._is_held(index) or (self.progress[index] is _AT_FORWARD and self._can_go_on(index))
-
     def _wait_for_any(self) -> None:
-        # The message of one that is held may be there already: waiting for it would not wait at all.
+        # Of those alone that the choice has asked for: the message of one that is held may be there already,
+        # and waiting for it would not wait at all. One that has come since ends the wait at once.
         messages = [
             message
-            for index, awaited in enumerate(self._messages)
-            if awaited and not self._is_kept_back(index)
-            for message in awaited
+            for index in self._refused
+            if not self._is_held(index)
+            for message in self._messages[index]
         ]
-        assert messages, self.progress
+        assert messages, list(self.progress)
         self._record.begin(-1, "wait")
         try:
             self._wait_for(messages)

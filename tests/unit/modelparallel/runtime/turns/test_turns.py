@@ -191,6 +191,13 @@ def test_a_forward_that_is_late_holds_up_only_what_needs_it() -> None:
     )
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_what_comes_right_after_the_choice_is_not_waited_past(count: int) -> None:
+    stages = [replace(stage, just_missed=True) for stage in chain(count, 2, "v")]
+    stages[1].delays = {1: 3}
+    assert [rank.error for rank in play(stages, 2)] == [None] * count
+
+
 def test_with_replicas_the_last_microbatch_goes_backward_after_all_others() -> None:
     """Rank 1 gets the last microbatch's gradient first."""
 
