@@ -12,7 +12,7 @@ from opensmd.modelparallel.tensor_parallel.huggingface.translation import Family
 from opensmd.modelparallel.tensor_parallel.transformer.lm_head import DistributedTransformerLMHead
 from opensmd.modelparallel.tensor_parallel.whole_values import made_of
 
-__all__ = ["DistributedCausalLM", "language_model", "settings_of"]
+__all__ = ["DistributedCausalLM", "language_model", "settings_of", "settings_of_gpt"]
 
 # What a call may say although it is not computed here, when it asks for nothing.
 _NOT_HERE = (
@@ -104,6 +104,26 @@ def language_model(
     order = tuple(inspect.signature(type(module).forward).parameters)[1:]
     values = from_huggingface(family, dict(module.named_parameters(remove_duplicate=False)))
     return made_of(lambda: DistributedCausalLM(theirs, order, **own), _tensors(values), module)
+
+
+def settings_of_gpt(config: Any, **own: Any) -> dict[str, Any]:
+    """The settings of a configuration with GPT-2's names of sizes, and what is the model's ``own``."""
+    return settings_of(
+        num_layers=config.n_layer,
+        num_attention_heads=config.n_head,
+        attention_head_size=config.n_embd // config.n_head,
+        hidden_size=config.n_embd,
+        intermediate_size=config.n_inner or 4 * config.n_embd,
+        vocab_size=config.vocab_size,
+        attention_dropout_prob=config.attn_pdrop,
+        hidden_dropout_prob=config.resid_pdrop,
+        embedding_dropout_prob=config.embd_pdrop,
+        activation=config.activation_function,
+        layernorm_epsilon=config.layer_norm_epsilon,
+        causal_mask_size=config.n_positions,
+        initializer_range=config.initializer_range,
+        **own,
+    )
 
 
 def settings_of(**given: Any) -> dict[str, Any]:

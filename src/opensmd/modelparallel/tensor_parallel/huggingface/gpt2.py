@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from opensmd.modelparallel.tensor_parallel.huggingface.causal_lm import language_model, settings_of
+from opensmd.modelparallel.tensor_parallel.huggingface.causal_lm import language_model, settings_of_gpt
 from opensmd.modelparallel.tensor_parallel.huggingface.translation import (
     Family,
     from_huggingface,
@@ -69,21 +69,9 @@ TRANSLATIONS = (translate_state_dict_to_hf_gpt2, translate_hf_state_dict_to_smdi
 def _settings(config: Any) -> dict[str, Any]:
     if config.add_cross_attention:
         raise ValueError("a GPT-2 with cross attention has no distributed counterpart")
-    return settings_of(
-        num_layers=config.n_layer,
-        num_attention_heads=config.n_head,
-        attention_head_size=config.n_embd // config.n_head,
-        hidden_size=config.n_embd,
-        intermediate_size=config.n_inner or 4 * config.n_embd,
-        vocab_size=config.vocab_size,
+    return settings_of_gpt(
+        config,
         num_positions=config.n_positions,
-        attention_dropout_prob=config.attn_pdrop,
-        hidden_dropout_prob=config.resid_pdrop,
-        embedding_dropout_prob=config.embd_pdrop,
-        activation=config.activation_function,
-        layernorm_epsilon=config.layer_norm_epsilon,
-        causal_mask_size=config.n_positions,
-        initializer_range=config.initializer_range,
         scale_attention_scores=config.scale_attn_weights,
         scale_attn_by_layer_idx=config.scale_attn_by_inverse_layer_idx,
         attention_in_fp32=config.reorder_and_upcast_attn,

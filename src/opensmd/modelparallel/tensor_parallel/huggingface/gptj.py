@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from opensmd.modelparallel.tensor_parallel.huggingface.causal_lm import language_model, settings_of
+from opensmd.modelparallel.tensor_parallel.huggingface.causal_lm import language_model, settings_of_gpt
 from opensmd.modelparallel.tensor_parallel.huggingface.translation import (
     Family,
     from_huggingface,
@@ -65,21 +65,9 @@ TRANSLATIONS = (translate_state_dict_to_hf_gptj, translate_hf_state_dict_to_smdi
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    return settings_of(
-        num_layers=config.n_layer,
-        num_attention_heads=config.n_head,
-        attention_head_size=config.n_embd // config.n_head,
-        hidden_size=config.n_embd,
-        intermediate_size=config.n_inner or 4 * config.n_embd,
-        vocab_size=config.vocab_size,
+    return settings_of_gpt(
+        config,
         num_positions=0,
-        attention_dropout_prob=config.attn_pdrop,
-        hidden_dropout_prob=config.resid_pdrop,
-        embedding_dropout_prob=config.embd_pdrop,
-        activation=config.activation_function,
-        layernorm_epsilon=config.layer_norm_epsilon,
-        causal_mask_size=config.n_positions,
-        initializer_range=config.initializer_range,
         use_qkv_bias=False,
         use_attention_dense_bias=False,
         rotary_dim=config.rotary_dim or config.n_embd // config.n_head,
