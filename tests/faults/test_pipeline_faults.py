@@ -140,7 +140,7 @@ def told(outcome: Outcome) -> str:
 
 PLACES = {
     "killed": "the step 'loop.<locals>.train' stopped while the ranks agreed on its arguments: ",
-    "killed inside": "the pipeline stopped: microbatch 0 ",
+    "killed inside": "the pipeline stopped: microbatch ",  # whichever had the turn
 }
 
 
@@ -161,7 +161,7 @@ def test_an_exception_in_one_rank_reaches_all_with_microbatch_and_place() -> Non
 
 def test_a_rank_whose_group_has_been_aborted_says_where_it_was() -> None:
     for outcome in run("aborted"):
-        assert "the pipeline stopped: microbatch 0 " in told(outcome)
+        assert "the pipeline stopped: microbatch " in told(outcome)
         assert "abort() was called on rank 1" in told(outcome)
 
 
