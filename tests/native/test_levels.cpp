@@ -1,6 +1,7 @@
-// Who speaks to whom between hosts, and in which parts: pure planning.
+// What is pure of groups that span hosts: who speaks to whom, and in which parts. And when a waiting rank yields.
 #include "harness.hpp"
 
+#include "core/protocol/yielding.hpp"
 #include "torch/hosts/layout.hpp"
 #include "torch/hosts/levels/parts.hpp"
 
@@ -48,6 +49,22 @@ TEST(parts, "parts follow one another without gaps, and there are enough of them
     CHECK(end == bytes, end);
     CHECK(bytes < (size_t{4} << 20) || parts.count() >= 64, parts.count());
   }
+}
+
+TEST(crowding, "a thread whose turn to yield lasted a time slice sleeps at once for much longer, but not for ever") {
+  Crowding crowding;
+  constexpr uint64_t kMicrosecond = 1000, kMillisecond = 1000 * 1000, kSecond = 1000 * kMillisecond;
+  uint64_t now = 7 * kSecond;
+  CHECK(!crowding.lasts(now), now);
+  crowding.note_turn(now, now + 30 * kMicrosecond);  // of a peer that had something to do here
+  CHECK(!crowding.lasts(now + 30 * kMicrosecond), "");
+  crowding.note_turn(now, now + 3 * kMillisecond);
+  now += 3 * kMillisecond;
+  CHECK(crowding.lasts(now) && crowding.lasts(now + 100 * kMillisecond), "");
+  crowding.note_turn(now, now + 30 * kMicrosecond);  // which does not end it
+  CHECK(crowding.lasts(now + 100 * kMillisecond) && !crowding.lasts(now + kSecond), "");
+  crowding.note_turn(now, now + 3600 * kSecond);  // the process was stopped
+  CHECK(!crowding.lasts(now + 3601 * kSecond), "");
 }
 
 int main(int argc, char** argv) { return harness::run_all(argc, argv); }
