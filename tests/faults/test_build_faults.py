@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from opensmd.native import recipe
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 # Compiles each file in no time and links nothing, so that builds themselves can be tested in seconds.
@@ -56,7 +57,7 @@ def start(code: str, env: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def output(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return out.strip()
 
@@ -80,7 +81,7 @@ def test_a_killed_build_holds_nobody_up_and_is_cleaned_away(tmp_path: Path) -> N
     slow = compiler(tmp_path, seconds=30)
     victim = start(BUILD, slow)
     calls = tmp_path / "calls"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not calls.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(victim.pid, signal.SIGKILL)
@@ -150,7 +151,7 @@ def run_two_ranks(
         text=True,
         capture_output=True,
         check=False,
-        timeout=90,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
@@ -197,7 +198,9 @@ def test_what_kept_smdrun_from_building_is_said_once(tmp_path: Path) -> None:
     env = {**os.environ, "PATH": str(tmp_path), "OPENSMD_CACHE_DIR": str(tmp_path / "cache")}
     env.pop("CXX", None)
     command = [*SMDRUN, "-n", "2", str(tmp_path / "hello.py")]
-    done = subprocess.run(command, env=env, cwd=ROOT, text=True, capture_output=True, timeout=90, check=False)
+    done = subprocess.run(
+        command, env=env, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("no C++ compiler was found") == 1
     assert "smdrun could not build it, and has said why" in done.stderr
@@ -215,11 +218,11 @@ def test_a_signal_to_smdrun_ends_the_compilers(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not (tmp_path / "calls").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     job.terminate()
-    _, err = job.communicate(timeout=30)
+    _, err = job.communicate(timeout=PATIENCE)
     assert job.returncode == 128 + signal.SIGTERM
     assert "ended by SIGTERM" in err
     assert running_in_session(job.pid) == []

@@ -11,6 +11,7 @@ from tests.faults.campaign.cases import FAULTS
 from tests.faults.campaign.oracle import blamed
 from tests.faults.campaign.split import cases as split_cases
 from tests.support.forks import ForkedProcess
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +26,7 @@ def require_promises_kept(tmp_path: Path, *options: str) -> None:
     report, output = tmp_path / "report.json", tmp_path / "output"
     arguments = [*options, "--report", str(report)]
     process = ForkedProcess(run_campaign, arguments, cwd=ROOT, env=dict(os.environ), stderr=output)
-    code = process.wait(timeout=120)
+    code = process.wait(timeout=PATIENCE)
     assert report.exists(), output.read_text()
     found = json.loads(report.read_text())
     broken = [case for case in found["cases"] if case["findings"] or case["left"]]

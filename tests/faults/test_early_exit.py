@@ -33,7 +33,7 @@ def join_and_end(slow_rank: int) -> str:
 
 
 def test_the_rank_that_serves_the_store_may_end_as_soon_as_its_group_is_made() -> None:
-    outcomes = run_once(3, join_and_end, 2, backend=None, timeout=60)
+    outcomes = run_once(3, join_and_end, 2, backend=None)
     assert [outcome.kind for outcome in outcomes] == ["died", "value", "value"], outcomes
     assert outcomes[0].value == 0
     assert outcomes[1].value == outcomes[2].value == "smddp"

@@ -22,6 +22,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from tests.support.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user of the machine")
@@ -92,7 +94,7 @@ class Job:
 
     def end(self) -> None:
         self._process.send_signal(signal.SIGTERM)
-        self._process.wait(20)
+        self._process.wait(PATIENCE)
 
 
 def pythonpath() -> str:

@@ -93,7 +93,7 @@ def _meet_stranger(transport: Any) -> list[str]:
 
 
 def test_no_pickle_is_loaded_that_was_made_without_the_secret(tmp_path: Path) -> None:
-    outcomes = run_once(2, run_with_stranger, tmp_path, backend=None, timeout=60)
+    outcomes = run_once(2, run_with_stranger, tmp_path, backend=None)
     assert [outcome.kind for outcome in outcomes] == ["value", "value"], [one.text for one in outcomes]
     assert len(outcomes[0].value) == 3
     for text in outcomes[0].value:
@@ -102,7 +102,7 @@ def test_no_pickle_is_loaded_that_was_made_without_the_secret(tmp_path: Path) ->
 
 
 def test_a_rank_without_the_secret_does_not_join() -> None:
-    outcomes = run_once(2, join, 0, backend=None, timeout=60)
+    outcomes = run_once(2, join, 0, backend=None)
     assert outcomes[0].kind == outcomes[1].kind == "error"
     assert isinstance(outcomes[0].value, dist.DistBackendError)
     assert "bears no code of this job's secret. Give OPENSMD_JOB_SECRET" in str(outcomes[0].value)

@@ -22,6 +22,7 @@ from opensmd.modelparallel.optimizer import DistributedOptimizer
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
 from tests.support.partitioned import restart, split
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, Ranks, run_once
 
 SNAPSHOTS = 10
@@ -114,7 +115,7 @@ def test_a_job_killed_at_any_moment_of_saving_resumes_from_the_last_or_the_next_
     folders = []
 
     def watch(ranks: Ranks) -> None:
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + PATIENCE
         while not (job / "done").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         for number in range(SNAPSHOTS):
@@ -127,7 +128,7 @@ def test_a_job_killed_at_any_moment_of_saving_resumes_from_the_last_or_the_next_
         for pid in ranks.pids:
             os.kill(pid, signal.SIGKILL)
 
-    run_once(2, save_for_ever, str(job), kind, backend="gloo", timeout=60, meanwhile=watch)
+    run_once(2, save_for_ever, str(job), kind, backend="gloo", meanwhile=watch)
     assert len(folders) == SNAPSHOTS
     for folder in [*folders, job]:
         done = int((folder / "done").read_text())

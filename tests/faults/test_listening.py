@@ -15,6 +15,7 @@ import torch.distributed.deprecated as legacy
 
 from opensmd.collectives.listening import bound_socket
 from opensmd.legacy.rendezvous.host import is_local
+from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, free_port, run_once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,13 +58,13 @@ def check(outcomes: list[Outcome], stages: int) -> None:
 
 
 def test_ranks_of_one_host_listen_on_the_loopback_alone() -> None:
-    check(run_once(2, run_groups, timeout=60), 2)
+    check(run_once(2, run_groups), 2)
 
 
 def test_the_legacy_package_listens_where_its_address_says(tmp_path: Path) -> None:
     assert is_local(str(tmp_path / "meet"))
     methods = [f"tcp://127.0.0.1:{free_port()}", f"tcp://localhost:{free_port()}", f"file://{tmp_path}/meet"]
-    check(run_once(2, run_legacy, methods, backend=None, timeout=60), 3)
+    check(run_once(2, run_legacy, methods, backend=None), 3)
 
 
 JOB = """
@@ -91,7 +92,7 @@ def test_a_job_of_smdrun_listens_on_the_loopback_and_keeps_no_state_of_its_agent
 ) -> None:
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "opensmd.launch.cli", "--no-prefix", "-n", "2", str(tmp_path / "job.py")]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=90, check=False)
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     listening = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("listens")]
     assert listening and set(listening) <= LOOPBACK

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from datetime import timedelta
@@ -18,9 +19,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, Ranks, run_once, started
 
 GROUP_TIMEOUT = 3.0
+LONG = 10 * PATIENCE  # a wait that takes as long as this fails its test
 VICTIM = 1
 OPERATIONS = [
     "all_reduce",
@@ -61,11 +64,14 @@ def call(operation: str, group: Any) -> None:
         dist.barrier(group=group)
 
 
-def new_groups(count: int, timeout: float) -> list[Any]:
-    groups = [dist.new_group(timeout=timedelta(seconds=timeout)) for _ in range(count)]
+def new_groups(count: int, timeout: float = LONG) -> list[Any]:
+    """Groups whose calls wait for ``timeout`` seconds from now on, when all ranks have come so far."""
+    groups = [dist.new_group(timeout=timedelta(seconds=LONG)) for _ in range(count)]
     for group in groups:
         dist.all_reduce(torch.ones(1000), group=group)
     dist.barrier()
+    for group in groups:
+        group.set_timeout(timedelta(seconds=timeout))
     return groups
 
 
@@ -74,10 +80,9 @@ def told(operation: str, group: Any) -> str:
     with pytest.raises(dist.DistBackendError) as first:
         call(operation, group)
     if operation != "recv":
-        started = time.monotonic()
+        group.set_timeout(timedelta(seconds=LONG))
         with pytest.raises(dist.DistBackendError):
             dist.all_reduce(torch.ones(1), group=group)
-        assert time.monotonic() - started < GROUP_TIMEOUT - 0.5
     return str(first.value)
 
 
@@ -124,19 +129,18 @@ def survivors(outcomes: list[Outcome]) -> list[Outcome]:
 
 @pytest.mark.newest
 def test_the_death_of_a_rank_is_told_to_all_others_whatever_they_call() -> None:
-    outcomes = run_once(3, run_with_victim, "", signal.SIGKILL, 60.0, OPERATIONS, timeout=25.0)
+    outcomes = run_once(3, run_with_victim, "", signal.SIGKILL, LONG, OPERATIONS)
     assert outcomes[VICTIM].kind == "died"
     for outcome in survivors(outcomes):
         assert outcome.kind == "value", outcome.text
         assert outcome.value.keys() == set(OPERATIONS)
         for operation, text in outcome.value.items():
             assert f"rank {VICTIM}" in text, (operation, text)
-        assert outcome.seconds < 20.0  # not one of the timeouts
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "large all_reduce"])
 def test_the_death_of_a_rank_inside_an_operation_is_told_to_all_others(operation: str) -> None:
-    outcomes = run_once(3, run_with_victim, operation, signal.SIGKILL, 60.0, [], timeout=20.0)
+    outcomes = run_once(3, run_with_victim, operation, signal.SIGKILL, LONG, [])
     assert outcomes[VICTIM].kind == "died"
     for outcome in survivors(outcomes):
         assert outcome.kind == "value", outcome.text
@@ -146,8 +150,8 @@ def test_the_death_of_a_rank_inside_an_operation_is_told_to_all_others(operation
 def test_a_stopped_rank_is_named_when_the_timeout_is_over() -> None:
     before, inside = ((name, signal.SIGSTOP, GROUP_TIMEOUT, ["all_reduce"]) for name in ("", "all_reduce"))
     with (
-        started(3, run_with_victim, *before, timeout=24.0) as one,
-        started(3, run_with_victim, *inside, timeout=24.0) as other,
+        started(3, run_with_victim, *before) as one,
+        started(3, run_with_victim, *inside) as other,
     ):
         outcomes = [*one.answers(silent=[VICTIM]), *other.answers(silent=[VICTIM])]
     for outcome in survivors(outcomes):
@@ -168,7 +172,7 @@ def run_absent() -> list[str]:
 
 
 def test_a_rank_that_never_comes_is_named() -> None:
-    outcomes = run_once(3, run_absent, timeout=20.0, silent=[VICTIM])
+    outcomes = run_once(3, run_absent, silent=[VICTIM])
     for outcome in survivors(outcomes):
         assert outcome.kind == "value", outcome.text
         barrier, reduction = outcome.value
@@ -177,7 +181,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
 
 
 def test_expired_waits_are_told_once_in_the_words_of_torchs_own_backends() -> None:
-    first, _, third = run_once(3, run_absent, timeout=20.0, silent=[VICTIM])
+    first, _, third = run_once(3, run_absent, silent=[VICTIM])
     assert f"Rank {VICTIM} failed to pass monitoredBarrier in " in first.value[0]
     assert third.value[0].startswith("Rank 2 successfully reached monitoredBarrier, but received errors")
     for text in (*first.value, *third.value):
@@ -212,7 +216,7 @@ def differ_in(what: str, group: Any) -> None:
 
 def run_mismatches() -> dict[str, str]:
     found = {}
-    for what, group in zip(KINDS, new_groups(len(KINDS), 10.0), strict=True):
+    for what, group in zip(KINDS, new_groups(len(KINDS)), strict=True):
         with pytest.raises(dist.DistBackendError) as mismatch:
             differ_in(what, group)
         found[what] = str(mismatch.value)
@@ -221,12 +225,11 @@ def run_mismatches() -> dict[str, str]:
 
 @pytest.mark.newest
 def test_calls_that_do_not_match_are_shown_to_every_rank() -> None:
-    outcomes = run_once(3, run_mismatches, timeout=25.0)
+    outcomes = run_once(3, run_mismatches)
     for outcome in outcomes:
         assert outcome.kind == "value", outcome.text
         for what, text in outcome.value.items():
             assert f"rank {VICTIM}" in text and "rank 0" in text, (what, text)
-        assert outcome.seconds < 10.0  # noticed, not timed out
 
 
 def run_late_start() -> str:
@@ -234,7 +237,9 @@ def run_late_start() -> str:
     import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), size, rank == 0, timedelta(seconds=30))
+    store = dist.TCPStore(
+        "127.0.0.1", int(os.environ["MASTER_PORT"]), size, rank == 0, timedelta(seconds=PATIENCE)
+    )
     if rank == VICTIM:
         time.sleep(60)
     with pytest.raises(RuntimeError) as told:
@@ -245,10 +250,11 @@ def run_late_start() -> str:
 
 
 def test_a_rank_that_does_not_join_a_group_is_named() -> None:
-    outcomes = run_once(3, run_late_start, backend=None, timeout=25.0, silent=[VICTIM])
+    outcomes = run_once(3, run_late_start, backend=None, silent=[VICTIM])
     for outcome in survivors(outcomes):
         assert outcome.kind == "value", outcome.text
-        assert f"rank {VICTIM} did not join" in outcome.value
+        # whoever is late itself is named beside it
+        assert re.search(rf"rank {VICTIM}\b[^:]* did not join", outcome.value), outcome.value
 
 
 def arenas() -> set[Path]:
@@ -265,13 +271,13 @@ def test_a_crash_of_all_ranks_leaves_no_file_and_no_process() -> None:
         for pid in ranks.pids:
             os.kill(pid, signal.SIGKILL)
 
-    run_once(3, run_until_killed, timeout=10.0, meanwhile=kill_all)
+    run_once(3, run_until_killed, meanwhile=kill_all)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     # the files of other groups on this machine come and go
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while (left := arenas() - before) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == set()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def run_until_killed() -> Any:

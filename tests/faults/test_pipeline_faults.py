@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -15,11 +14,13 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, Ranks, run_once, started
+from tests.support.timeouts import expire_after
 
 STEPS = 5
-TIMEOUT = 10.0  # of the process groups
-PATIENCE = 40.0  # until a rank that has not ended counts as hung; includes start and the first step
+WAITING = ["stopped", "control flow", "short loader"]  # whoever is sound there waits in vain
+TIMEOUT = 3.0  # of waits, once both ranks have come to the fault
 
 
 def loop(kind: str, rank: int) -> None:
@@ -52,6 +53,8 @@ def loop(kind: str, rank: int) -> None:
         return model(x).square().mean()  # type: ignore[no-any-return]
 
     for current in range(STEPS):  # read by train
+        if current == 2 and kind in WAITING:
+            expire_after(TIMEOUT)
         if current == 2 and rank == 1:
             if kind == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -63,8 +66,6 @@ def loop(kind: str, rank: int) -> None:
                 with torch.no_grad():
                     evaluate(torch.ones(4, 8))
         train(torch.ones(4, 8))
-    if kind == "short loader" and rank == 1:
-        time.sleep(TIMEOUT * 1.5)  # alive, but never in a step again
 
 
 def replicas_one_of_which_fails() -> None:
@@ -78,16 +79,15 @@ def replicas_one_of_which_fails() -> None:
         model.backward(model(x).square().mean())
 
     for step in range(STEPS):
+        if step == 1:
+            expire_after(TIMEOUT)
         if step == 1 and smp.dp_rank() == 1:
             raise ZeroDivisionError("the script's own mistake")
         train(torch.ones(4, 8))
 
 
-def replicas_one_of_which_does_not_save(folder: Path) -> float:
-    """Two replicas of two stages, the second of which never comes to the checkpoint after a step.
-
-    Returns how long it took the first one's next step to fail.
-    """
+def replicas_one_of_which_does_not_save(folder: Path) -> None:
+    """Two replicas of two stages, the second of which never comes to the checkpoint after a step."""
     smp.init({"partitions": 2, "microbatches": 2, "ddp": True})
     torch.manual_seed(0)
     model = smp.DistributedModel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1)))
@@ -98,34 +98,31 @@ def replicas_one_of_which_does_not_save(folder: Path) -> float:
 
     train(torch.ones(4, 8))
     if smp.dp_rank() == 1:
-        time.sleep(TIMEOUT * 1.5)
-        return 0.0
+        return
+    expire_after(TIMEOUT)
     with pytest.raises(SMPCheckpointError, match=r"'s1' in .* was not saved: .*not arrived: rank 2 "):
         smp.save_checkpoint(str(folder), "s1", partial=False, model=model)
-    began = time.monotonic()
+    expire_after(10 * PATIENCE)  # a step that waited would not end
     with pytest.raises(SMPError, match="saving or loading a checkpoint failed on this process group before"):
         train(torch.ones(4, 8))
-    return time.monotonic() - began
-
-
-WAITING = ["stopped", "control flow", "short loader"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ranks]]:
-    """The jobs that wait for a timeout: they begin with the first test and are asked by the last ones."""
+    """The jobs that wait for a timeout: they begin with the first test and are asked by the last ones.
+
+    A rank whose function has ended is still alive: it waits to be asked for more.
+    """
     folder = tmp_path_factory.mktemp("checkpoints")
     with ExitStack() as stack:
         jobs = {kind: stack.enter_context(start(kind)) for kind in WAITING}
-        unsaved = started(
-            4, replicas_one_of_which_does_not_save, folder, timeout=PATIENCE, group_timeout=TIMEOUT
-        )
+        unsaved = started(4, replicas_one_of_which_does_not_save, folder)
         yield {**jobs, "unsaved": stack.enter_context(unsaved)}
 
 
 def start(kind: str) -> AbstractContextManager[Ranks]:
     arguments = [(kind, 0), (kind, 1)]
-    return started(2, loop, per_rank_args=arguments, timeout=PATIENCE, group_timeout=TIMEOUT)
+    return started(2, loop, per_rank_args=arguments)
 
 
 def run(kind: str) -> list[Outcome]:
@@ -155,7 +152,7 @@ def test_a_killed_stage_is_reported_by_the_other(kind: str) -> None:
 def test_an_exception_in_one_rank_reaches_all_with_microbatch_and_place() -> None:
     other, faulty = run("exception")
     assert isinstance(faulty.value, ZeroDivisionError)
-    for part in ("rank 1", "microbatch 0", "the script's own mistake"):
+    for part in ("rank 1", "microbatch ", "the script's own mistake"):
         assert part in told(other)
 
 
@@ -190,7 +187,8 @@ def test_a_stopped_stage_is_reported_by_the_other_within_the_timeout(
 
 def test_ranks_that_leave_the_common_program_say_where_they_were(waiting: dict[str, Ranks]) -> None:
     for outcome in waiting["control flow"].answers():
-        assert "microbatch 0" in told(outcome) and "pipeline rank" in told(outcome)
+        assert "microbatch " in told(outcome) and "pipeline rank" in told(outcome)
+        assert "Timed out after 3000 ms" in told(outcome)
 
 
 def test_a_loader_that_ends_early_is_reported_by_the_rank_that_waits(waiting: dict[str, Ranks]) -> None:
@@ -204,11 +202,10 @@ def test_no_step_waits_again_for_ranks_that_a_checkpoint_has_waited_for_in_vain(
 ) -> None:
     for outcome in waiting["unsaved"].answers():
         assert outcome.kind == "value", outcome
-        assert outcome.value < TIMEOUT / 2
 
 
 def test_replicas_wait_for_one_that_has_failed_no_longer_than_the_script_allows() -> None:
-    *waiting, third, fourth = run_once(4, replicas_one_of_which_fails, timeout=PATIENCE, group_timeout=3.0)
+    *waiting, third, fourth = run_once(4, replicas_one_of_which_fails)
     assert all(isinstance(one.value, ZeroDivisionError) for one in (third, fourth))
     for rank, outcome in enumerate(waiting):
         assert "Timed out after 3000 ms" in told(outcome) and f"not arrived: rank {rank + 2}" in told(outcome)

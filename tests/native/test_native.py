@@ -22,6 +22,7 @@ from opensmd.environment.settings import Settings
 from opensmd.native import recipe
 from opensmd.native.objects import compile_units
 from opensmd.native.toolchain import Toolchain, find_compiler
+from tests.support.patience import PATIENCE
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -83,14 +84,14 @@ def link(program: Path, objects: list[Path], flags: tuple[str, ...]) -> None:
     # tests need no fast loops of their own, and are quicker to compile so
     command = [*compiler().command, *core, "-O1", "-g1", "-Wextra", "-Werror", *flags]
     command += [str(HERE / f"{program.name}.cpp"), *map(str, objects), "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     stamp.write_text(key)
 
 
 def run(program: Path) -> None:
     """Run one test program; its own messages say which check failed."""
-    done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, f"{program.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "ok  " in done.stdout, "the program ran no test"
 

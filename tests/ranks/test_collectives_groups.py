@@ -23,6 +23,7 @@ from opensmd.collectives.flight import group_events, write_group_trace
 from opensmd.collectives.stall import members, stall_report
 from opensmd.collectives.topology import share_arena
 from opensmd.native.build import load
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, run_once
 
 Pool = Callable[[int], RankPool]
@@ -86,16 +87,17 @@ def run_split() -> None:
 
 
 def run_properties() -> None:
-    backend = _torch_internals.cpu_backend(None)
+    group: Any = dist.new_group()
+    backend = _torch_internals.cpu_backend(group)
     assert backend.name() == NAME
     assert backend.supports_splitting
     assert backend.options._timeout > timedelta(0)
-    dist.group.WORLD.set_timeout(timedelta(seconds=21))
+    group.set_timeout(timedelta(seconds=21))
     assert backend.options._timeout == timedelta(seconds=21)
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="only torch's NCCL can serve"):
             backend.eager_connect_single_device(torch.device("cuda:0"))
-    dist.monitored_barrier(timeout=timedelta(seconds=10))
+    dist.monitored_barrier(timeout=timedelta(seconds=PATIENCE))
     dist.monitored_barrier(wait_all_ranks=True)
     dist.barrier()
 
@@ -160,10 +162,10 @@ def run_again_and_again() -> None:
     port = int(os.environ["MASTER_PORT"])
     for number in range(3):
         os.environ["MASTER_PORT"] = str(port + number)  # torch's client may still find the server before it
-        dist.init_process_group(NAME, timeout=timedelta(seconds=20))
+        dist.init_process_group(NAME, timeout=timedelta(seconds=PATIENCE))
         assert total() == sum(range(size))
         dist.destroy_process_group()
-    store = dist.TCPStore("127.0.0.1", port + 3, size, rank == 0, timedelta(seconds=20))
+    store = dist.TCPStore("127.0.0.1", port + 3, size, rank == 0, timedelta(seconds=PATIENCE))
     for _ in range(3):
         dist.init_process_group(NAME, store=store, rank=rank, world_size=size)
         assert total() == sum(range(size))
@@ -318,16 +320,20 @@ def abort_on_the_second(group: Any) -> None:
 
 
 def come_late_on_the_first(group: Any) -> None:
+    store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
-        time.sleep(0.5)
-    dist.monitored_barrier(group, timeout=timedelta(seconds=0.1))
+        store.wait([f"{group.group_name} was given up"], timedelta(seconds=PATIENCE))
+    try:
+        dist.monitored_barrier(group, timeout=timedelta(seconds=0.1))
+    finally:
+        store.set(f"{group.group_name} was given up", "")
 
 
 def run_errors_in_a_part() -> list[str]:
     """What ranks 1 and 2 are told in groups where they are 0 and 1."""
     found = []
     for mistake in (differ_in_root, abort_on_the_second, come_late_on_the_first):
-        group = dist.new_group([1, 2], timeout=timedelta(seconds=20))
+        group = dist.new_group([1, 2])
         if dist.get_rank() > 0:
             with pytest.raises(dist.DistBackendError) as caught:
                 mistake(group)

@@ -260,13 +260,13 @@ def check_rooted_moves(failures: Failures, place: Place, dtype: torch.dtype, sha
 
 @pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.newest), 3, 4])
 def test_every_reduction_gives_what_plain_torch_gives(pool: Pool, world_size: int) -> None:
-    for cases, failures in pool(world_size).run(run_reductions, timeout=110):
+    for cases, failures in pool(world_size).run(run_reductions):
         assert failures == []
         assert cases > 1000
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_every_move_gives_what_plain_torch_gives(pool: Pool, world_size: int) -> None:
-    for cases, failures in pool(world_size).run(run_moves, timeout=110):
+    for cases, failures in pool(world_size).run(run_moves):
         assert failures == []
         assert cases > 1000

@@ -154,12 +154,12 @@ EVERYTHING = sorted(name for name, _ in Net().named_parameters())
 
 
 def test_two_replicas_train_like_one_process(pool: Callable[[int], RankPool]) -> None:
-    for names in pool(2).run(every_case, 1, timeout=100):
+    for names in pool(2).run(every_case, 1):
         assert sorted(names) == EVERYTHING
 
 
 def test_two_replicas_of_two_stages_train_like_one_process(pool: Callable[[int], RankPool]) -> None:
-    first, second, *others = pool(4).run(every_case, 2, timeout=100)
+    first, second, *others = pool(4).run(every_case, 2)
     assert first and second and sorted([*first, *second]) == EVERYTHING
     assert others == [first, second]
 

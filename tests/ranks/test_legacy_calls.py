@@ -15,6 +15,7 @@ from torch.nn.parallel.deprecated import DistributedDataParallel
 from opensmd.launch.mapped_cuda import cuda_on_cpu
 from opensmd.legacy.api import current_session
 from tests.scripts.legacy.calls import check_all, check_requests_complete_by_themselves
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, describe, free_port, run_once
 
 METHODS = ["env", "tcp", "file", "multicast"]
@@ -66,7 +67,7 @@ def test_every_function_works_over_tcp_and_gloo_by_every_method(
         ports,
         str(tmp_path / "rendezvous"),
         backend=None,
-        timeout=110,
+        timeout=PATIENCE,
     )
     for job in zip(*ranks, strict=True):
         assert sorted(job) == list(range(world_size))

@@ -481,11 +481,11 @@ def _told(kind: type[Exception], call: Callable[[], Any]) -> str:
     ],
 )
 def test_steps_of_a_pipeline(pool: Pools, function: Callable[[], None]) -> None:
-    pool(2).run(function, timeout=50, group_timeout=20)
+    pool(2).run(function)
 
 
 def test_misuse_is_told_and_breaks_nothing(pool: Pools) -> None:
-    for uneven, forward, backward, late in pool(2).run(misuse, timeout=50, group_timeout=20):
+    for uneven, forward, backward, late in pool(2).run(misuse):
         assert "3 microbatches do not divide" in uneven
         assert "outside a step" in forward and "outside a step" in backward
         assert "partitioned already" in late
@@ -495,19 +495,19 @@ def test_misuse_is_told_and_breaks_nothing(pool: Pools) -> None:
 @pytest.mark.parametrize("name", ["optimizer.zero_grad", "model.zero_grad", "optimizer.step"])
 def test_gradients_are_not_cleared_between_microbatches(pool: Pools, name: str, wrapped: bool) -> None:
     if name != "optimizer.step":
-        pool(2).run(cleared_inside_the_step, name, 1, wrapped, timeout=50, group_timeout=20)
-    for told in pool(2).run(cleared_inside_the_step, name, 2, wrapped, timeout=50, group_timeout=20):
+        pool(2).run(cleared_inside_the_step, name, 1, wrapped)
+    for told in pool(2).run(cleared_inside_the_step, name, 2, wrapped):
         assert f"{name} was called inside a smp.step function, which runs for each of 2" in told
 
 
 def test_a_backward_without_anything_trained_is_an_error_on_all_ranks(pool: Pools) -> None:
-    for told in pool(2).run(backward_of_what_is_not_trained, timeout=50, group_timeout=20):
+    for told in pool(2).run(backward_of_what_is_not_trained):
         assert "ran under torch.no_grad(), or nothing that it used is trained" in told
 
 
 def test_an_error_of_the_step_function_reaches_all_ranks(pool: Pools) -> None:
-    for told in pool(2).run(error_of_the_user, True, timeout=50, group_timeout=20):
+    for told in pool(2).run(error_of_the_user, True):
         assert "the user's mistake" in told
-    first, second = pool(2).run(error_of_the_user, False, timeout=50, group_timeout=20)
+    first, second = pool(2).run(error_of_the_user, False)
     assert "the user's mistake" in first
     assert "rank 0" in second

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.init import shutdown
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, Ranks, run_once
 
 LETTERS, WIDTH, ROWS = 11, 8, 8
@@ -208,7 +209,7 @@ def save_after_every_step(folder: str) -> None:
 
 def killer(folder: Path, victims: list[int]) -> Callable[[Ranks], None]:
     def kill(ranks: Ranks) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not (folder / "saved").exists() and time.monotonic() < deadline:
             time.sleep(0.002)
         for victim in victims:
@@ -233,8 +234,6 @@ def test_a_kill_while_training_and_saving_leaves_a_checkpoint_to_go_on_with(
         2,
         save_after_every_step,
         str(tmp_path),
-        timeout=90,
-        group_timeout=10,
         meanwhile=killer(tmp_path, victims),
     )
     for rank, outcome in enumerate(outcomes):

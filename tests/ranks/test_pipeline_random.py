@@ -115,7 +115,7 @@ def checkpointed_masks() -> None:
 
 
 def test_the_same_seed_gives_the_same_training(pool: Pools) -> None:
-    ranks = pool(2).run(twice_noisy, timeout=50, group_timeout=20)
+    ranks = pool(2).run(twice_noisy)
     for way, first, second in zip(WAYS, *ranks, strict=True):
         assert first[0] == first[1], way
         assert first == second, f"{way}: ranks drew different numbers"
@@ -125,4 +125,4 @@ def test_the_same_seed_gives_the_same_training(pool: Pools) -> None:
 
 
 def test_checkpointing_recomputes_with_the_same_masks(pool: Pools) -> None:
-    pool(2).run(checkpointed_masks, timeout=50, group_timeout=20)
+    pool(2).run(checkpointed_masks)

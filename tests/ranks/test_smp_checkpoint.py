@@ -263,9 +263,7 @@ def load_generation(folder: str) -> tuple[int, int]:
 def test_a_rank_killed_in_any_phase_of_saving_leaves_one_whole_checkpoint(
     pool: Callable[[int], RankPool], tmp_path: Path, moment: str, victim: int, generation: int
 ) -> None:
-    outcomes = run_once(
-        2, save_generations, str(tmp_path), (moment, victim), backend="gloo", timeout=15, group_timeout=10
-    )
+    outcomes = run_once(2, save_generations, str(tmp_path), (moment, victim), backend="gloo")
     assert outcomes[victim].kind == "died"
     found = pool(2).run(load_generation, str(tmp_path), backend="gloo")
     assert found == [(generation, 0)] * 2

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import PeerFailed
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool
+from tests.support.timeouts import expire_after
 
 Pools = Callable[[int], RankPool]
 
@@ -284,8 +286,9 @@ def test_a_program_that_ends_in_the_dry_run_tells_the_others(pool: Pools) -> Non
     pool(2).run(exiting)
 
 
-def planning_for_long(seconds: float) -> float:
+def planning_for_long(seconds: float, timeout: float) -> float:
     with started():
+        expire_after(timeout)
         model = smp.DistributedModel(Net())
 
         def slow(x: Tensor) -> Tensor:
@@ -295,8 +298,9 @@ def planning_for_long(seconds: float) -> float:
 
         began = time.monotonic()
         smp.step(slow)(rows())
+        expire_after(PATIENCE)
         return time.monotonic() - began
 
 
 def test_the_others_wait_while_rank_0_plans_for_longer_than_the_groups_timeout(pool: Pools) -> None:
-    assert all(taken > 5 for taken in pool(2).run(planning_for_long, 5.0, group_timeout=2.0))
+    assert all(taken > 5 for taken in pool(2).run(planning_for_long, 5.0, 3.0))

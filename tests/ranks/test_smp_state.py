@@ -21,7 +21,9 @@ from opensmd.modelparallel.ranks.grid import CommGroup, RankType
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
 from tests.support.partitioned import restart, split
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, run_once
+from tests.support.timeouts import expire_after
 
 
 def small() -> nn.Module:
@@ -124,6 +126,8 @@ def test_a_second_init_may_add_settings_before_there_is_a_model(pool: Callable[[
 
 def broadcast_on_all_ranks() -> str:
     init({"partitions": 2})
+    communicate.barrier()
+    expire_after(2.0)
     try:
         communicate.broadcast({"a": 1}, CommGroup.WORLD)
     except SMPError as error:
@@ -132,7 +136,7 @@ def broadcast_on_all_ranks() -> str:
 
 
 def test_who_broadcasts_on_all_ranks_is_told_to_receive_on_the_others() -> None:
-    for outcome in run_once(2, broadcast_on_all_ranks, group_timeout=10):
+    for outcome in run_once(2, broadcast_on_all_ranks):
         assert "sending to rank" in outcome.value and "smp.recv_from(the sender's rank" in outcome.value
 
 
@@ -155,7 +159,11 @@ def test_a_process_started_by_hand_is_a_world_of_one() -> None:
     )
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60, env=environ
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environ,
     )
     assert done.stdout == "0 1 1 ['x']\n", done.stderr
     assert "Warning" not in done.stderr

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
 UNKNOWN = 'import torch.distributed as dist; print(dist.is_backend_available("smddp"))'
@@ -52,7 +53,7 @@ def test_two_ranks_make_a_group_by_its_name_without_an_import(tmp_path: Path) ->
     ]
     try:
         for rank in ranks:
-            out, errors = rank.communicate(timeout=120)
+            out, errors = rank.communicate(timeout=PATIENCE)
             assert out == "6.0 2\n", errors
     finally:
         for rank in ranks:
@@ -70,7 +71,7 @@ print({where.laddr.ip for where in connections if where.status == psutil.CONN_LI
 
 def test_the_store_of_a_group_made_by_name_listens_on_the_loopback_alone() -> None:
     command = [sys.executable, "-c", LISTENING, str(free_port())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout == "{'127.0.0.1'}\n", done.stderr
 
 
@@ -80,6 +81,6 @@ def test_the_name_is_unknown_where_torch_loads_no_extensions() -> None:
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.stdout == "False\n", done.stderr

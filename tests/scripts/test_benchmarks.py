@@ -16,6 +16,7 @@ from benchmarks.hosts.networks import two_networks
 from benchmarks.limits import allowed, least_time, ranks_a_core
 from benchmarks.targets import Found, Target, verdict, worst
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT
 
 
@@ -23,7 +24,7 @@ def run_benchmark(name: str, folder: Path, *args: str) -> None:
     """Run ``python -m benchmarks.NAME`` with its results under ``folder``."""
     quick = ["--seconds", "0.01", "--patience", "0", "--out", str(folder)]
     command = [sys.executable, "-m", f"benchmarks.{name}", *args, *quick]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankPool
 from tests.support.scripts import run_script
 
@@ -29,7 +30,7 @@ Pools = Callable[[int], RankPool]
 def smdrun(script: str, *args: object, ranks: int = 2) -> str:
     """What the script printed, run by so many ranks."""
     command = [SMDRUN, "-n", str(ranks), EXAMPLES / script, *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 FIRST_LINES = {
     "import torch.distributed.deprecated as dist": "dist.init_process_group.__module__",
     "from torch.distributed.deprecated import all_reduce": "all_reduce.__module__",
@@ -27,7 +29,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 
@@ -43,7 +45,7 @@ def test_every_old_import_works_as_the_first_line_of_a_script() -> None:
         for line, shown in FIRST_LINES.items()
     ]
     for process, line in zip(running, FIRST_LINES, strict=True):
-        out, errors = process.communicate(timeout=100)
+        out, errors = process.communicate(timeout=PATIENCE)
         assert out.startswith("opensmd.legacy"), (line, errors)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, errors = process.communicate(timeout=100)
+    out, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, out, errors
 
 
@@ -98,7 +99,7 @@ def test_scripts_start_under_torchs_own_launcher_too() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
     )
     assert sorted(line.split(" local")[0] for line in done.stdout.splitlines()) == ["rank 0", "rank 1"], (
         done.stderr
@@ -121,7 +122,7 @@ def test_the_tutorial_of_2017_runs_in_processes_that_it_forks_itself(size: int) 
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.legacy import openmpi
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 MPICH = Path(sys.executable).parent / "mpiexec"
@@ -24,7 +25,7 @@ def run_table(mpiexec: Path, world_size: int, environment: dict[str, str]) -> No
         env={**ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = sorted(done.stdout.splitlines())
@@ -54,7 +55,7 @@ def test_a_rank_that_fails_ends_the_whole_job_with_its_traceback() -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode != 0
     assert "KeyError: 'only here'" in done.stderr
@@ -67,7 +68,7 @@ def test_without_mpiexec_a_script_is_a_job_of_one_and_hears_that_its_world_size_
         "print(dist.get_rank(), dist.get_world_size())\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.stdout == "0 1\n", done.stderr
     assert "world_size=4 is ignored" in done.stderr
@@ -81,7 +82,7 @@ def test_without_mpi4py_the_error_names_what_to_install_and_what_else_there_is()
         "dist.init_process_group('mpi')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode != 0
     assert "pip install 'opensmd[mpi]'" in done.stderr

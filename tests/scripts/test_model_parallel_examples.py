@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankPool
 from tests.support.scripts import run_script
 
@@ -37,7 +38,7 @@ def smdrun(script: str, text: Path, *options: object, ranks: int) -> str:
     command = [SMDRUN, "-n", ranks, EXAMPLES / script, "--data", text, *SMALL, *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=110, env=environ, check=False
+        list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE, env=environ, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

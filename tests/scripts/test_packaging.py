@@ -18,6 +18,7 @@ import torch
 from release.wheel import make_sdist, make_wheel
 
 from tests.scripts.test_docs import Example, examples
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -82,7 +83,7 @@ def run(environment: Path, folder: Path, *words: str) -> str:
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        words, env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        words, env=env, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Gloo" not in done.stderr, done.stderr

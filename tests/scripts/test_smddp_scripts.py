@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from tests.support.jobs import both
+from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
 SCRIPTS = Path(__file__).parent / "smddp"
@@ -47,7 +48,13 @@ def environment(**extra: str) -> dict[str, str]:
 
 def run(command: list[str], *, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=100, check=False
+        command,
+        cwd=cwd,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
 
 
@@ -89,7 +96,7 @@ def test_two_mpi_jobs_at_once_do_not_meet(tmp_path: Path) -> None:
         subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    outputs = [job.communicate(timeout=100)[0] for job in jobs]
+    outputs = [job.communicate(timeout=PATIENCE)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0]
     ports = [set(re.findall(r'"MASTER_PORT": "(\d+)"', output)) for output in outputs]
     assert all(len(port) == 1 for port in ports)
@@ -113,7 +120,7 @@ def test_two_smdruns_with_one_secret_make_one_job_of_a_module(tmp_path: Path) ->
         )
         for node in range(2)
     ]
-    outputs = [job.communicate(timeout=100) for job in jobs]
+    outputs = [job.communicate(timeout=PATIENCE) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], outputs
     for node, (out, _) in enumerate(outputs):
         assert out.startswith(f"[{node}] place ")
@@ -262,14 +269,14 @@ def leftovers(marker: str) -> list[psutil.Process]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def wait_until_gone(marker: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while (left := leftovers(marker)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for process in left:
@@ -373,7 +380,7 @@ def test_a_signal_to_the_launcher_leaves_no_process_and_no_folder(
     for _ in range(2):
         assert "started" in job.stdout.readline()
     job.send_signal(number)
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=PATIENCE)
     assert job.returncode == status, err
     if number != signal.SIGKILL:
         assert f"smdrun: ended by {number.name}" in err
@@ -474,7 +481,7 @@ def test_a_job_whose_reader_leaves_ends_like_any_program_in_a_pipe(tmp_path: Pat
     job.stdout.readline()
     job.stdout.close()
     said = job.stderr.read()
-    assert job.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert job.wait(timeout=PATIENCE) == 128 + signal.SIGPIPE
     assert said == "smdrun: ended by SIGPIPE: nobody reads its output any more\n"
 
 
@@ -495,7 +502,7 @@ def test_what_ranks_write_in_another_encoding_comes_out_as_it_was(tmp_path: Path
         cwd=tmp_path,
         env=environment(PYTHONIOENCODING="ascii"),
         capture_output=True,
-        timeout=100,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, b"[0] caf\xe9 \xc3\xa9\n"), done.stderr
@@ -516,7 +523,7 @@ def test_a_job_under_nohup_outlives_its_session(tmp_path: Path) -> None:
     )
     assert job.stdout is not None and job.stdout.readline() == "[0] started\n"
     os.killpg(job.pid, signal.SIGHUP)
-    out, err = job.communicate("\n", timeout=60)
+    out, err = job.communicate("\n", timeout=PATIENCE)
     assert (job.returncode, out) == (0, "[0] went on\n"), err
 
 
@@ -546,11 +553,11 @@ def test_a_signal_during_the_first_build_ends_it(number: signal.Signals, tmp_pat
     (tmp_path / "x.py").touch()
     command = [str(BIN / "smdrun"), "-n", "1", "x.py"]
     job = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not calls.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     job.send_signal(number)
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=PATIENCE)
     assert job.returncode == 128 + number
     assert err.splitlines()[-1] == f"smdrun: ended by {number.name}" and "Traceback" not in err
     assert calls.read_text().count("call") <= len(os.sched_getaffinity(0)), "files are still compiled"

@@ -15,6 +15,7 @@ import torch
 
 from tests.scripts.smp import digits
 from tests.support.jobs import both
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankPool
 from tests.support.scripts import run_script
 
@@ -28,7 +29,12 @@ def run(*options: str, ranks: int) -> str:
     start = [sys.executable] if ranks == 1 else [str(SMDRUN), "-n", str(ranks)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*start, str(SCRIPT), *options], capture_output=True, text=True, timeout=110, env=environ, check=False
+        [*start, str(SCRIPT), *options],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environ,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -22,6 +22,7 @@ from transformers import BertForPreTraining, GPT2LMHeadModel
 from opensmd.optim import FusedLAMB
 from tests.scripts.smp import bert, gpt2
 from tests.support.jobs import both
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankFailed, RankPool
 from tests.support.scripts import run_script
 
@@ -35,7 +36,7 @@ def run(script: str, *options: object, ranks: int) -> str:
     command = [SMDRUN, "-n", ranks, SCRIPTS / script, *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=110, env=environ, check=False
+        list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE, env=environ, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -205,7 +206,7 @@ def test_the_mnist_like_script_that_hard_codes_cuda_learns_on_the_cpu(
     command = [SMDRUN, "-n", ranks, "--device", "cpu", "--mp-parameters", settings, SCRIPTS / "mnist_cuda.py"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=110, env=environ
+        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=PATIENCE, env=environ
     )
     assert done.returncode == 0, done.stdout + done.stderr
     accuracies = [float(match) for match in re.findall(r"accuracy ([\d.]+)", done.stdout)]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 pytestmark = pytest.mark.processes
 
 SCRIPT = """
@@ -56,7 +58,7 @@ def test_a_job_leaves_a_trace_and_a_page_without_a_line_of_code(tmp_path: Path) 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PATIENCE,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

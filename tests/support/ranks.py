@@ -29,6 +29,7 @@ from typing import Any
 
 from opensmd.launch.torch_import import without_collector
 from tests.support.forks import ForkedProcess
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = {"OMP_NUM_THREADS": "1"}
@@ -149,7 +150,7 @@ class Ranks:
         try:
             kind, value, text, seconds = pickle.loads(self._links[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
-            code = self._processes[rank].wait(timeout=10)
+            code = self._processes[rank].wait(timeout=PATIENCE)
             return Outcome("died", code, self.stderr(rank))
         return Outcome(kind, value, text, seconds)
 
@@ -178,7 +179,7 @@ class Ranks:
                 process.kill()
         for process in self._processes:
             try:
-                process.wait(timeout=10)
+                process.wait(timeout=PATIENCE / 4)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -201,8 +202,8 @@ class RankPool:
         function: Callable[..., Any],
         *args: Any,
         backend: str | None = "smddp",
-        timeout: float = 100.0,
-        group_timeout: float = 30.0,
+        timeout: float = PATIENCE,
+        group_timeout: float = PATIENCE / 2,
     ) -> list[Any]:
         """Run ``function(*args)`` on every rank; return the values by rank.
 
@@ -239,8 +240,8 @@ def started(
     *args: Any,
     per_rank_args: Sequence[tuple[Any, ...]] | None = None,
     backend: str | None = "smddp",
-    timeout: float = 60.0,
-    group_timeout: float = 30.0,
+    timeout: float = PATIENCE,
+    group_timeout: float = PATIENCE / 2,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Ranks]:
     """A function that fresh processes run which may die; ask :meth:`Ranks.answers` for what they did.

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from opensmd import tested_torch
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 FACES = (
@@ -70,7 +71,7 @@ def imports_beside(metadata: Path, rank: int, version: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=PATIENCE,
         env={**os.environ, **group, "PYTHONPATH": paths},
     )
     return done.stderr

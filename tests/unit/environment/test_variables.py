@@ -12,6 +12,7 @@ import pytest
 
 from opensmd.environment.master import fold
 from opensmd.environment.variables import NOTE, current_launch, fill, plan
+from tests.support.patience import PATIENCE
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 PARENTS = [(700, "hydra_pmi_proxy"), (1, "init")]
@@ -161,7 +162,7 @@ def test_importing_the_library_changes_no_affinity_and_starts_no_torch() -> None
         "assert os.sched_getaffinity(0) == before\n"
         "assert os.environ['RANK'] == '0'\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
 
 

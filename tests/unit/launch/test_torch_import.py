@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 TORCH = """
 import gc
 collections = sum(each["collections"] for each in gc.get_stats())
@@ -29,7 +31,7 @@ def torch_that_makes_many_objects(tmp_path: Path) -> Path:
 def run(folder: Path, script: str) -> None:
     start = "import gc, sys\nfrom opensmd.launch.torch_import import without_collector\n"
     code = f"import sys; sys.path.insert(0, {str(folder)!r})\n{start}{script}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import opensmd
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 # what is documented as an interface of its own
@@ -34,7 +35,7 @@ def test_what_is_not_there_is_an_ordinary_error() -> None:
 def test_the_interface_costs_nothing_before_it_is_used() -> None:
     loaded = "[name for name in sys.modules if name.partition('.')[0] in ('opensmd', 'torch')]"
     command = [sys.executable, "-c", f"import opensmd, sys; print({loaded})"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout == "['opensmd']\n"
 
 

@@ -13,6 +13,7 @@ import pytest
 from opensmd.timeline.files import Timeline
 from opensmd.timeline.page import write_page
 from opensmd.timeline.span import COLLECTIVES, PIPELINE, Span
+from tests.support.patience import PATIENCE
 
 
 def collective(start: int, end: int, call: str = "world/0/1") -> Span:
@@ -52,6 +53,6 @@ def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
     quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", *quiet]
     command += [f"--user-data-dir={tmp_path}/profile", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     # six spans, and one part of waiting
     assert 'data-drawn="7"' in done.stdout, done.stderr

@@ -16,13 +16,16 @@ from opensmd.tools.bench import COLLECTIVES
 from opensmd.tools.bench_operations import OPERATIONS, Buffers
 from opensmd.tools.bench_rank import Result
 from opensmd.tools.bench_rank import as_lines as as_table
+from tests.support.patience import PATIENCE
 
 
 @pytest.mark.processes
 def test_bench_measures_and_checks_every_collective(tmp_path: Path) -> None:
     words = ["bench", "all", "-n", "3", "--bytes", "4,4096", "--seconds", "0.02", "--json"]
     command = [sys.executable, "-m", "opensmd.tools.cli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["ranks"] == 3

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from opensmd.tools import cli
+from tests.support.patience import PATIENCE
 
 
 @pytest.mark.processes
@@ -21,7 +22,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     for name in ("bench", "doctor", "plan", "timeline"):
         assert f"  {name} " in done.stdout

@@ -14,6 +14,7 @@ from opensmd.legacy.transports import messages
 from opensmd.legacy.transports.device_messages import DeviceMessages
 from opensmd.legacy.transports.engine import WIRES
 from opensmd.legacy.transports.messages import Messages
+from tests.support.patience import PATIENCE
 
 Ends = tuple[Messages, Messages, Messages]
 
@@ -134,7 +135,7 @@ def test_messages_of_nccl_go_through_its_group_and_need_a_source() -> None:
     wire = WIRES["gloo"]
 
     def rank(own: int, results: dict[int, object]) -> None:
-        group = private_group("gloo", store=store, name="pair", rank=own, ranks=[0, 1], timeout=20)
+        group = private_group("gloo", store=store, name="pair", rank=own, ranks=[0, 1], timeout=PATIENCE)
         ends = DeviceMessages(group, wire)
         turned = torch.zeros(3, 2, dtype=torch.int16).t()
         if own == 0:

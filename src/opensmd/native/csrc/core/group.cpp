@@ -126,6 +126,8 @@ size_t Group::wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, mil
   return parts_->mailbox.wait_ready(wanted, timeout);
 }
 
+void Group::set_timeout(milliseconds timeout) { parts_->context.timeout = timeout; }
+
 size_t Group::wait_any(const std::vector<std::shared_ptr<Request>>& requests, milliseconds timeout) {
   if (requests.empty()) throw std::invalid_argument("wait_any got no requests to wait for");
   std::vector<const Message*> messages;

@@ -89,6 +89,9 @@ class Group {
   // The index of one request that is done.
   size_t wait_any(const std::vector<std::shared_ptr<Request>>& requests, milliseconds timeout = milliseconds{0});
 
+  // Of later calls that give none. Any thread.
+  void set_timeout(milliseconds timeout);
+
   // Every later call, and every call under way, fails on every member with the first cause.
   void abort(const std::string& reason);
   bool aborted() const;

@@ -109,6 +109,7 @@ c10d::ErrorType SmddpBackend::getError() {
 
 void SmddpBackend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
+  if (const auto group = transport_->shared()) group->set_timeout(timeout);  // for those who use it directly
   std::lock_guard lock(device_mutex_);
   if (device_backend_) device_backend_->setTimeout(timeout);
 }

@@ -29,7 +29,7 @@ unsigned spin_nanoseconds(const GroupConfig& config) {
 }  // namespace
 
 Context::Context(GroupConfig given)
-    : config(checked(std::move(given))), rank(config.rank), size(config.size),
+    : config(checked(std::move(given))), rank(config.rank), size(config.size), timeout(config.timeout),
       arena(config.fd, config.rank, config.shared_mapping), liveness(arena, rank),
       record(arena, rank, Record::Collectives), heap(arena, rank), stage(arena, rank), spin_ns(spin_nanoseconds(config)) {
   if (arena.shape().size != size) {
@@ -39,7 +39,7 @@ Context::Context(GroupConfig given)
 }
 
 uint64_t Context::timeout_ns(milliseconds asked) const {
-  const int64_t chosen = asked.count() > 0 ? asked.count() : config.timeout.count();
+  const int64_t chosen = (asked.count() > 0 ? asked : timeout.load()).count();
   // A century stands for "for ever" and does not overflow.
   return static_cast<uint64_t>(std::clamp<int64_t>(chosen, 1, int64_t{1000} * 3600 * 24 * 36500)) * 1000000u;
 }

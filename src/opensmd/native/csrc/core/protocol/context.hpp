@@ -33,6 +33,7 @@ struct Context {
   GroupConfig config;
   int rank;
   int size;
+  std::atomic<milliseconds> timeout;  // of calls that give none
   ForkGuard fork_guard;
   Arena arena;
   Liveness liveness;
