@@ -5,6 +5,8 @@ All of them, of more libraries and on other numbers of stages: ``make zoo``.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.equality import Pools
@@ -47,8 +49,10 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_model_of_the_zoo_trains_like_plain_pytorch_in_three_parts(pool: Pools, name: str) -> None:
-    line = split(pool(3), pool(1), name, 3)
+def test_a_model_of_the_zoo_trains_like_plain_pytorch_in_three_parts(
+    pool: Pools, name: str, tmp_path: Path
+) -> None:
+    line = split(pool(3), pool(1), name, 3, tmp_path)
     assert line["status"] == "equal", f"{CHOSEN[name]}: {line['why']}"
     assert line["used"] > 1
 

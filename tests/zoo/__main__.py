@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.support.ranks import RankPool
 from tests.zoo.catalogue import LIBRARIES, names
@@ -57,11 +58,12 @@ def main(arguments: list[str]) -> int:
     chosen = [key for library in options.libraries for key in names(library) if re.search(options.only, key)]
     if options.draw:
         chosen = random.Random(0).sample(chosen, min(options.draw, len(chosen)))
-    for stages in options.stages:
-        with closing(RankPool(stages)) as pool, closing(RankPool(1)) as alone:
-            for name in chosen:
-                if time.monotonic() < until and results.wanted("split", name, stages):
-                    results.add(split(pool, alone, name, stages))
+    with TemporaryDirectory(prefix="zoo-") as kept:
+        for stages in options.stages:
+            with closing(RankPool(stages)) as pool, closing(RankPool(1)) as alone:
+                for name in chosen:
+                    if time.monotonic() < until and results.wanted("split", name, stages):
+                        results.add(split(pool, alone, name, stages, Path(kept)))
     if options.trace:
         with closing(RankPool(1)) as alone:
             for name in chosen:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from opensmd.modelparallel.exceptions import PeerFailed, SMPError
@@ -27,8 +29,10 @@ def traced(pool: RankPool, name: str) -> Line:
     return {"status": "failed" if found["value"] else "split", "why": found["value"] or ""}
 
 
-def split(pool: RankPool, alone: RankPool, name: str, stages: int) -> Line:
+def split(pool: RankPool, alone: RankPool, name: str, stages: int, folder: Path) -> Line:
     """A model trained on the ranks of ``pool``, as many as ``stages``, compared with plain PyTorch.
+
+    What plain PyTorch has trained is kept in ``folder``, so that other numbers of stages find it there.
 
     The line is of kind "plain" where the model is no case: it does not train, or it draws random numbers, as
     the one rank of ``alone`` finds out.
@@ -36,7 +40,7 @@ def split(pool: RankPool, alone: RankPool, name: str, stages: int) -> Line:
     number = sum(map(ord, name))  # which way a model is loaded does not change when others come
     load, checkpoint = number % 2 == 0, number % 4 == 1
     way = {"kind": "split", "model": name, "stages": stages, "safetensors": load, "checkpointing": checkpoint}
-    arguments = (split_problem, name, stages, load, checkpoint)
+    arguments = (split_problem, name, stages, load, checkpoint, _file(folder, name))
     found = _outcome(lambda: pool.run(*arguments, timeout=TIMEOUT, group_timeout=GROUP_TIMEOUT))
     if "status" in found:
         return {**way, **found}
@@ -54,6 +58,10 @@ def split(pool: RankPool, alone: RankPool, name: str, stages: int) -> Line:
     used = sum(bool(other["here"]) for other in ranks)
     status = "wrong" if lines else "equal"
     return {**way, "status": status, "why": "; ".join(lines), "used": used, "swayed": ranks[0]["swayed"]}
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / (hashlib.sha256(name.encode()).hexdigest() + ".pt")
 
 
 def _outcome(call: Callable[[], Any]) -> Line:

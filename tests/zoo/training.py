@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -48,13 +49,18 @@ def plain_problem(name: str) -> str | None:
     return "draws random numbers" if list(_differences(one, other)) else None
 
 
-def _tried_plain(name: str, *, load: bool, checkpoint: bool) -> tuple[Trained, str | None]:
+def _tried_plain(name: str, *, load: bool, checkpoint: bool, kept: Path) -> tuple[Trained, str | None]:
     """The model trained in plain PyTorch, or why it does not train."""
+    if kept.exists():
+        return torch.load(kept, weights_only=False), None
     try:
         trained = _train_plain(find(name), load=load, checkpoint=checkpoint)
     except Exception as error:
         return Trained(), f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return trained, _does_not_train(trained)
+    why = _does_not_train(trained)
+    if why is None:
+        torch.save(trained, kept)
+    return trained, why
 
 
 def _does_not_train(trained: Trained) -> str | None:
@@ -65,16 +71,17 @@ def _does_not_train(trained: Trained) -> str | None:
     return None
 
 
-def split_problem(name: str, stages: int, load: bool, checkpoint: bool) -> dict[str, Any]:
+def split_problem(name: str, stages: int, load: bool, checkpoint: bool, kept: Path) -> dict[str, Any]:
     """Train in parts on this rank; what differs from plain PyTorch, and which parameters live here.
 
-    What does not train in plain PyTorch is no case; the result has the reason as "plain" then.
+    What does not train in plain PyTorch is no case; the result has the reason as "plain" then. What plain
+    PyTorch has trained is ``kept`` in this file, for the other numbers of stages.
     """
     import smdistributed.modelparallel.torch as smp
 
     began = time.monotonic()
     with quiet():
-        wanted, why = _from_rank_0(lambda: _tried_plain(name, load=load, checkpoint=checkpoint))
+        wanted, why = _from_rank_0(lambda: _tried_plain(name, load=load, checkpoint=checkpoint, kept=kept))
         if why is not None:
             return {"plain": why}
         model = find(name)
