@@ -98,6 +98,7 @@ class DistributedModel(NotForDDP, ModelState):
                 to_half(distributed, half)
         super().__init__(distributed)
         self._half = half
+        self._levels = 1 if half is None else 2
         if smp_state.cfg.offload_activations:
             smp_state.offloading = Offloading.asked_for(smp_state.cfg.activation_loading_horizon)
         self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}

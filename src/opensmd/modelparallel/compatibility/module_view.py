@@ -8,6 +8,8 @@ the user's module, which has none:
 
     DistributedModel  .module ->  view  .module ->  the user's module
                                     `---- __dict__ ----'
+
+With a model in 16 bits the originals had a wrapper more, and there is a view more.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ class ModuleView:
 
     __slots__ = ()
     _viewed: nn.Module
+    _below: Any
 
     def __init_subclass__(cls, **_: Any) -> None:
         """Keep views out of the registers that user's classes have of those derived from them."""
 
     @property
     def module(self) -> Any:
-        """What the user's module calls so, or else that module."""
-        return getattr(self._viewed, "module", self._viewed)
+        """What the user's module calls so, or else the level below."""
+        return getattr(self._viewed, "module", self._below)
 
     @module.setter
     def module(self, value: Any) -> None:
@@ -66,20 +69,24 @@ class ModuleView:
         """Leave what the user's class does at its end to the module."""
 
 
-def view_of(module: nn.Module) -> Any:
-    """A view of ``module``, of a class derived from its class."""
+def view_of(module: nn.Module, levels: int = 1) -> Any:
+    """A view of ``module``, of a class derived from its class, with so many ``levels`` above the module."""
     cls = type(module)
     names = {
-        "__slots__": ("_viewed",),
+        "__slots__": ("_viewed", "_below"),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__jit_unused_properties__": [*getattr(cls, "__jit_unused_properties__", ()), "module", "__class__"],
     }
     kind = types.new_class(cls.__name__, (ModuleView, cls), exec_body=lambda body: body.update(names))
-    view: Any = object.__new__(kind)
-    view.__dict__ = module.__dict__
-    object.__setattr__(view, "_viewed", module)  # not nn.Module's, which would register a child
-    return view
+    below: Any = module
+    for _ in range(levels):
+        view: Any = object.__new__(kind)
+        view.__dict__ = module.__dict__
+        object.__setattr__(view, "_viewed", module)  # not nn.Module's, which would register a child
+        object.__setattr__(view, "_below", below)
+        below = view
+    return below
 
 
 def viewed(module: nn.Module) -> nn.Module:

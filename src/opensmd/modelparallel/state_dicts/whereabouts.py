@@ -42,6 +42,7 @@ class Whereabouts(nn.Module):
         self._modules["module"] = module = viewed(module)
         name_original_forwards(module)
         self._view: Any = None
+        self._levels = 1  # of views between this and the user's module
         self.plan: Plan | None = None
         self.gathered = False
         self.delayed = DelayedParameters(module)
@@ -76,7 +77,7 @@ class Whereabouts(nn.Module):
         if hasattr(module, "module"):
             return module
         if not is_view_of(self._view, module):
-            self.__dict__["_view"] = view_of(module)
+            self.__dict__["_view"] = view_of(module, self._levels)
         return self._view
 
     def get_module(self) -> nn.Module:

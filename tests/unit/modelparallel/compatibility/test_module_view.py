@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import unwrap_model as transformers_unwrapped
 
+from opensmd.modelparallel.compatibility.module_view import view_of
 from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
 
 
@@ -64,6 +66,19 @@ def test_both_levels_are_of_the_users_class_and_unwrapping_ends_at_the_users_mod
     assert model.module is model.module and next(model.children()) is net
     assert [name for name, _ in model.named_parameters()] == ["module.0.weight", "module.0.bias"]
     assert not Net.derived
+
+
+def test_libraries_unwrap_whichever_level_they_are_given_to_the_users_module() -> None:
+    """Two views lie above a module in 16 bits, as wrappers did in the originals."""
+    for levels in (1, 2):
+        net = Net()
+        top = view_of(net, levels)
+        for level in (top, top.module, Whereabouts(net)):
+            assert unwrapped(level) is net is transformers_unwrapped(level, recursive=True)
+        for _ in range(levels):
+            assert isinstance(top, Net) and top.config is net.config
+            top = top.module
+        assert top is net
 
 
 def test_attributes_methods_and_calls_of_a_level_are_the_users_modules() -> None:
