@@ -103,6 +103,27 @@ def trains_as_without(make: Make, partitions: int, folder: Path) -> None:
     torch.testing.assert_close(mean, before)
 
 
+def trains_in_16_bits_as_without(key: str, partitions: int) -> None:
+    trainings = []
+    for shard in (False, True):
+        training = Training(adam, partitions, shard=shard, **{key: True})
+        losses, norms = zip(*[training.train(number) for number in range(4)], strict=True)
+        masters = sum(each.nbytes for each in training.optimizer.master_params)
+        saved = copy.deepcopy(training.optimizer.state_dict())
+        model = copy.deepcopy(training.model.state_dict())
+        trainings.append((losses, norms, saved["state"], masters + training.state_bytes()))
+        if shard:
+            later = training.train(4)
+            again = Training(adam, partitions, shard=True, **{key: True})
+            again.model.load_state_dict(model)
+            again.optimizer.load_state_dict(copy.deepcopy(saved))
+            assert again.train(4) == later
+    plain, sharded = trainings
+    assert sharded[0] == plain[0]
+    torch.testing.assert_close(sharded[1:3], plain[1:3], rtol=1e-6, atol=1e-7)
+    assert sharded[3] < 1.05 * plain[3] / smp.rdp_size() + 64
+
+
 def of_tensor_parallel_ranks(partitions: int, *, memory_keys: bool) -> dict[str, Any]:
     """Losses, norms and state of a model whose linears two ranks share."""
     shutdown()
@@ -172,6 +193,13 @@ def test_sharded_optimizer_state_trains_as_whole_and_goes_on_at_another_degree(
 ) -> None:
     pool(2).run(trains_as_without, adam, 1, tmp_path / "whole")
     pool(4).run(trains_as_without, momentum, 2, tmp_path / "split")
+
+
+@pytest.mark.parametrize("key", ["bf16", "fp16"])
+def test_masters_of_16_bits_are_shared_out_with_the_state(pool: Pools, key: str) -> None:
+    pool(2).run(trains_in_16_bits_as_without, key, 1)
+    if key == "bf16":
+        pool(4).run(trains_in_16_bits_as_without, key, 2)
 
 
 def test_what_cannot_go_with_sharded_optimizer_state_is_refused(pool: Pools) -> None:

@@ -50,17 +50,19 @@ _UNDOCUMENTED = {
 _OF_TENSORFLOW = {"horovod": False, "contiguous": True}
 # Keys whose features do not exist here; their defaults ask for nothing.
 _ABSENT = (
-    "sharded_data_parallel_degree",
     "load_partition",
     "partition_file",
 )
-# Details of absent features: harmless, but without effect.
-_WITHOUT_EFFECT = {
+# Details of sharded parameters.
+_OF_SHARDING = (
     "sdp_reduce_bucket_size",
     "sdp_param_persistence_threshold",
     "sdp_max_live_parameters",
-    "sdp_hierarchical_allgather",
     "sdp_gradient_clipping",
+)
+# Details of absent features, or of what is always done here: harmless, but without effect.
+_WITHOUT_EFFECT = {
+    "sdp_hierarchical_allgather",
     "fp16_params",
     "ddp_port",
     "ddp_dist_backend",
@@ -94,6 +96,12 @@ class Config(BaseModel):
         delayed_parameter_initialization: ``smp.model_creation`` makes modules without memory for their
             parameters, which are initialised in the first step, where they live.
         shard_optimizer_state: the replicas of a stage share out the optimizer's state.
+        sharded_data_parallel_degree: so many replicas of a stage share out its parameters, gradients and
+            optimizer state; 0 and 1: none.
+        sdp_param_persistence_threshold: blocks of fewer elements are gathered for whole steps.
+        sdp_reduce_bucket_size: larger blocks are gathered and reduced in pieces, where they have some.
+        sdp_max_live_parameters: so many elements may stay gathered from forward to backward.
+        sdp_gradient_clipping: the norm that ``optimizer.step()`` clips sharded gradients to; 0: none.
         fp16, bf16: parameters of 16 bits, trained through FP32 copies that the optimizer keeps.
     """
 
@@ -126,12 +134,12 @@ class Config(BaseModel):
     skip_tracing: bool = False
     fp16: bool = False
     bf16: bool = False
-    sharded_data_parallel_degree: int = 1
+    sharded_data_parallel_degree: int = Field(default=1, ge=0)
     sdp_reduce_bucket_size: int = Field(default=500_000_000, ge=1)
     sdp_param_persistence_threshold: int = Field(default=1_000_000, ge=0)
     sdp_max_live_parameters: int = Field(default=1_000_000_000, ge=1)
     sdp_hierarchical_allgather: bool = True
-    sdp_gradient_clipping: float = 1.0
+    sdp_gradient_clipping: float = Field(default=1.0, ge=0.0)
     delayed_parameter_initialization: bool = False
     load_partition: bool = False
     partition_file: str | None = None
@@ -142,6 +150,11 @@ class Config(BaseModel):
     def half_dtype(self) -> torch.dtype | None:
         """The type of parameters that ``fp16`` and ``bf16`` ask for; None for the script's own."""
         return torch.float16 if self.fp16 else torch.bfloat16 if self.bf16 else None
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether replicas share out parameters."""
+        return self.sharded_data_parallel_degree > 1
 
     @property
     def partitions(self) -> int:
@@ -183,16 +196,21 @@ class Config(BaseModel):
             )
         if not self.auto_partition and "default_partition" not in self.model_fields_set:
             raise ValueError("auto_partition=False needs default_partition, the place of unplaced modules")
-        need_replicas = ("ddp_port", "ddp_dist_backend", "tensor_parallel_degree")
+        need_replicas = (
+            "ddp_port",
+            "ddp_dist_backend",
+            "tensor_parallel_degree",
+            "sharded_data_parallel_degree",
+        )
         asked = [name for name in need_replicas if self._asks(name) and not self.ddp]
         if asked:
             raise ValueError(f"{' and '.join(asked)} {'needs' if len(asked) == 1 else 'need'} ddp=True")
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are two types for the same parameters; set one of them")
-        if self.shard_optimizer_state and self.half_dtype is not None:
+        if self.shard_optimizer_state and self.shards_parameters:
             raise ValueError(
-                f"shard_optimizer_state does not go together with {'fp16' if self.fp16 else 'bf16'}, whose "
-                "master weights are not shared out; use autocast, or set shard_optimizer_state to False"
+                "shard_optimizer_state and sharded_data_parallel_degree both share out the optimizer's "
+                "state; set one of them (the latter shares out parameters and gradients, too)"
             )
         self._require_virtual_stages()
         self._refuse_absent()
@@ -268,9 +286,15 @@ def load_config(
         config = Config(**values)
     except ValidationError as error:
         raise ValueError("modelparallel parameters: " + "; ".join(_told(error))) from None
-    for name in sorted(_WITHOUT_EFFECT & set(values)):
+    idle = dict.fromkeys(
+        () if config.shards_parameters else _OF_SHARDING, "without sharded_data_parallel_degree"
+    )
+    idle |= dict.fromkeys(_WITHOUT_EFFECT, "here")
+    for name in sorted(idle.keys() & set(values)):
         if getattr(config, name) != Config.model_fields[name].default:
-            warnings.warn(f"modelparallel parameter {name}={values[name]!r} has no effect here", stacklevel=3)
+            warnings.warn(
+                f"modelparallel parameter {name}={values[name]!r} has no effect {idle[name]}", stacklevel=3
+            )
     return config
 
 

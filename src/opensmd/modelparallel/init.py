@@ -109,6 +109,13 @@ def _grid(cfg: Config, size: int) -> RankGrid:
             "so nothing would keep the replicas equal. Set 'ddp': True for data parallelism over them, set "
             f"'partitions' to {size}, or start {_count(partitions, 'process', 'es')}"
         )
+    degree = cfg.sharded_data_parallel_degree
+    if cfg.shards_parameters and grid.data % degree:
+        raise ValueError(
+            f"sharded_data_parallel_degree={degree} does not divide the number of replicas, {grid.data} "
+            f"({size} ranks of {_count(cfg.pipeline_parallel_degree, 'partition')}, tensor_parallel_degree="
+            f"{cfg.tensor_parallel_degree}): parameters are shared out among so many replicas of a stage"
+        )
     return grid
 
 

@@ -24,7 +24,6 @@ from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.model_arguments import require_model, require_passes, require_tracing
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.outputs import detached
-from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
@@ -38,6 +37,9 @@ from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
 from opensmd.modelparallel.runtime.step_errors import explained
+from opensmd.modelparallel.sharding.make_replicas import make_replicas
+from opensmd.modelparallel.sharding.placing import shard_at_wrapping, shard_parameters
+from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
 from opensmd.modelparallel.state import state as smp_state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
 from opensmd.modelparallel.tensor_parallel.replacement import distribute
@@ -121,7 +123,10 @@ class DistributedModel(NotForDDP, ModelState):
         self._sum_warning = SumWarning(is_due=self._average and smp_state.rank == 0)
         self._joins_from_first_step: Callable[[], None] | None = None
         self.joining = False
+        self._sharded: ShardedParameters | None = None
         smp_state.model = self
+        if shard_at_wrapping():
+            self._place(lambda: None)
 
     @property
     def running(self) -> int:
@@ -206,7 +211,7 @@ class DistributedModel(NotForDDP, ModelState):
         tensors: Any = args[0] if args else kwargs["tensors"]
         roots = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         inner = step is None or step.in_backward  # a reentrant checkpoint calls it, or a hook
-        if inner or kwargs.get("inputs") is not None or not reaches(roots, self.get_module().parameters()):
+        if inner or kwargs.get("inputs") is not None or not self._reached_from(roots):
             original(*args, **kwargs)
             return
         assert step is not None
@@ -215,6 +220,10 @@ class DistributedModel(NotForDDP, ModelState):
             original(*args, **kwargs)
         if self._replicas is not None:
             self._replicas.after_backward()
+
+    def _reached_from(self, roots: Sequence[Tensor]) -> bool:
+        """Whether this may be a backward of the model; sharded parameters are in no graph for long."""
+        return self._sharded is not None or reaches(roots, self.get_module().parameters())
 
     @contextlib.contextmanager
     def join(
@@ -369,7 +378,10 @@ class DistributedModel(NotForDDP, ModelState):
         with self.delayed.planned():
             plan = agree_on_plan(request, smp_state.groups.messages)
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
-        self._fill(plan)
+        if smp_state.cfg.shards_parameters:
+            self._sharded = shard_parameters(self, plan)
+        else:
+            self._fill_delayed(plan)
         if pipeline.size() > 1:
             self._engine = Engine(
                 pipeline, smp_state.cfg, self.get_module(), plan, self._sum_warning, smp_state.offloading
@@ -381,7 +393,9 @@ class DistributedModel(NotForDDP, ModelState):
         if smp_state.rank == 0:
             print_plan(plan)
         if smp_state.cfg.ddp and smp_state.groups[CommGroup.DP_GROUP].size() > 1:
-            self._replicas = self._make_replicas()
+            self._replicas = make_replicas(
+                self, self._sharded, {**self._replica_options, "comm_hooks": self._comm_hooks}
+            )
             if self._engine is not None:
                 self._engine.reducer = self._replicas
         smp_state.follow_model()  # the first replica's values are everybody's now
@@ -390,31 +404,9 @@ class DistributedModel(NotForDDP, ModelState):
         if self._joins_from_first_step is not None:
             self._joins_from_first_step()
 
-    def _fill(self, plan: Plan) -> None:
-        """Give delayed parameters their numbers, where they live."""
-        if self.delayed:
-            stage = smp_state.groups.rank_in(CommGroup.PP_GROUP)
-            names = {id(parameter): name for name, parameter in self.get_module().named_parameters()}
-            self.delayed.fill(lambda parameter: plan.parameter_home(names[id(parameter)]) == stage)
-
-    def _make_replicas(self) -> Replicas | ReplicasTogether:
-        """What averages gradients: of distributed modules over fewer ranks than of all others."""
-
-        def of(kind: CommGroup, *, scaled: bool) -> Replicas:
-            return Replicas(
-                self.get_module(),
-                is_local=lambda name: self.is_here(name) and (name in self._scaled) == scaled,
-                group=smp_state.groups[kind],
-                comm_hooks=self._comm_hooks,
-                **self._replica_options,
-            )
-
-        others = of(CommGroup.DP_GROUP, scaled=False)
-        if not self._scaled:
-            return others
-        if smp_state.groups[CommGroup.RDP_GROUP].size() == 1:
-            return ReplicasTogether([others])
-        return ReplicasTogether([others, of(CommGroup.RDP_GROUP, scaled=True)])
+    def current(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What the model has in the place of a parameter that it had before it was sharded."""
+        return parameter if self._sharded is None else self._sharded.current(parameter)
 
     def _warn_of_untraced(self) -> None:
         if any(self._trace.values()) and (self._engine is None or not smp_state.cfg.auto_partition):

@@ -22,11 +22,12 @@ from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_op
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
-from opensmd.modelparallel.precision.loss_scale import DYNAMIC_ARGUMENTS, shared_loss_scale
+from opensmd.modelparallel.precision.loss_scale import dynamic_arguments, shared_loss_scale
 from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
+from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, whole_entries
 from opensmd.modelparallel.tensor_parallel.shards import Shard
@@ -210,7 +211,10 @@ class _Methods(PrecisionAttributes):
         layout.numbers.append(list(range(first, first + len(group["params"]))))
         layout.names.append(group.get("param_names"))
         kept = []
-        for position, parameter in enumerate(group["params"]):
+        for position, given in enumerate(group["params"]):
+            parameter = group["params"][position] = state.model.current(given)
+            if parameter is not given and given in self.state:
+                self.state[parameter] = self.state.pop(given)
             name = names.get(id(parameter))
             if name is None:
                 raise ValueError(
@@ -335,7 +339,7 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
     state.require("smp.DistributedOptimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"smp.DistributedOptimizer: expected a torch.optim.Optimizer, got {optimizer!r:.80}")
-    arguments = _of_dynamic_scale(dynamic_loss_args)
+    arguments = dynamic_arguments(dynamic_loss_args)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "smp.DistributedOptimizer: LBFGS works on all parameters as one vector, but each rank has only "
@@ -355,9 +359,10 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
                 static_loss_scale if is_fp16 else 1.0, dynamic_loss_scale and is_fp16, arguments
             )
             methods = (HalfMethods, _Methods)
-        elif state.cfg.shard_optimizer_state:
+        if state.cfg.shards_parameters or state.cfg.shard_optimizer_state:
             require_elementwise(optimizer)
-            methods = (ShardedMethods, _Methods)
+            sharded = ShardedParameterMethods if state.cfg.shards_parameters else ShardedMethods
+            methods = (*methods[:-1], sharded, _Methods)
         optimizer.__class__ = type(kind.__name__, (*methods, kind), {"__module__": kind.__module__})
         optimizer._smp_layout = None  # type: ignore[attr-defined]
     state.optimizers.pop(id(optimizer), None)
@@ -365,19 +370,6 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
     if state.model is not None and state.model.partitioned:
         state.cut_optimizers()
     return optimizer
-
-
-def _of_dynamic_scale(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a dynamic loss scale, given by themselves or as one dict."""
-    arguments = dict(given)
-    arguments.update(arguments.pop("dynamic_loss_args", None) or {})
-    unknown = sorted(set(arguments) - set(DYNAMIC_ARGUMENTS))
-    if unknown:
-        raise TypeError(
-            f"smp.DistributedOptimizer takes no {', '.join(unknown)}; besides the optimizer it takes "
-            f"static_loss_scale, dynamic_loss_scale, dynamic_loss_args, {', '.join(DYNAMIC_ARGUMENTS)}"
-        )
-    return arguments
 
 
 def _gathered(own: Mapping[Any, Any], layout: _Layout | None = None) -> dict[Any, Any]:

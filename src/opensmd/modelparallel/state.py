@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from opensmd.modelparallel.config import Config
     from opensmd.modelparallel.offloading.offloading import Offloading
@@ -60,6 +61,9 @@ class WrappedModel(Protocol):
 
     def get_module(self) -> nn.Module:
         """The user's module itself."""
+
+    def current(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What the model has in the place of a parameter that it had before it was sharded."""
 
     @property
     def shards(self) -> dict[str, Shard]:
@@ -134,6 +138,7 @@ class State:
         scalers: the script's GradScalers, in the order in which it made them, and the loss scale.
         offloading: of checkpointed activations; None without the setting offload_activations.
         loss_scale: of the settings fp16 and bf16; None without a DistributedOptimizer.
+        sharding_mesh: over which parameters are sharded; None where they are not.
         owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
     """
 
@@ -153,6 +158,7 @@ class State:
         self.loss_scale: SharedScale | None = None
         self.offloading: Offloading | None = None
         self.engine: Engine | None = None
+        self.sharding_mesh: DeviceMesh | None = None
         self.owns_world = False
         self.module_manager = ModuleManager()
 

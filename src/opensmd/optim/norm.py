@@ -11,7 +11,12 @@ from torch import Tensor
 __all__ = ["global_norm"]
 
 
-def global_norm(grads: Sequence[Tensor], *, group: dist.ProcessGroup | None = None) -> Tensor:
+def global_norm(
+    grads: Sequence[Tensor],
+    *,
+    group: dist.ProcessGroup | None = None,
+    groups: Sequence[dist.ProcessGroup] = (),
+) -> Tensor:
     """The 2-norm of ``grads`` and of what the other ranks of ``group`` give; 0-dimensional, float64.
 
     Half-precision gradients are widened first, and squares are added in float64, so that the result hardly
@@ -20,20 +25,24 @@ def global_norm(grads: Sequence[Tensor], *, group: dist.ProcessGroup | None = No
     Args:
         grads: of any shapes; may be empty on some ranks.
         group: called on all of its ranks; None for the given gradients alone.
+        groups: the same for several, each of which adds up what the one before it has.
     """
-    square = torch.zeros((), dtype=torch.float64, device=_device(grads, group))
+    if group is not None:
+        groups = [group, *groups]
+    square = torch.zeros((), dtype=torch.float64, device=_device(grads, groups))
     if grads:
         wide = [grad if grad.dtype in (torch.float32, torch.float64) else grad.float() for grad in grads]
         norms = torch._foreach_norm(wide)
         square = torch.stack([norm.to(square) for norm in norms]).square().sum()
-    if group is not None and dist.get_world_size(group) > 1:
-        dist.all_reduce(square, group=group)
+    for one in groups:
+        if dist.get_world_size(one) > 1:
+            dist.all_reduce(square, group=one)
     return square.sqrt()
 
 
-def _device(grads: Sequence[Tensor], group: dist.ProcessGroup | None) -> torch.device:
+def _device(grads: Sequence[Tensor], groups: Sequence[dist.ProcessGroup]) -> torch.device:
     """Where the gradients are; for a rank without any, where the group takes tensors from."""
     if grads:
         return grads[0].device
-    only_cuda = group is not None and dist.get_backend(group) == "nccl"
+    only_cuda = any(dist.get_backend(group) == "nccl" for group in groups)
     return torch.device("cuda" if only_cuda else "cpu")

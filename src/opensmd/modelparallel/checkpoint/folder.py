@@ -27,6 +27,8 @@ from opensmd.modelparallel.state_dicts.model_state import ModelState
 
 __all__ = ["resume_from_checkpoint", "save_checkpoint"]
 
+Entries = Callable[[], dict[str, Any]]
+
 
 def save_checkpoint(
     path: str,
@@ -83,15 +85,16 @@ def save_checkpoint(
     trust = {"weights_only": weights_only}
     # where replicas share the optimizer's state out, all of them give their slices
     gathered = optimizer.local_state_dict() if partial and optimizer is not None else None
+    entries = _entries(model, partial=partial)
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if groups.rank_in(CommGroup.RDP_GROUP) != 0:
             return
         if partial:
-            _save_partial(folder / f"{tag}_partial", model, gathered, user_content, trust)
+            _save_partial(folder / f"{tag}_partial", entries, gathered, user_content, trust)
         else:
-            _save_full(folder, tag, model, user_content, trust, translate=translate_if_full)
+            _save_full(folder, tag, entries, user_content, trust, translate=translate_if_full)
         if state.rank == 0:
             write_newest(folder, tag, partial=partial)
             if partial and num_kept_partial_checkpoints is not None:
@@ -180,6 +183,20 @@ def resume_from_checkpoint(
     return user_content
 
 
+def _entries(model: ModelState | None, *, partial: bool) -> Entries | None:
+    """What gives the model's state dict; where replicas share it out, all of them collect it now."""
+    if model is None:
+        return None
+
+    def collect() -> dict[str, Any]:
+        return model.local_state_dict() if partial else model.state_dict(gather_to_rank0=True)
+
+    if not state.cfg.shards_parameters:
+        return collect
+    collected = collect()
+    return lambda: collected
+
+
 def _require(folder: Path, tag: str, *, partial: bool) -> None:
     full = [name for name in (tag, f"user_content_{tag}") if (folder / name).is_file()]
     if partial and not (folder / f"{tag}_partial").is_dir():
@@ -196,7 +213,7 @@ def _require(folder: Path, tag: str, *, partial: bool) -> None:
 
 def _save_partial(
     folder: Path,
-    model: ModelState | None,
+    entries: Entries | None,
     optimizer: dict[str, Any] | None,
     user_content: Any,
     trust: dict[str, Any],
@@ -207,9 +224,9 @@ def _save_partial(
             _write(user_content, folder / "user_content.pt", "user_content", trust)
 
     _on_the_replica(write_content, folder)
-    if model is not None:
+    if entries is not None:
         save_part(
-            model.local_state_dict(),
+            entries(),
             folder / "model",
             suffix=".pt",
             caller=_caller("the model's state"),
@@ -224,13 +241,13 @@ def _save_partial(
 def _save_full(
     folder: Path,
     tag: str,
-    model: ModelState | None,
+    entries: Entries | None,
     user_content: Any,
     trust: dict[str, Any],
     *,
     translate: bool,
 ) -> None:
-    whole = model.state_dict(gather_to_rank0=True) if model is not None else None
+    whole = entries() if entries is not None else None
     if translate and whole:
         for to_huggingface, _ in state.module_manager.translate_functions:
             whole = to_huggingface(whole)

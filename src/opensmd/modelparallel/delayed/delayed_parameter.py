@@ -73,12 +73,20 @@ class DelayedParameters:
 
     def fill(self, is_here: Callable[[nn.Parameter], bool]) -> None:
         """Give those that live here their numbers, one after the other; the others are left empty."""
-        for parameter in self._parameters:
+        self._fill(self._parameters, is_here)
+        self._filled = True
+
+    def fill_some(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give those of ``parameters`` that have no data their numbers; all others go on waiting."""
+        self._fill([each for each in parameters if isinstance(each, DelayedParameter)], lambda _: True)
+
+    @staticmethod
+    def _fill(parameters: Iterable[DelayedParameter], is_here: Callable[[nn.Parameter], bool]) -> None:
+        for parameter in parameters:
             origin: Reference = parameter.__dict__.pop(_ORIGIN)
             parameter.__class__ = nn.Parameter  # type: ignore[assignment]
             if is_here(parameter):
                 parameter.data = origin.on(values_of([origin.memory])[origin.memory])
-        self._filled = True
 
 
 @contextlib.contextmanager

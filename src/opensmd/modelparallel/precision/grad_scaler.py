@@ -35,7 +35,7 @@ class GradScaler(UnscalingScaler):
         init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's, in this order.
 
     Raises:
-        SMPError: with ``shard_optimizer_state``.
+        SMPError: with ``shard_optimizer_state`` or ``sharded_data_parallel_degree``.
         TypeError: a device both first and by name, or a setting that torch's has not.
     """
 
@@ -66,11 +66,13 @@ class GradScaler(UnscalingScaler):
             if device is not None:
                 raise TypeError(f"smp.amp.GradScaler: two devices, {settings[0]!r} and device={device!r}")
             device, settings = settings[0], settings[1:]
-        if state.initialized and state.cfg.shard_optimizer_state and named.get("enabled", True):
+        cfg = state.cfg if state.initialized else None
+        if cfg and (cfg.shard_optimizer_state or cfg.shards_parameters) and named.get("enabled", True):
+            key = "sharded_data_parallel_degree" if cfg.shards_parameters else "shard_optimizer_state"
             raise SMPError(
                 "smp.amp.GradScaler looks for infinities in the gradients of the optimizer's parameters, of "
-                "which each replica trains other slices with shard_optimizer_state. Use autocast to "
-                "bfloat16, which needs no scaler, or set shard_optimizer_state to False"
+                f"which each replica trains other slices with {key}. Use the setting fp16, which has a loss "
+                f"scale of its own, or autocast to bfloat16, which needs none, or leave out {key}"
             )
         found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         super().__init__(found.type, *settings, **named)

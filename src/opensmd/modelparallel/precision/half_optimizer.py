@@ -46,7 +46,10 @@ class HalfMethods(PrecisionAttributes):
     @property
     def fp16_groups(self) -> list[list[nn.Parameter]]:
         """The model's parameters of 16 bits on this rank, by parameter group."""
-        return [[pair[0] for pair in self._smp_pairs(group)] for group in self.param_groups]
+        return [
+            [self._smp_model_parameter(pair[0]) for pair in self._smp_pairs(group)]
+            for group in self.param_groups
+        ]
 
     @property
     def fp32_from_fp16_groups(self) -> list[list[nn.Parameter]]:
@@ -66,6 +69,7 @@ class HalfMethods(PrecisionAttributes):
             SMPError: before the first step, or the gradients are not those of ``model.backward``.
         """
         masters, scaler = self._smp_require_masters("update_master_grads"), self.loss_scaler
+        self._smp_collect_gradients()
         masters.take_gradients()
         grads = dense_gradients(self.master_params)
         if grads and scaler.backwards == self._smp_updated_at and scaler.applied != 1.0:
@@ -109,8 +113,10 @@ class HalfMethods(PrecisionAttributes):
         self._smp_update_if_due()
         result = None
         if not self.overflow:
+            self._smp_before_training()
             result = super().step()  # type: ignore[misc]
             masters.round_into_model()
+            self._smp_complete_model()
         if state.cfg.fp16:
             self.loss_scaler.update(self.overflow)
         self._smp_fresh = False
@@ -167,7 +173,8 @@ class HalfMethods(PrecisionAttributes):
     def _renumbered(self) -> dict[str, Any]:
         own: dict[str, Any] = super()._renumbered()  # type: ignore[misc]
         for _, master in self._smp_masters or ():
-            own["state"].setdefault(self._smp_number(master), {})[MASTER] = master.detach()
+            number = self._smp_number(master)
+            own["state"].setdefault(number, {})[MASTER] = self._smp_whole(number, master.detach())
         if state.cfg.fp16:
             own[SCALE] = self.loss_scaler.state_dict()
         return own
@@ -175,9 +182,11 @@ class HalfMethods(PrecisionAttributes):
     def _smp_load(self, given: dict[str, Any]) -> None:
         stored = [number for group in given["param_groups"] for number in group["params"]]
         masters, rest = split_masters(given)
-        pairs = [
-            (master, masters.get(stored[self._smp_number(master)])) for _, master in self._smp_masters or ()
-        ]
+        pairs = []
+        for _, master in self._smp_masters or ():
+            number = self._smp_number(master)
+            value = masters.get(stored[number])
+            pairs.append((master, None if value is None else self._smp_own_part(number, value)))
         for master, value in pairs:
             if value is not None and value.shape != master.shape:
                 raise ValueError(
@@ -206,6 +215,7 @@ class HalfMethods(PrecisionAttributes):
         local = self._smp_layout.local  # type: ignore[attr-defined]
         for parameter, master in self._smp_masters.replace(group):
             local[id(master)] = local.pop(id(parameter))
+        self._smp_lay_out(group)
 
     def _smp_require_masters(self, name: str) -> MasterWeights:
         if state.model is not None:
@@ -224,6 +234,7 @@ class HalfMethods(PrecisionAttributes):
     def _smp_found_infinity(self, grads: list[torch.Tensor]) -> bool:
         """Whether a gradient of any rank that holds the model is infinite or no number."""
         found = torch.zeros((), device=device_of(self.master_params))
+        grads = [grad for grad in grads if grad.numel()]  # a rank may have nothing of a small parameter
         if grads:
             largest = torch.stack([norm.to(found) for norm in torch._foreach_norm(grads, math.inf)])
             found += ~largest.isfinite().all()

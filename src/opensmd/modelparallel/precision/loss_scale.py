@@ -18,7 +18,7 @@ import torch
 from opensmd.modelparallel.precision.owners import from_owners
 from opensmd.modelparallel.state import state
 
-__all__ = ["DYNAMIC_ARGUMENTS", "LossScale", "shared_loss_scale"]
+__all__ = ["DYNAMIC_ARGUMENTS", "LossScale", "dynamic_arguments", "shared_loss_scale"]
 
 DYNAMIC_ARGUMENTS: dict[str, Any] = {
     "init_scale": 2.0**32,
@@ -175,6 +175,19 @@ def shared_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[st
             f"model.backward scales a loss once; asked for are {state.loss_scale.settings} and "
             f"{made.settings}"
         )
+
+
+def dynamic_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a dynamic loss scale, given by themselves or as one dict."""
+    arguments = dict(given)
+    arguments.update(arguments.pop("dynamic_loss_args", None) or {})
+    unknown = sorted(set(arguments) - set(DYNAMIC_ARGUMENTS))
+    if unknown:
+        raise TypeError(
+            f"smp.DistributedOptimizer takes no {', '.join(unknown)}; besides the optimizer it takes "
+            f"static_loss_scale, dynamic_loss_scale, dynamic_loss_args, {', '.join(DYNAMIC_ARGUMENTS)}"
+        )
+    return arguments
 
 
 def _require(condition: bool, message: str) -> None:

@@ -6,9 +6,11 @@ the parameters are their own masters.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
@@ -72,12 +74,50 @@ class PrecisionAttributes(WrappedOptimizer):
         Returns:
             The norm before clipping; -1.0 after an overflow (fp16).
         """
+        norm = self._smp_clip(max_norm, state.require("clip_master_grads").groups[CommGroup.MP_GROUP])
+        return float(norm)
+
+    def _smp_clip(self, max_norm: float, group: dist.ProcessGroup) -> Tensor:
+        """Clip as :meth:`clip_master_grads`; ``group`` are the ranks of the replica that call it."""
         trained = [master for master in self.master_params if master.grad is not None]
         grads = [local_part(master.grad) for master in trained if master.grad is not None]
         counts = [self._smp_counts_here(master) for master in trained]
         counted = [grad for grad, counting in zip(grads, counts, strict=True) if counting]
-        norm = global_norm(counted, group=state.require("clip_master_grads").groups[CommGroup.MP_GROUP])
+        norm = global_norm(
+            counted, groups=[each for each in (self._smp_norm_group, group) if each is not None]
+        )
+        if max_norm == math.inf:
+            return norm
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads:
             grad.mul_(scale.to(grad.device, grad.dtype))
-        return float(norm)
+        return norm
+
+    @property
+    def _smp_norm_group(self) -> dist.ProcessGroup | None:
+        """The ranks that have other slices of the gradients that are clipped."""
+        return None
+
+    def _smp_collect_gradients(self) -> None:
+        """Bring the gradients of shared-out parameters to what is trained of them."""
+
+    def _smp_before_training(self) -> None:
+        """All gradients are there, and no infinity is among them."""
+
+    def _smp_lay_out(self, group: dict[str, Any]) -> None:
+        """A parameter group has got its masters."""
+
+    def _smp_complete_model(self) -> None:
+        """Let other ranks know what has been trained here."""
+
+    def _smp_model_parameter(self, trained: nn.Parameter) -> nn.Parameter:
+        """The model's parameter of which the optimizer trains a slice."""
+        return trained
+
+    def _smp_own_part(self, number: int, whole: Tensor) -> Tensor:
+        """What is trained here of a tensor like parameter ``number``."""
+        return whole
+
+    def _smp_whole(self, number: int, part: Tensor) -> Tensor:
+        """The whole tensor like parameter ``number``; called on all ranks that have parts."""
+        return part

@@ -30,6 +30,8 @@ class Groups:
         messages: all ranks, for objects; its traffic never meets the user's.
         owners: the ranks of this replica that have parameters, or None on one without.
         owner_stages: the stages of these. All of them until :meth:`split_off_owners` says otherwise.
+        shards: the replicas that share out parameters among themselves; all, until :meth:`split_replicas`.
+        copies: the ranks of other such groups that have the same parts; None while there is one group.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Groups:
         self._groups = {kind: made[grid.members(kind, rank)] for kind in CommGroup}
         self.owners: dist.ProcessGroup | None = self._groups[CommGroup.MP_GROUP]
         self.owner_stages = tuple(range(grid.pipeline))
+        self.shards = self._groups[CommGroup.RDP_GROUP]
+        self.copies: dist.ProcessGroup | None = None
         self._like = backend, timeout
         self._made = [group for members, group in made.items() if members != world] + [self.messages]
 
@@ -77,10 +81,25 @@ class Groups:
         self.owners, self.owner_stages = None, tuple(stages)
         for members in self.grid.partition(CommGroup.MP_GROUP):
             owners = tuple(rank for rank in members if self.grid.coordinates(rank).pipeline in stages)
-            group = _new_group(owners, *self._like)
-            self._made.append(group)
+            group = self._extra(owners)
             if self.rank in owners:
                 self.owners = group
+
+    def split_replicas(self, degree: int) -> None:
+        """Make :attr:`shards` of ``degree`` neighbouring replicas each; called on all ranks alike."""
+        for replicas in self.grid.partition(CommGroup.RDP_GROUP):
+            rows = [replicas[first : first + degree] for first in range(0, len(replicas), degree)]
+            for row in rows:
+                group = self._extra(row)
+                self.shards = group if self.rank in row else self.shards
+            for column in zip(*rows, strict=True):
+                group = self._extra(column)
+                self.copies = group if self.rank in column else self.copies
+
+    def _extra(self, members: tuple[int, ...]) -> dist.ProcessGroup:
+        group = _new_group(members, *self._like)
+        self._made.append(group)
+        return group
 
     def destroy(self) -> None:
         """Give up every group made here, in the same order on all ranks."""

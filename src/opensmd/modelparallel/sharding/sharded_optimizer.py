@@ -1,10 +1,11 @@
-"""What ``smp.DistributedOptimizer`` does with the setting ``shard_optimizer_state``.
+"""What ``smp.DistributedOptimizer`` does where replicas share out its state.
 
-From the first step on, which places the parameters, the groups have a slice of each parameter, in the
-parameter's own memory. The optimizer keeps state for the slices alone::
+From the moment on that places the parameters, the groups have a slice of each parameter, in the parameter's
+own memory. The optimizer keeps state for the slices alone::
 
     smp.step         gradients, averaged over the replicas
-    optimizer.step   trains this rank's slices; then the replicas send each other theirs
+    optimizer.step   trains this rank's slices; then the replicas send each other theirs, unless the
+                     parameters themselves are sharded
     state_dict       whole again, from the slices of all
 """
 
@@ -19,8 +20,13 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
-from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.sharding.slices import Slicing, gather_parameters, gathered
+from opensmd.modelparallel.sharding.slices import Rows, Slicing, gather_parameters
+from opensmd.modelparallel.sharding.trained_slices import (
+    OfShardedParameter,
+    OfWholeParameter,
+    TrainedSlice,
+    is_cut,
+)
 from opensmd.modelparallel.state import state
 
 __all__ = ["ShardedMethods", "require_elementwise"]
@@ -51,25 +57,33 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
     kind = type(optimizer)
     known = kind.__module__.startswith(("torch.optim.", "opensmd.optim.")) and kind.__name__ in _ELEMENTWISE
     if not known:
+        key, nothing = setting()
         raise ValueError(
-            f"shard_optimizer_state: {kind.__name__} may need whole parameters (their norms, rows or "
+            f"{key}: {kind.__name__} may need whole parameters (their norms, rows or "
             "columns), but each rank would train a slice of each. Use one of "
-            f"{', '.join(_ELEMENTWISE)}, or set shard_optimizer_state to False"
+            f"{', '.join(_ELEMENTWISE)}, or set {key} to {nothing}"
         )
+
+
+def setting() -> tuple[str, str]:
+    """The setting that shares out the optimizer's state, and the value that does not."""
+    if state.cfg.shards_parameters:
+        return "sharded_data_parallel_degree", "1"
+    return "shard_optimizer_state", "False"
 
 
 class ShardedMethods(PrecisionAttributes):
     """Mixed in front of a distributed optimizer's own class."""
 
     state: Any
-    _smp_slices: list[tuple[nn.Parameter, nn.Parameter]] | None = None  # parameters and their slices
+    _smp_slices: dict[int, TrainedSlice] | None = None  # by the parameter's number
 
     @property
     def master_params(self) -> list[nn.Parameter]:
-        """This rank's parameters, whole, as their gradients are."""
-        if self._smp_slices is None:
+        """What has the gradients that are clipped: masters, slices, or whole parameters of this rank."""
+        if self._smp_slices is None or state.cfg.half_dtype is not None or state.cfg.shards_parameters:
             return super().master_params
-        return [parameter for parameter, _ in self._smp_slices]
+        return [trained.parameter for trained in self._smp_slices.values()]
 
     def step(self, closure: None = None) -> Any:
         """Train this rank's slices, and complete the parameters; called on all replicas.
@@ -79,29 +93,27 @@ class ShardedMethods(PrecisionAttributes):
             ValueError: a closure, or sparse gradients.
         """
         if closure is not None:
-            raise ValueError("optimizer.step takes no closure with shard_optimizer_state")
+            raise ValueError(f"optimizer.step takes no closure with {setting()[0]}")
         if state.model is not None:
             state.model.require_whole_batch("optimizer.step")
         if self._smp_layout is None:  # type: ignore[attr-defined]
             raise SMPError(
                 "optimizer.step was called before the first smp.step function, which makes gradients and, "
-                "with shard_optimizer_state, shares out the optimizer's state"
+                f"with {setting()[0]}, shares out the optimizer's state"
             )
-        if self._smp_slices is None:  # there is one replica
+        if state.cfg.half_dtype is not None:  # whose methods do the rest
             return super().step()  # type: ignore[misc]
-        for parameter, own in self._smp_slices:
-            own.data = self._smp_slicing.cut(parameter.data)
-            own.grad = self._smp_gradient(parameter)
+        self._smp_collect_gradients()
+        self._smp_before_training()
         result = super().step()  # type: ignore[misc]
-        for _, own in self._smp_slices:
-            own.grad = None
-        gather_parameters(self.master_params, self._smp_slicing, self._smp_group)
+        self._smp_complete_model()
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's, for the whole gradients."""
         super().zero_grad(set_to_none)  # type: ignore[misc]
-        for parameter, _ in self._smp_slices or ():
+        for trained in (self._smp_slices or {}).values():
+            parameter = trained.parameter
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
             else:
@@ -129,26 +141,45 @@ class ShardedMethods(PrecisionAttributes):
 
     @property
     def _smp_group(self) -> dist.ProcessGroup:
-        return state.groups[CommGroup.RDP_GROUP]
+        return state.groups.shards
+
+    @property
+    def _smp_norm_group(self) -> dist.ProcessGroup | None:
+        """The ranks that have other slices of the gradients that are clipped."""
+        whole = state.cfg.half_dtype is None and not state.cfg.shards_parameters
+        return None if whole or self._smp_slices is None else self._smp_group
+
+    def _smp_counts_here(self, parameter: nn.Parameter) -> bool:
+        counts: bool = super()._smp_counts_here(parameter)
+        if self._smp_norm_group is None or not counts:
+            return counts
+        number = self._smp_layout.local[id(parameter)]  # type: ignore[attr-defined]
+        return number in (self._smp_slices or {}) or self._smp_group.rank() == 0
+
+    def _smp_collect_gradients(self) -> None:
+        for trained in (self._smp_slices or {}).values():
+            trained.follow()
+
+    def _smp_complete_model(self) -> None:
+        slices = (self._smp_slices or {}).values()
+        for trained in slices:
+            trained.forget_gradient()
+        whole = [trained.parameter for trained in slices if isinstance(trained, OfWholeParameter)]
+        if whole:
+            gather_parameters(whole, self._smp_slicing, self._smp_group)
+
+    def _smp_model_parameter(self, trained: nn.Parameter) -> nn.Parameter:
+        slices = (self._smp_slices or {}).values()
+        return next((each.parameter for each in slices if each.own is trained), trained)
 
     @property
     def _smp_slicing(self) -> Slicing:
         return Slicing(self._smp_group.size(), self._smp_group.rank())
 
-    def _smp_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        if parameter.grad is None:
-            return None
-        if parameter.grad.layout is not torch.strided:
-            raise ValueError(
-                "shard_optimizer_state: a parameter has sparse gradients, of which slices cannot be cut; use "
-                "sparse=False"
-            )
-        return self._smp_slicing.cut(parameter.grad)
-
     def _smp_after_partition(self) -> None:
         super()._smp_after_partition()
         if self._smp_slices is None and self._smp_slicing.ranks > 1:
-            self._smp_slices = []
+            self._smp_slices = {}
             for group in self.param_groups:
                 self._smp_slice(group)
 
@@ -157,42 +188,62 @@ class ShardedMethods(PrecisionAttributes):
         assert self._smp_slices is not None
         local = self._smp_layout.local  # type: ignore[attr-defined]
         for position, parameter in enumerate(group["params"]):
-            parameter.data = parameter.data.contiguous()
-            own = nn.Parameter(self._smp_slicing.cut(parameter.data), parameter.requires_grad)
-            group["params"][position] = own
-            local[id(own)] = local[id(parameter)]
-            self._smp_slices.append((parameter, own))
+            if state.cfg.shards_parameters and not is_cut(parameter):
+                continue
+            trained = self._smp_slice_of(parameter, local[id(parameter)])
+            group["params"][position] = trained.own
+            local[id(trained.own)] = trained.number
+            self._smp_slices[trained.number] = trained
             if parameter in self.state:
-                self.state[own] = self._smp_cut(self.state.pop(parameter), parameter.shape)
+                self.state[trained.own] = _cut(self.state.pop(parameter), trained)
 
-    def _smp_cut(self, entries: Mapping[str, Any], shape: torch.Size) -> dict[str, Any]:
-        return {
-            key: self._smp_slicing.cut(each).clone() if _like_parameter(each, shape) else each
-            for key, each in entries.items()
-        }
+    def _smp_slice_of(self, parameter: nn.Parameter, number: int) -> TrainedSlice:
+        trained: TrainedSlice
+        placeholder = nn.Parameter(torch.empty(0), requires_grad=False)
+        if is_cut(parameter):
+            rows = Rows(self._smp_group.size(), self._smp_group.rank())
+            trained = OfShardedParameter(parameter, placeholder, number, rows, self._smp_group)
+        else:
+            parameter.data = parameter.data.contiguous()
+            trained = OfWholeParameter(parameter, placeholder, number, self._smp_slicing, self._smp_group)
+        trained.own = nn.Parameter(trained.memory(), parameter.requires_grad)
+        trained.own.ds_tensor = getattr(parameter, "ds_tensor", None)  # type: ignore[attr-defined]
+        return trained
+
+    def _smp_own_part(self, number: int, whole: Tensor) -> Tensor:
+        trained = (self._smp_slices or {}).get(number)
+        return whole if trained is None else trained.cut(whole).clone()
+
+    def _smp_whole(self, number: int, part: Tensor) -> Tensor:
+        trained = (self._smp_slices or {}).get(number)
+        return part if trained is None else trained.whole(part)
 
     def _localised(self, given: dict[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = super()._localised(given)  # type: ignore[misc]
-        if self._smp_slices is not None:
-            for number, (parameter, _) in enumerate(self._smp_slices):
-                if number in own["state"]:
-                    own["state"][number] = self._smp_cut(own["state"][number], parameter.shape)
+        local = self._smp_layout.local  # type: ignore[attr-defined]
+        everything = [each for group in self.param_groups for each in group["params"]]
+        for position, parameter in enumerate(everything):
+            trained = (self._smp_slices or {}).get(local[id(parameter)])
+            if trained is not None and position in own["state"]:
+                own["state"][position] = _cut(own["state"][position], trained)
         return own
 
     def _renumbered(self) -> dict[str, Any]:
         """With whole tensors; called on all replicas."""
         own: dict[str, Any] = super()._renumbered()  # type: ignore[misc]
-        for parameter, mine in self._smp_slices or ():
-            number = self._smp_layout.local[id(mine)]  # type: ignore[attr-defined]
+        for number, trained in sorted((self._smp_slices or {}).items()):
             if number in own["state"]:
                 own["state"][number] = {
-                    key: gathered(each, parameter.shape, self._smp_slicing, self._smp_group)
-                    if _like_parameter(each, mine.shape)
-                    else each
+                    key: trained.whole(each) if _like(each, trained.own.shape) else each
                     for key, each in own["state"][number].items()
                 }
         return own
 
 
-def _like_parameter(value: Any, shape: torch.Size) -> bool:
+def _cut(entries: Mapping[str, Any], trained: TrainedSlice) -> dict[str, Any]:
+    shape = trained.parameter.shape
+    return {key: trained.cut(each).clone() if _like(each, shape) else each for key, each in entries.items()}
+
+
+def _like(value: Any, shape: torch.Size) -> bool:
     return isinstance(value, Tensor) and value.shape == shape and value.dim() > 0

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["Slicing", "gather_parameters", "gathered"]
+__all__ = ["Rows", "Slicing", "gather_parameters", "gathered"]
 
 BUCKET_BYTES = 25 << 20
 
@@ -35,6 +35,30 @@ class Slicing:
         whole = own.new_zeros(self.length(elements))
         whole[: own.numel()] = own
         return whole
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of tensors shared out among ranks, as FSDP2 does: the last ranks may have fewer, or none."""
+
+    ranks: int
+    rank: int
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """This rank's rows."""
+        rows = tensor.shape[0]
+        share = -(-rows // self.ranks)
+        first = min(self.rank * share, rows)
+        return tensor.narrow(0, first, min(share, rows - first))
+
+    def whole(self, own: Tensor, shape: torch.Size, group: dist.ProcessGroup) -> Tensor:
+        """All rows; called on all ranks of ``group``."""
+        share = -(-shape[0] // self.ranks)
+        mine = own.new_zeros((share, *shape[1:]))
+        mine[: own.shape[0]] = own.detach()
+        everyone = mine.new_empty((share * self.ranks, *shape[1:]))
+        dist.all_gather_into_tensor(everyone, mine, group=group)
+        return everyone[: shape[0]]
 
 
 def gathered(own: Tensor, shape: torch.Size, slicing: Slicing, group: dist.ProcessGroup) -> Tensor:

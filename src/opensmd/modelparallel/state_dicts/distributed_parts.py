@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.sharding.slices import Rows
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.missing_tensors import has_data
 from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
@@ -79,6 +80,15 @@ class DistributedParts(Whereabouts):
         """Whether a parameter counts on this rank in a sum over the replica: a slice on all."""
         return tensor_size() == 1 or tensor_rank() == 0 or name in self._split
 
+    @property
+    def has_scaled_batch(self) -> bool:
+        """Whether any parameter or buffer works on the batch of the whole tensor-parallel group."""
+        return bool(self._scaled)
+
+    def works_on_scaled_batch(self, name: str) -> bool:
+        """As :meth:`is_scaled_batch_parameter`, by name."""
+        return name in self._scaled
+
     def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         module = self.get_module()
         yield from module.named_parameters(remove_duplicate=False)
@@ -101,7 +111,12 @@ def whole_entries(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> di
     whole: dict[Any, Any] = {}
     for name, value in entries.items():
         whole[name] = value
-        if isinstance(value, DTensor):
+        if isinstance(value, DTensor) and value.device_mesh == state.sharding_mesh:
+            key: tuple[Any, ...] = (value.to_local().untyped_storage().data_ptr(), value.shape)
+            if key not in gathered:
+                gathered[key] = _all_rows(value)
+            whole[name] = gathered[key]
+        elif isinstance(value, DTensor):
             if not value.to_local().is_meta:
                 whole[name] = value.full_tensor().detach()
         elif name in shards and isinstance(value, Tensor) and has_data(value):
@@ -110,6 +125,11 @@ def whole_entries(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> di
                 gathered[key] = all_gathered(value.detach(), shards[name].axis, shards[name].size)
             whole[name] = gathered[key]
     return whole
+
+
+def _all_rows(value: DTensor) -> Tensor:
+    group = state.groups.shards
+    return Rows(group.size(), group.rank()).whole(value.to_local(), value.shape, group)
 
 
 def cut_entry(value: Any, shard: Shard | None, own: Any) -> Any:

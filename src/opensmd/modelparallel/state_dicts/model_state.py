@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.moves import Moves
 
@@ -42,6 +43,10 @@ class ModelState(Moves):
     def running(self) -> int:
         """The number of microbatches of the step that runs; 0 outside steps, which a subclass has."""
         return 0
+
+    def current(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What the model has in the place of a parameter that it had before; a subclass may shard some."""
+        return parameter
 
     def require_whole_batch(self, name: str) -> None:
         """Refuse what must wait for the gradients of a whole batch, called by one of several microbatches.
@@ -101,6 +106,13 @@ class ModelState(Moves):
         handle = RemovableHandle(self._post_step_hooks)
         self._post_step_hooks[handle.id] = hook
         return handle
+
+    def _fill_delayed(self, plan: Plan) -> None:
+        """Give delayed parameters their numbers, where they live."""
+        if self.delayed:
+            stage = state.groups.rank_in(CommGroup.PP_GROUP)
+            names = {id(parameter): name for name, parameter in self.get_module().named_parameters()}
+            self.delayed.fill(lambda parameter: plan.parameter_home(names[id(parameter)]) == stage)
 
     def finish_partition(self, plan: Plan) -> None:
         """Told by the engine when parts are in place: load what waited, cut the optimizer, run the hooks."""

@@ -48,7 +48,7 @@ class Moves(StateDicts):
                     "first step"
                 )
         for tensor, new in zip(tensors, moved, strict=True):
-            if new.dtype == tensor.dtype:
+            if new.dtype == tensor.dtype and new.device != tensor.device:
                 tensor.data = new
         return self
 

@@ -39,14 +39,17 @@ class StateDicts(DistributedParts):
         self._pending_full: tuple[dict[str, Any], bool, dict[str, int]] | None = None
 
     def local_state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state dict, and ``_smp_is_partial: True``.
+        """This stage's part of the state dict, and ``_smp_is_partial: True``.
+
+        With sharded parameters called on all replicas, which send each other their parts of it.
 
         Raises:
             SMPError: the model has not been partitioned yet.
         """
         self._require_partitioned("local_state_dict")
         own = self._own_entries()
-        return with_versions({**own, PARTIAL: True}, own)
+        whole = whole_entries(own, {}) if state.cfg.shards_parameters else own
+        return with_versions({**whole, PARTIAL: True}, own)
 
     def state_dict(  # type: ignore[override]  # one keyword more than torch's
         self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any
@@ -54,7 +57,7 @@ class StateDicts(DistributedParts):
         """The whole model's state dict, with the plain module's names and order.
 
         After partitioning it is collected from all ranks of the replica, so all of them must call it (those
-        with ``dp_rank() == 0`` are enough).
+        with ``dp_rank() == 0`` are enough); with sharded parameters, from all ranks.
 
         Args:
             destination, prefix, keep_vars: as torch's; ``keep_vars`` only before partitioning.
@@ -69,7 +72,7 @@ class StateDicts(DistributedParts):
                 "then. Call it after a step, or in model.register_post_partition_hook"
             )
         split = self.partitioned and state.groups.size(CommGroup.PP_GROUP) > 1
-        if not split and state.cfg.tensor_parallel_degree == 1:
+        if not split and state.cfg.tensor_parallel_degree == 1 and not state.cfg.shards_parameters:
             plain: dict[str, Any] = self.get_module().state_dict(*args, **kwargs)
             return plain
         destination, prefix = _into(*args, **kwargs)

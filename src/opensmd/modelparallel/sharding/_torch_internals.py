@@ -1,0 +1,74 @@
+"""The private parts of torch's FSDP2 that sharded models need, in one place.
+
+tests/ranks/test_sharded_model.py fails loudly when torch changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+__all__ = ["by_hand", "drop_gradients", "gradients_found", "local_part", "reduce_now", "zeros_where"]
+
+
+def local_part(tensor: DTensor) -> Tensor:
+    """This rank's part: the memory itself."""
+    return tensor._local_tensor
+
+
+def by_hand(module: FSDPModule) -> None:
+    """Let calls of ``module`` go by: it is gathered and reduced by hand from now on."""
+    state = module._get_fsdp_state()
+    state._pre_forward_hook_handle.remove()
+    state._post_forward_hook_handle.remove()
+    state._lazy_init()
+
+
+def gradients_found(module: FSDPModule) -> list[tuple[nn.Parameter, bool]]:
+    """The sharded parameters of a unit, and whether each has a gradient that is still to be reduced."""
+    return [(each.sharded_param, _gradient(each) is not None) for each in _parameters(module)]
+
+
+def zeros_where(module: FSDPModule, wanted: Mapping[int, bool]) -> None:
+    """Give gathered parameters without a gradient zeros, where other ranks have one.
+
+    Args:
+        wanted: by the identity of the sharded parameter.
+    """
+    for each in _parameters(module):
+        if wanted[id(each.sharded_param)] and _gradient(each) is None:
+            each.unsharded_param.grad = each.unsharded_param.new_zeros(each.unsharded_param.shape)
+
+
+def drop_gradients(module: FSDPModule) -> None:
+    """Forget gradients that have not been reduced."""
+    for each in _parameters(module):
+        if hasattr(each, "_unsharded_param"):
+            each._unsharded_param.grad = None
+        each.unsharded_accumulated_grad = None
+
+
+def reduce_now(module: FSDPModule) -> None:
+    """Reduce what gradients have added up in this unit, and release its gathered parameters."""
+    state = module._get_fsdp_state()
+    for group in state._fsdp_param_groups:
+        group.post_backward()
+        group.finalize_backward()  # type: ignore[no-untyped-call]
+    for group in state._fsdp_param_groups:
+        group.comm_ctx.reduce_scatter_states.clear()
+
+
+def _gradient(parameter: Any) -> Tensor | None:
+    if parameter.unsharded_accumulated_grad is not None:
+        found: Tensor = parameter.unsharded_accumulated_grad
+        return found
+    gathered: nn.Parameter | None = getattr(parameter, "_unsharded_param", None)
+    return None if gathered is None else gathered.grad
+
+
+def _parameters(module: FSDPModule) -> list[Any]:
+    return [each for group in module._get_fsdp_state()._fsdp_param_groups for each in group.fsdp_params]

@@ -1,0 +1,59 @@
+"""What averages the gradients of a model: over other ranks for each kind of parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.replicas.reducer import Replicas
+from opensmd.modelparallel.replicas.together import ReplicasTogether
+from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
+from opensmd.modelparallel.sharding.sharded_replicas import ShardedReplicas, refuse_comm_hook
+from opensmd.modelparallel.sharding.trained_slices import is_cut
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
+
+__all__ = ["make_replicas"]
+
+
+def make_replicas(
+    model: ModelState, sharded: ShardedParameters | None, options: Mapping[str, Any]
+) -> Replicas | ReplicasTogether:
+    """The replicas of a placed model; called on all ranks.
+
+    Distributed modules have them on fewer ranks than all others; sharded parameters are reduced apart.
+
+    Args:
+        sharded: the parameters of which ranks have parts.
+        options: of :class:`Replicas`.
+
+    Raises:
+        SMPUnsupportedError: comm hooks for sharded parameters.
+    """
+    if sharded is not None and options["comm_hooks"]:
+        refuse_comm_hook()
+    groups = state.groups
+    named = list(model.get_module().named_parameters(remove_duplicate=False))
+    cut = {name for name, parameter in named if sharded is not None and is_cut(parameter)}
+
+    def of(kind: CommGroup, *, scaled: bool) -> Replicas:
+        def is_local(name: str) -> bool:
+            mine = model.is_here(name) and name not in cut
+            return mine and model.works_on_scaled_batch(name) == scaled
+
+        return Replicas(model.get_module(), is_local=is_local, group=groups[kind], **options)
+
+    members = [of(CommGroup.DP_GROUP, scaled=False)]
+    distributed = model.has_scaled_batch
+    if distributed and groups[CommGroup.RDP_GROUP].size() > 1:
+        members.append(of(CommGroup.RDP_GROUP, scaled=True))
+    if sharded is not None:
+        return ShardedReplicas(
+            sharded,
+            members,
+            groups[CommGroup.RDP_GROUP],
+            split=groups.size(CommGroup.PP_GROUP) > 1,
+            find_unused_parameters=options["find_unused_parameters"],
+        )
+    return ReplicasTogether(members) if distributed else members[0]

@@ -1,0 +1,77 @@
+"""What ``smp.DistributedModel`` shards and over which ranks: from settings, the plan and the rank grid."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.sharding.sharded_parameters import (
+    Limits,
+    ShardedParameters,
+    made_equal,
+    shard_model,
+    shard_stage,
+)
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
+
+__all__ = ["shard_at_wrapping", "shard_parameters"]
+
+
+def shard_at_wrapping() -> bool:
+    """Whether parameters are cut when a model is wrapped, as it needs no partitions."""
+    return state.cfg.shards_parameters and state.cfg.pipeline_parallel_degree == 1
+
+
+def shard_parameters(model: ModelState, plan: Plan) -> ShardedParameters:
+    """Give this rank its part of every parameter that lives on its stage; called on all ranks.
+
+    With distributed modules only what belongs to them is cut, by the ranks that have the same slices.
+    """
+    module, cfg = model.get_module(), state.cfg
+    stage = state.groups.rank_in(CommGroup.PP_GROUP)
+    split = cfg.pipeline_parallel_degree > 1
+    here = {name for name, _ in module.named_parameters() if plan.parameter_home(name) == stage}
+    distributed = {name for name, _ in module.named_parameters() if model.works_on_scaled_batch(name)}
+    names = here & distributed if cfg.tensor_parallel_degree > 1 else here
+    mesh = state.sharding_mesh = _mesh(next((each.device.type for each in module.parameters()), "cpu"))
+    if split:
+        model.delayed.fill_some(
+            [each for name, each in module.named_parameters() if plan.parameter_home(name) == stage]
+        )
+        model.delayed.fill(lambda _: False)
+        modules = dict(module.named_modules(remove_duplicate=False))
+        local = [modules[name] for name, home in plan.atomic().items() if home == stage]
+        group = state.groups[CommGroup.RDP_GROUP]
+        made_equal([each for name, each in module.named_parameters() if name in names], group)
+        return shard_stage(module, names, mesh, local)
+
+    def prepare(parameters: list[nn.Parameter]) -> None:
+        model.delayed.fill_some(parameters)
+        sharded = {id(each) for name, each in module.named_parameters() if name in names}
+        made_equal([each for each in parameters if id(each) in sharded], state.groups[CommGroup.RDP_GROUP])
+
+    limits = Limits(
+        least=cfg.sdp_param_persistence_threshold,
+        most=cfg.sdp_reduce_bucket_size,
+        live=cfg.sdp_max_live_parameters,
+    )
+    return shard_model(module, names, mesh, limits, prepare)
+
+
+def _mesh(device: str) -> DeviceMesh:
+    """The ranks that share out parameters; with copies of these groups, in a second dimension."""
+    degree, replicas = state.cfg.sharded_data_parallel_degree, state.groups[CommGroup.RDP_GROUP]
+    if degree == dist.get_world_size(replicas):
+        return DeviceMesh.from_group(replicas, device)
+    groups = state.groups
+    groups.split_replicas(degree)
+    members = groups.members(CommGroup.RDP_GROUP)
+    rows = [list(members[first : first + degree]) for first in range(0, len(members), degree)]
+    assert groups.copies is not None
+    return DeviceMesh.from_group(
+        [groups.copies, groups.shards], device, mesh=rows, mesh_dim_names=("replicate", "shard")
+    )

@@ -1,0 +1,77 @@
+"""What ``smp.DistributedOptimizer`` does besides, with the setting ``sharded_data_parallel_degree``.
+
+``step()`` clips the gradients to ``sdp_gradient_clipping`` first, and scripts read flat FP32 shards and norms
+under the names that they have in DeepSpeed's optimizer, the original's engine.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods
+from opensmd.modelparallel.state import state
+
+__all__ = ["ShardedParameterMethods"]
+
+
+class ShardedParameterMethods(ShardedMethods):
+    """Mixed in front of a distributed optimizer's own class.
+
+    Attributes:
+        _global_grad_norm: of the mean gradient before clipping, from the last step on.
+    """
+
+    _global_grad_norm = 0.0
+    _smp_norm_is_new = False
+    _smp_flat: dict[int, Tensor] | None = None  # masters in one piece, by the identity of their first
+
+    @property
+    def ds_param_shard_group(self) -> dist.ProcessGroup:
+        """The ranks that share out parameters."""
+        return self._smp_group
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[Tensor]:
+        """This rank's part of every parameter group in FP32, parameter after parameter.
+
+        With fp16 and bf16 it is the memory of the masters; otherwise a copy.
+        """
+        return [self._smp_flat_group(group) for group in self.param_groups]
+
+    def _smp_flat_group(self, group: dict[str, Any]) -> Tensor:
+        parts = group["params"]
+        flat = (self._smp_flat or {}).get(id(parts[0])) if parts else None
+        if flat is not None:
+            return flat
+        pieces = [part.detach().reshape(-1).float() for part in parts]
+        return torch.cat(pieces) if pieces else torch.empty(0)
+
+    def _smp_clip(self, max_norm: float, group: dist.ProcessGroup) -> Tensor:
+        norm = super()._smp_clip(max_norm, group)
+        if not self._smp_norm_is_new:
+            self._global_grad_norm, self._smp_norm_is_new = float(norm), True
+        return norm
+
+    def _smp_before_training(self) -> None:
+        super()._smp_before_training()
+        limit, owners = state.cfg.sdp_gradient_clipping, state.groups.owners
+        if owners is not None:
+            self._smp_clip(limit or math.inf, owners)
+        self._smp_norm_is_new = False
+
+    def _smp_lay_out(self, group: dict[str, Any]) -> None:
+        super()._smp_lay_out(group)
+        masters = group["params"]
+        if not masters or any(each.dtype is not torch.float32 for each in masters):
+            return
+        flat = torch.cat([each.detach().reshape(-1) for each in masters])
+        first = 0
+        for master in masters:
+            master.data = flat[first : first + master.numel()].view(master.shape)
+            first += master.numel()
+        self._smp_flat = {**(self._smp_flat or {}), id(masters[0]): flat}

@@ -1,0 +1,151 @@
+"""Steps over replicas that share out the parameters themselves.
+
+On one partition torch's FSDP2 gathers a unit when it is called and reduces its gradients when its backward
+ends; in steps of several microbatches only the last backward does::
+
+    microbatch 0..m-2   gathered once, gradients add up where they were computed
+    microbatch m-1      gradients are reduced and cut, gathered parameters go
+
+On several partitions microbatches take turns, on every replica in another order. So all units are gathered
+before a step, and reduced after it, in one order on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
+from opensmd.modelparallel.replicas.together import ReplicasTogether
+from opensmd.modelparallel.sharding._torch_internals import (
+    by_hand,
+    drop_gradients,
+    gradients_found,
+    reduce_now,
+    zeros_where,
+)
+from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
+
+__all__ = ["ShardedReplicas", "refuse_comm_hook"]
+
+
+def refuse_comm_hook() -> NoReturn:
+    """Say why there is none.
+
+    Raises:
+        SMPUnsupportedError: always.
+    """
+    raise SMPUnsupportedError(
+        "comm hooks do not go together with sharded_data_parallel_degree: gradients are reduced in parts by "
+        "torch's FSDP2, not in the buckets of DistributedDataParallel"
+    )
+
+
+class ShardedReplicas(ReplicasTogether):
+    """What :class:`Replicas` is to whole parameters.
+
+    Args:
+        sharded: the parameters of which each rank has a part.
+        rest: which average the gradients of all others, and send buffers.
+        group: the ranks that have the same stage.
+        split: there are several partitions.
+        find_unused_parameters: replicas may use different parameters.
+    """
+
+    def __init__(
+        self,
+        sharded: ShardedParameters,
+        rest: Sequence[Replicas],
+        group: dist.ProcessGroup,
+        *,
+        split: bool,
+        find_unused_parameters: bool,
+    ) -> None:
+        super().__init__(rest)
+        self._sharded = sharded
+        self._group = group
+        self._split = split
+        for unit in sharded.units:
+            if split:
+                by_hand(unit)
+            elif find_unused_parameters:
+                unit.set_reduce_scatter_unused_params(True)
+
+    def before_step(self) -> None:
+        """Begin a step; on several partitions its parameters are gathered here."""
+        super().before_step()
+        if self._split:
+            for unit in self._sharded.units:
+                unit.unshard()
+        elif self._sharded.stays_gathered:
+            self._reduces(False)
+
+    def before_last_backward(self, roots: Sequence[Tensor]) -> None:
+        """From now on gradients are reduced."""
+        super().before_last_backward(roots)
+        if not self._split:
+            self._reduces(True)
+
+    def abandon_step(self) -> None:
+        """End a step that an exception has ended; its gradients are lost."""
+        super().abandon_step()
+        for unit in self._sharded.units:
+            drop_gradients(unit)
+        for unit in self._sharded.units if self._split else self._sharded.units[-1:]:
+            unit.reset_iter_state()
+
+    def after_step(self, *, backward_ran: bool) -> None:
+        """End a step: reduce what no backward has, and let gathered parameters go."""
+        super().after_step(backward_ran=backward_ran)
+        if backward_ran:
+            self._reduce_what_is_left()
+        for unit in self._sharded.units:
+            unit.reshard()
+
+    def join(self, *options: bool) -> NoReturn:
+        """Refused.
+
+        Raises:
+            SMPUnsupportedError: always.
+        """
+        raise SMPUnsupportedError(
+            "model.join() does not go together with sharded_data_parallel_degree: every rank needs the "
+            "others' parts of the parameters in each step, so all need equally many"
+        )
+
+    def register_comm_hook(self, state: Any, hook: CommHook) -> NoReturn:
+        """Refused.
+
+        Raises:
+            SMPUnsupportedError: always.
+        """
+        refuse_comm_hook()
+
+    def _reduces(self, wanted: bool) -> None:
+        for unit in self._sharded.units:
+            unit.set_requires_gradient_sync(wanted, recurse=False)
+            unit.set_reshard_after_backward(wanted, recurse=False)
+        self._sharded.units[-1].set_is_last_backward(wanted)
+
+    def _reduce_what_is_left(self) -> None:
+        found = [pair for unit in self._sharded.units for pair in gradients_found(unit)]
+        if not self._split and not any(has for _, has in found):
+            return
+        if not found:
+            return
+        have = torch.tensor([has for _, has in found], dtype=torch.uint8, device=self._device)
+        dist.all_reduce(have, op=dist.ReduceOp.MAX, group=self._group)
+        wanted = {id(parameter): bool(has) for (parameter, _), has in zip(found, have.tolist(), strict=True)}
+        self._reduces(True)
+        for unit in reversed(self._sharded.units):
+            zeros_where(unit, wanted)
+            reduce_now(unit)
+
+    @property
+    def _device(self) -> str:
+        return self._sharded.mesh.device_type

@@ -1,0 +1,76 @@
+"""Which modules' parameters are gathered together when a model is sharded; pure.
+
+Blocks, the children of module lists and sequentials, are units of their own: one is gathered while another
+computes. What lies outside of all units belongs to the model's root, which is gathered for a whole step::
+
+    GPT2LMHeadModel            root: embeddings, last norm, tied head
+        transformer.h[0..n]    a unit each
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from torch import nn
+
+__all__ = ["find_units", "kept_units"]
+
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
+
+
+def find_units(
+    module: nn.Module, *, least: int, most: int, left_out: Collection[int] = ()
+) -> list[nn.Module]:
+    """The units of ``module`` in the order of its modules, inner ones before those around them.
+
+    Args:
+        least: a unit has at least so many elements.
+        most: with more than so many it is divided, if it has blocks of its own.
+        left_out: identities of parameters that are not sharded.
+    """
+    owners = Counter(id(each) for owner in module.modules() for each in owner.parameters(recurse=False))
+    search = _Search(least, min(most, max(1, _elements(module, left_out) // 4)), set(left_out), owners)
+    return list(search.inside(module))
+
+
+def kept_units(elements: list[int], most: int) -> list[bool]:
+    """Which units stay gathered from forward to backward, so that at most ``most`` elements do.
+
+    Args:
+        elements: of the units in the order of forward; the last ones are needed again first.
+    """
+    kept = []
+    for number in reversed(elements):
+        most -= number
+        kept.append(most >= 0)
+    return kept[::-1]
+
+
+class _Search:
+    def __init__(self, least: int, most: int, left_out: set[int], owners: Counter[int]) -> None:
+        self._least = least
+        self._most = most
+        self._left_out = left_out
+        self._owners = owners
+
+    def inside(self, module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():
+            elements = _elements(child, self._left_out)
+            is_block = isinstance(module, _LISTS)
+            inner = [] if is_block and elements <= self._most else list(self.inside(child))
+            yield from inner
+            if is_block and elements >= self._least and self._may_be_unit(child):
+                yield child
+
+    def _may_be_unit(self, module: nn.Module) -> bool:
+        """Whether it is called, and nobody outside of it has parameters of it."""
+        if isinstance(module, _WITHOUT_FORWARD):
+            return False
+        inside = Counter(id(each) for owner in module.modules() for each in owner.parameters(recurse=False))
+        return all(self._owners[parameter] == count for parameter, count in inside.items())
+
+
+def _elements(module: nn.Module, left_out: Collection[int]) -> int:
+    return sum(each.numel() for each in module.parameters() if id(each) not in left_out)

@@ -1,0 +1,265 @@
+"""Models whose parameters replicas share out: trained as in one process, at every degree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.init import shutdown
+from tests.support.ranks import RankPool
+
+Pools = Callable[[int], RankPool]
+WIDTH, ROWS, STEPS = 15, 8, 3
+# a model this small is gathered as a whole unless told otherwise
+BY_BLOCK = {"sdp_param_persistence_threshold": 0, "sdp_max_live_parameters": 1, "sdp_gradient_clipping": 0.0}
+AT_ONCE = {"sdp_gradient_clipping": 0.0}
+
+
+class Block(nn.Module):
+    """With a norm, so that not all parameters can be cut into equal pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inside = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inside(self.norm(x))
+
+
+class Net(nn.Module):
+    """Blocks between an embedding and a head that share a weight, and a parameter without axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.embedding.weight
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embedding(x)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden) * self.scale
+
+
+def batch(number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(WIDTH, (4 * ROWS, 3), generator=generator)
+
+
+def loss_of(output: Tensor, x: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def in_one_process(dtype: torch.dtype = torch.float32, clip: float = 0.0) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = Net().to(dtype)
+    optimizer = adam(net.parameters())
+    losses, norms, grads = [], [], {}
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(net(batch(number)).float(), batch(number))
+        loss.backward()
+        losses.append(loss.item())
+        grads = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+        norms.append(float(nn.utils.clip_grad_norm_(net.parameters(), clip or float("inf"))))
+        optimizer.step()
+    return {"losses": losses, "norms": norms, "grads": grads, "model": net.state_dict()}
+
+
+class Training:
+    """A script that shards its model."""
+
+    def __init__(self, partitions: int = 1, degree: int | None = None, **settings: Any) -> None:
+        shutdown()
+        degree = degree or dist.get_world_size() // partitions
+        sharding = {"sharded_data_parallel_degree": degree, "partitions": partitions, "ddp": True}
+        smp.init(sharding | settings)
+        torch.manual_seed(smp.rank())  # the first replica's values are everybody's
+        if smp.dp_rank() == 0:
+            torch.manual_seed(0)
+        with smp.model_creation():
+            net = Net()
+        self.model = model = smp.DistributedModel(net)
+        self.optimizer = smp.DistributedOptimizer(adam(model.parameters()))
+
+        @smp.step
+        def step(x: Tensor) -> Tensor:
+            loss = loss_of(model(x), x)
+            model.backward(loss)
+            return loss
+
+        self.step = step
+
+    def train(self, number: int) -> float:
+        self.optimizer.zero_grad()
+        loss = self.step(batch(number).chunk(smp.rdp_size())[smp.rdp_rank()]).reduce_mean()
+        dist.all_reduce(loss)
+        self.optimizer.step()
+        return float(loss) / dist.get_world_size()
+
+
+def part_of(whole: Tensor, parameter: nn.Parameter) -> Tensor:
+    """What this rank has of a tensor like ``parameter``."""
+    if parameter.dim() == 0 or type(parameter) is nn.Parameter:
+        return whole
+    parts = whole.chunk(smp.state.groups.shards.size())
+    rank = smp.state.groups.shards.rank()
+    return parts[rank] if rank < len(parts) else whole[:0]
+
+
+def trains_as_one_process(partitions: int, degree: int | None, settings: dict[str, Any]) -> None:
+    expected = in_one_process()
+    training = Training(partitions, degree, **settings)
+    losses, norms = [], []
+    for number in range(STEPS):
+        losses.append(training.train(number))
+        norms.append(training.optimizer._global_grad_norm)
+    close = {"rtol": 1e-6, "atol": 1e-7}
+    torch.testing.assert_close(losses, expected["losses"], **close)
+    torch.testing.assert_close(norms, expected["norms"], rtol=1e-5, atol=0)
+    for name, parameter in training.model.local_named_parameters():
+        grad = parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
+        wanted = part_of(expected["grads"][name], parameter)
+        torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        dict(training.model.state_dict()), dict(expected["model"]), rtol=1e-4, atol=1e-5
+    )
+
+
+def keeps_its_part_alone() -> None:
+    training = Training(**BY_BLOCK)
+    parts = [each.ds_tensor for each in training.model.parameters() if each.dim() > 0]
+    whole = [each.ds_numel for each in training.model.parameters() if each.dim() > 0]
+    assert sum(each.ds_numel for each in parts) <= 1.05 * sum(whole) / smp.rdp_size() + 10 * WIDTH
+    before = [each.clone() for each in parts]
+    training.train(0)
+    assert not any(torch.equal(part, old) for part, old in zip(parts, before, strict=True) if len(part))
+    state = training.optimizer.state.values()
+    kept = sum(each.numel() for entries in state for each in entries.values() if each.dim() > 0)
+    assert kept == 2 * sum(each.ds_numel for each in parts)
+    with torch.no_grad():
+        smp.step(lambda x: training.model(x).sum())(batch(0))
+    assert [each.to_local().numel() for each in training.model.parameters() if each.dim() > 0] == [
+        len(part) for part in parts
+    ]
+
+
+def goes_on_after_an_error() -> None:
+    expected = in_one_process()["losses"]
+    training = Training(**BY_BLOCK)
+    losses = [training.train(0)]
+
+    @smp.step
+    def fails(x: Tensor) -> None:
+        training.model.backward(loss_of(training.model(x), x))
+        raise KeyError("of the script's")
+
+    with pytest.raises(KeyError):
+        fails(batch(9))
+    losses += [training.train(number) for number in range(1, STEPS)]
+    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=1e-7)
+
+
+def refusals() -> None:
+    for settings, text in (
+        ({"sharded_data_parallel_degree": 2}, "sharded_data_parallel_degree needs ddp=True"),
+        ({"sharded_data_parallel_degree": 3, "ddp": True}, "does not divide the number of replicas, 2"),
+        (
+            {"sharded_data_parallel_degree": 2, "shard_optimizer_state": True, "ddp": True},
+            "shard_optimizer_state and sharded_data_parallel_degree both",
+        ),
+    ):
+        with pytest.raises(ValueError, match=text):
+            smp.init(settings)
+    training = Training()
+    with pytest.raises(SMPError, match="sharded_data_parallel_degree"):
+        smp.amp.GradScaler("cpu")
+    with pytest.raises(SMPUnsupportedError, match="sharded_data_parallel_degree"), training.model.join():
+        pass
+    with pytest.raises(SMPUnsupportedError, match="comm hooks"):
+        training.model.register_comm_hook(None, print)
+    with pytest.raises(ValueError, match="LBFGS works on all parameters"):
+        smp.DistributedOptimizer(torch.optim.LBFGS(training.model.parameters()))
+    for degree in (0, 1):
+        shutdown()
+        smp.init({"sharded_data_parallel_degree": degree, "ddp": True})
+        assert type(next(smp.DistributedModel(nn.Linear(2, 2)).parameters())) is nn.Parameter
+
+
+def clips_in_its_step() -> None:
+    expected = in_one_process(clip=0.1)
+    training = Training(sdp_gradient_clipping=0.1)
+    losses = [training.train(number) for number in range(STEPS)]
+    torch.testing.assert_close(losses, expected["losses"], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(training.optimizer._global_grad_norm, expected["norms"][-1])
+
+
+def half_precision(settings: dict[str, Any]) -> list[Any]:
+    """Losses, masters and the flat memory of these."""
+    training = Training(**AT_ONCE | settings)
+    losses = [training.train(number) for number in range(STEPS)]
+    state = training.optimizer.state_dict()
+    if settings.get("degree") != 1:
+        flat = training.optimizer.fp32_partitioned_groups_flat[0]
+        numels = [each.ds_tensor.ds_numel for each in training.optimizer.fp16_groups[0]]
+        assert flat.numel() == sum(numels) and flat.dtype is torch.float32
+        before = flat.clone()
+        training.train(9)
+        assert not torch.equal(flat, before)
+    return [losses, state]
+
+
+def trains_in_16_bits(key: str) -> None:
+    """As replicas that share out nothing do, to the rounding of their reductions."""
+    shutdown()
+    plain = half_precision({key: True, "degree": 1})
+    sharded = half_precision({key: True, **BY_BLOCK})
+    torch.testing.assert_close(sharded[0], plain[0], rtol=2e-2, atol=1e-2)
+    masters = [entries["master_weight"] for entries in sharded[1]["state"].values()]
+    assert {each.dtype for each in masters} == {torch.float32}
+    for own, other in zip(masters, plain[1]["state"].values(), strict=True):
+        torch.testing.assert_close(own, other["master_weight"], rtol=0.1, atol=0.05)
+
+
+def test_a_sharded_model_trains_as_in_one_process(pool: Pools) -> None:
+    for settings in (BY_BLOCK, AT_ONCE, BY_BLOCK | {"microbatches": 2}, AT_ONCE | {"microbatches": 2}):
+        pool(2).run(trains_as_one_process, 1, None, settings)
+    pool(4).run(trains_as_one_process, 1, 2, BY_BLOCK)  # two copies of two parts each
+    pool(2).run(clips_in_its_step)
+
+
+def test_a_split_model_shares_out_the_parameters_of_its_stages(pool: Pools) -> None:
+    for settings in (AT_ONCE, AT_ONCE | {"microbatches": 4}):
+        pool(4).run(trains_as_one_process, 2, None, settings)
+
+
+def test_a_rank_keeps_its_part_of_parameters_and_state_alone(pool: Pools) -> None:
+    pool(2).run(keeps_its_part_alone)
+
+
+def test_sharded_parameters_train_on_after_a_step_that_failed(pool: Pools) -> None:
+    pool(2).run(goes_on_after_an_error)
+
+
+def test_what_cannot_go_with_sharded_parameters_is_refused(pool: Pools) -> None:
+    pool(2).run(refusals)
+
+
+@pytest.mark.parametrize("key", ["bf16", "fp16"])
+def test_sharded_parameters_of_16_bits_have_masters_of_their_parts(pool: Pools, key: str) -> None:
+    pool(2).run(trains_in_16_bits, key)
