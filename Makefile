@@ -63,7 +63,8 @@ clients: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python -m opensmd.native.build
 	env -u PYTHONDONTWRITEBYTECODE $(CLIENTS)/bin/python -m pytest --timeout 300 tests/clients
 
-# Data parallelism over smddp, smddp against gloo, a GPT split over 2 and 2 x 2 processes: about 3 minutes.
+# Data parallelism over smddp, smddp against gloo, a GPT split over 2 and 2 x 2 processes,
+# and one that does not fit into one of four: about 3 minutes.
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 

@@ -27,6 +27,11 @@ STEPS = [  # title, processes (None: as asked for), script and its options
         4,
         ["model_parallel/hybrid.py", "--compare"],
     ),
+    (
+        "A GPT that does not fit into one process, split over four that may hold no more",
+        4,
+        ["model_parallel/limited.py"],
+    ),
 ]
 
 

@@ -98,3 +98,11 @@ def test_a_hugging_face_model_learns_with_its_own_loss(pool: Pools, text: Path) 
     counts = re.search(r"parameters in each process: ([\d,]+), ([\d,]+)", printed)
     assert counts is not None
     assert all(int(group.replace(",", "")) > 10_000 for group in counts.groups())
+
+
+def test_four_processes_train_what_one_of_them_may_not_hold(text: Path) -> None:
+    options = ["--layers", 8, "--width", 384, "--steps", 2, "--limit", 200]
+    printed = smdrun("limited.py", text, *options, ranks=4)
+    assert "In one process without smp" in printed and "can't allocate memory" in printed
+    assert "step 2: loss" in printed
+    assert re.search(r"Adam's state: 2\d\d MiB, in each process \d\d, \d\d, \d\d, \d\d\n", printed)

@@ -13,7 +13,12 @@ def test_large_blocks_come_from_the_heap_and_stay_there() -> None:
     assert keeping_memory({"PATH": "/bin"}, DEBIAN_12) == {
         "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
         "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
+        "MALLOC_ARENA_MAX": "1",
     }
+
+
+def test_threads_have_one_heap_unless_the_user_wants_more() -> None:
+    assert keeping_memory({"MALLOC_ARENA_MAX": "4"}, DEBIAN_12)["MALLOC_ARENA_MAX"] == "4"
 
 
 def test_older_versions_get_a_threshold_that_they_take() -> None:
