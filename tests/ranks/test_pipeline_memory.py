@@ -168,7 +168,7 @@ def test_the_estimate_of_memory_is_that_of_a_run(name: str) -> None:
     malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # free means gone
     outcomes = run_once(2, measured_and_estimated, name, env=malloc)
     (first, first_estimate, _, _), (last, estimate, without, late) = [outcome.value for outcome in outcomes]
-    assert late == 4
+    assert late == 2
     # A rank that waits computes weight gradients then, and keeps less until the end: how much, time tells.
     assert 0.75 * without < last < 1.25 * estimate
     assert estimate > 1.3 * without

@@ -163,5 +163,9 @@ def _what_hooks_carry(request: PlanRequest) -> ModelTrace | None:
 
 def _late_microbatches(request: PlanRequest, group: dist.ProcessGroup) -> int | None:
     """How many the engine computes weights' gradients of late, at most; None where nothing bounds them."""
+    cfg = request.cfg
     on_cpu = all(parameter.device.type == "cpu" for parameter in request.module.parameters())
-    return 0 if request.cfg.fixed_order or not on_cpu or not has_mailbox(group) else None
+    if cfg.pipeline == "1f1b" or cfg.fixed_order or not on_cpu or not has_mailbox(group):
+        return 0
+    # As the schedule of two ranks; which of them is not told, as the first has none.
+    return 2 if cfg.pipeline == "interleaved" and cfg.pipeline_parallel_degree == 2 else None

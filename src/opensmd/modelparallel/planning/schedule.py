@@ -21,7 +21,8 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from opensmd.modelparallel.planning.schedules.tables import Action
@@ -36,6 +37,7 @@ __all__ = [
     "in_flight",
     "most_active",
     "split_backwards",
+    "splits_at_the_end",
     "window",
 ]
 
@@ -146,6 +148,15 @@ def split_backwards(*, stage: int, chain: bool, most: int, microbatches: int) ->
     return min(most, microbatches)
 
 
+def splits_at_the_end(*, stage: int, partitions: int, chain: bool, active_microbatches: int) -> int:
+    """How many backwards of a step, its last, are split where splitting all of them costs more than it gains.
+
+    Their gradients arrive earlier by what they leave for later, and what they leave fills the time in which
+    the ranks before this one end. One more than ranks come before, as many as wait for each other then.
+    """
+    return min(stage + 1 if chain else partitions, active_microbatches)
+
+
 class TableOrder:
     """Of what can go on, what comes first in this rank's row of a table.
 
@@ -179,28 +190,25 @@ class TableOrder:
         forwards_first: bool = False,
         last_goes_last: bool = False,
     ) -> None:
-        self.chunks = 1 + max(action.chunk for action in row)
+        places = _Places.of(tuple(row))
+        self.chunks = len(places.forwards)
         self.most_active, self.most_kept, self.window = most_active, most_kept, window
         self.forwards_first = forwards_first
         self._row = row
         self._early, self._weights_last, self._last_goes_last = early, weights_last, last_goes_last
-        self._places = {action: place for place, action in enumerate(row)}
-        self._forwards, self._backwards = self._of("F"), self._of("B")
+        self._places, self._forwards, self._backwards = places.all, places.forwards, places.backwards
+        self._choices = places.choices
+        self._most_under_way = most_active if window is None else min(most_active, window)
         self._done = 0  # that many microbatches from the first
         self._passed = 0  # that many actions of the row
-
-    def _of(self, kind: str) -> list[list[int]]:
-        """The places of the actions of a kind, by chunk and microbatch."""
-        places: list[list[int]] = [[] for _ in range(self.chunks)]
-        for place, action in sorted(enumerate(self._row), key=lambda item: item[1].microbatch):
-            if action.kind == kind:
-                places[action.chunk].append(place)
-        return places
 
     def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
         """See :class:`Policy`."""
         progress, chunks, weights = standing
-        first, count = self._first(progress), len(progress)
+        first, count = self._done, len(progress)
+        while first < count and progress[first] is _DONE:
+            first += 1
+        self._done = first
         waiting: list[tuple[int, int]] = []
         kept, fresh, forwards, under_way = len(weights), -1, 0, 0
         for microbatch in range(first, count):
@@ -210,18 +218,21 @@ class TableOrder:
             if state is _NEW:
                 fresh = microbatch  # and all after it
                 break
-            chunk = min(chunks[microbatch], self.chunks - 1)
+            chunk = min(chunks[microbatch], self.chunks - 1) if self.chunks > 1 else 0
             under_way += 1
-            kept += chunk if state is _AT_FORWARD else chunk + 1
-            forwards += state in _FORWARDS
-            places = self._forwards if state in _FORWARDS else self._backwards
-            waiting.append((places[chunk][microbatch], microbatch))
+            kept += chunk + 1
+            if state is _AT_BACKWARD or state is _BACKWARD:
+                waiting.append((self._backwards[chunk][microbatch], microbatch))
+                continue
+            forwards += 1
+            kept -= state is _AT_FORWARD
+            waiting.append((self._forwards[chunk][microbatch], microbatch))
         if self.forwards_first and (forwards or fresh >= 0):
             waiting = [each for each in waiting if progress[each[1]] in _FORWARDS]
         if fresh >= 0:
             waiting.append((self._forwards[0][fresh], fresh))
-        waiting.sort()
-        bounded = under_way >= self.most_active or (self.window is not None and under_way >= self.window)
+        if len(waiting) > 1:
+            waiting.sort()
         left = self._earliest(weights) if weights else None
         for place, microbatch in waiting:
             if left is not None and not self._weights_last and left[0] < place:
@@ -229,12 +240,12 @@ class TableOrder:
             state = progress[microbatch]
             if state is _NEW:
                 idle = not under_way and not weights
-                if idle or (not bounded and self._has_room(place, kept, standing)):
-                    return Choice(microbatch)
+                if idle or (under_way < self._most_under_way and self._has_room(place, kept, standing)):
+                    return self._choices[microbatch]
             elif state is _AT_FORWARD and microbatch != first and not self._has_room(place, kept, standing):
                 continue
             elif can_go_on(microbatch):
-                return Choice(microbatch)
+                return self._choices[microbatch]
         return None if left is None else left[1]
 
     def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
@@ -242,14 +253,6 @@ class TableOrder:
         if not self._last_goes_last or microbatch != len(progress) - 1:
             return False
         return any(state is not _DONE for state in progress[:-1])
-
-    def _first(self, progress: Sequence[Progress]) -> int:
-        """The first microbatch that has not ended."""
-        first = self._done
-        while first < len(progress) and progress[first] is _DONE:
-            first += 1
-        self._done = first
-        return first
 
     def _earliest(self, weights: Sequence[tuple[int, int]]) -> tuple[float, Choice]:
         """The weight gradients that come first in the row, and where."""
@@ -285,6 +288,38 @@ class TableOrder:
         if action.kind == "F":
             return progress not in _FORWARDS or chunk + (progress is _FORWARD) > action.chunk
         return progress not in _FORWARDS and chunk < action.chunk
+
+
+class _Places(NamedTuple):
+    """Where the actions of a row are.
+
+    Attributes:
+        all: the place of each.
+        forwards, backwards: those of a kind, by chunk and microbatch.
+        choices: of each microbatch, made once.
+    """
+
+    all: Mapping[Action, int]
+    forwards: Sequence[Sequence[int]]
+    backwards: Sequence[Sequence[int]]
+    choices: Sequence[Choice]
+
+    @staticmethod
+    @lru_cache(maxsize=64)  # every step asks anew
+    def of(row: tuple[Action, ...]) -> _Places:
+        """Those of a row."""
+        places = {action: place for place, action in enumerate(row)}
+        chunks = range(1 + max(action.chunk for action in row))
+
+        def of_kind(kind: str) -> list[list[int]]:
+            order = sorted(row, key=lambda action: action.microbatch)
+            return [
+                [places[action] for action in order if action.kind == kind and action.chunk == chunk]
+                for chunk in chunks
+            ]
+
+        microbatches = range(1 + max(action.microbatch for action in row))
+        return _Places(places, of_kind("F"), of_kind("B"), [Choice(each) for each in microbatches])
 
 
 class FixedOrder:

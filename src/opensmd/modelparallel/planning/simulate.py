@@ -58,11 +58,13 @@ class RankPlayed:
         policy: what it does next.
         stages: of the model, by chunk.
         times: of these stages.
+        splits_from: the microbatches from this one on compute weight gradients apart.
     """
 
     policy: Policy
     stages: Sequence[int]
     times: Sequence[ChunkTimes]
+    splits_from: int = 0
 
 
 def parts_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool = False) -> list[Part]:
@@ -106,7 +108,8 @@ def _of_chain(load: StageLoad, stage: int, stages: int, microbatches: int) -> Ra
         row, most_active=microbatches, most_kept=load.late or microbatches, window=load.in_flight
     )
     times = ChunkTimes(load.forward_seconds, load.backward_seconds - late, late)
-    return RankPlayed(policy, (stage,), (times,))
+    # Two ranks gain nothing by splitting more than the last backwards.
+    return RankPlayed(policy, (stage,), (times,), microbatches - load.late if stages == 2 else 0)
 
 
 def _of_a_v(loads: Sequence[StageLoad], microbatches: int) -> list[RankPlayed]:
@@ -163,7 +166,12 @@ class _Rank:
 
     def seconds(self, action: Action) -> float:
         times = self._rank.times[action.chunk]
-        return {"F": times.forward, "B": times.backward, "W": times.weights}[action.kind]
+        whole = times.backward if self._splits(action) else times.backward + times.weights
+        return {"F": times.forward, "B": whole, "W": times.weights}[action.kind]
+
+    def _splits(self, action: Action) -> bool:
+        """Whether a backward leaves something for later."""
+        return bool(self._rank.times[action.chunk].weights) and action.microbatch >= self._rank.splits_from
 
     def end(self, action: Action) -> None:
         """It has done that."""
@@ -175,7 +183,7 @@ class _Rank:
         if kind == "F" and chunk < last:
             state, chunk = Progress.AT_FORWARD, chunk + 1
         elif kind == "B":
-            if self._rank.times[chunk].weights:
+            if self._splits(action):
                 self._standing.weights.append((microbatch, chunk))  # type: ignore[attr-defined]
             state, chunk = (Progress.AT_BACKWARD, chunk - 1) if chunk else (Progress.DONE, 0)
         self._standing.progress[microbatch] = state  # type: ignore[index]

@@ -32,6 +32,7 @@ from opensmd.modelparallel.runtime.step_errors import StepErrors
 from opensmd.modelparallel.runtime.step_run import Call, StepRun
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
+from opensmd.modelparallel.runtime.turns.split_choice import SplitChoice
 from opensmd.modelparallel.runtime.turns.threads import Threads
 from opensmd.timeline.recorder import recorder
 from opensmd.timeline.span import PIPELINE, Span
@@ -113,6 +114,7 @@ class Engine:
             in_order=transport.ordered or config.fixed_order,
             virtual_stages=config.virtual_stages,
         )
+        self._split_choice = SplitChoice(self._schedule)
         self.errors = StepErrors(group, transport, self._context.others, in_order=self._schedule.in_order)
         atexit.register(self.close)
 
@@ -172,6 +174,7 @@ class Engine:
             self._schedule,
             function,
             calls,
+            splits_from=self._split_choice.splits_from(len(calls)),
             detach=detach,
             backwards=backwards,
             threads=self._threads,
@@ -180,7 +183,9 @@ class Engine:
         )
         self._record = step.record
         try:
-            return step.run()
+            results = step.run()
+            self._split_choice.step_has_ended(len(calls), step.record)
+            return results
         except BaseException as error:
             self.errors.add(error, step.failed_at)
             step.abandon()

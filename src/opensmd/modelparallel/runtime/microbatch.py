@@ -5,12 +5,16 @@ Its calls, its transfers, its backward and its turns each look at another side o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch.overrides import TorchFunctionMode
 
 from opensmd.modelparallel._torch_internals import WithoutMode
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
 from opensmd.modelparallel.runtime.messages.graph_edges import GraphEdges
+from opensmd.modelparallel.runtime.tensors.structure import memory_of
 from opensmd.modelparallel.runtime.tensors.tags import Tag
 
 __all__ = ["Microbatch"]
@@ -25,7 +29,7 @@ class Microbatch:
         index: which one of the step it is.
         begun: how many microbatches earlier steps had.
         borrowed: where tags are noted that a later microbatch than their own has used.
-        inputs: the memory of the step function's arguments (``untyped_storage()._cdata``).
+        arguments: of the step function.
 
     Attributes:
         serial: its number, counted over all steps.
@@ -44,10 +48,10 @@ class Microbatch:
         *,
         begun: int = 0,
         borrowed: set[Tag] | None = None,
-        inputs: frozenset[int] = frozenset(),
+        arguments: Sequence[Any] = (),
     ) -> None:
         self.index = index
-        self.inputs = inputs
+        self._arguments = arguments
         self.serial = begun + index
         self.point = "the beginning of the step function"
         self.inside = False
@@ -59,6 +63,11 @@ class Microbatch:
         self._begun = begun
         self._borrowed: set[Tag] = set() if borrowed is None else borrowed
         self._points = 0
+
+    @property
+    def inputs(self) -> frozenset[int]:
+        """The memory of the step function's arguments (``untyped_storage()._cdata``)."""
+        return memory_of(self._arguments)
 
     def next_point(self) -> int:
         """The number of this program point; advances alike on all ranks."""
@@ -87,6 +96,7 @@ class Microbatch:
     def release(self) -> None:
         """Let go of the graph, and of what refers back to this microbatch."""
         self.edges.release()
+        self._arguments = ()
         self.mode = _NO_MODE
         self.deferred = None
 

@@ -18,7 +18,6 @@ from opensmd.modelparallel.runtime.results import Results
 from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch
 from opensmd.modelparallel.runtime.side_effects.per_microbatch import PerMicrobatchState
 from opensmd.modelparallel.runtime.side_effects.random import RandomPerMicrobatch
-from opensmd.modelparallel.runtime.tensors.structure import memory_of
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.threads import Threads
@@ -36,6 +35,7 @@ class StepRun:
         context: what the microbatches of a pipeline have in common.
         placed: the model.
         schedule: what this rank does in which order.
+        splits_from: the microbatches from this one on leave their weight gradients for later.
         function: the user's.
         calls: its arguments, of each microbatch.
         detach: detach what is returned from its graph.
@@ -56,6 +56,7 @@ class StepRun:
         function: Callable[..., Any],
         calls: Sequence[Call],
         *,
+        splits_from: int,
         detach: bool,
         backwards: Backwards,
         threads: Threads,
@@ -71,7 +72,7 @@ class StepRun:
                 index,
                 begun=context.begun,
                 borrowed=context.borrowed,
-                inputs=memory_of((*args, *kwargs.values())),
+                arguments=(*args, *kwargs.values()),
             )
             for index, (args, kwargs) in enumerate(calls)
         ]
@@ -96,7 +97,7 @@ class StepRun:
             self._weight_gradients,
             self.record,
             backwards,
-            splits_from=schedule.splits_from(count, reduces=reducer is not None),
+            splits_from=splits_from,
             in_order=schedule.in_order,
             reducer=reducer,
             sum_warning=sum_warning,

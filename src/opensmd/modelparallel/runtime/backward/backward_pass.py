@@ -38,7 +38,7 @@ from opensmd.modelparallel.runtime.backward.weight_gradients import (
 from opensmd.modelparallel.runtime.messages.transport import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
-from opensmd.modelparallel.runtime.tensors.tags import real_tensor, tag_of, tags_of
+from opensmd.modelparallel.runtime.tensors.tags import tags_of
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.turns import Turns
 
@@ -171,16 +171,17 @@ class BackwardPass:
         share: float,
     ) -> None:
         self.settle(microbatch)
-        self._context.escaped.require_replicated(roots, tags_of(roots), microbatch.point)
+        tags = tags_of(roots)
+        if None in tags:
+            self._context.escaped.require_replicated(roots, tags, microbatch.point)
         self._counts.add(microbatch.index)
         own: list[Tensor] = []
         gradients: list[Tensor] = []
-        for root, gradient in zip(roots, given, strict=True):
-            tag = tag_of(root)
+        for root, gradient, tag in zip(roots, given, tags, strict=True):
             if tag is not None:
                 microbatch.require_not_later(tag)
             if tag is None or tag.home == self._context.rank:
-                real = real_tensor(root)
+                real = root if tag is None or tag.real is None else tag.real
                 own.append(real)
                 gradients.append(root_gradient(real, gradient, share))
         backward = DeferredBackward(self._legs(microbatch, roots, own, gradients, retain_graph), retain_graph)
@@ -199,18 +200,18 @@ class BackwardPass:
     ) -> list[Leg]:
         """The legs of a backward that begins at ``own`` roots and at tokens; none if there are neither."""
         edges = microbatch.edges.behind(roots)
-        tokens = dict(zip(edges, microbatch.edges.tokens(edges, keep=retain_graph), strict=True))
+        starts = microbatch.edges.tokens(edges, keep=retain_graph)
         if self._turns.chunked and self._may_defer(microbatch.index, retain_graph):
+            tokens = dict(zip(edges, starts, strict=True))
             legs: list[Leg] = []
             for numbers in microbatch.edges.legs(edges):
-                starts = [tokens[number] for number in numbers]
                 mine, theirs = ([], []) if legs else (own, gradients)
                 awaited = [] if mine else microbatch.edges.first_gradient(numbers[:1])
-                legs.append(Leg([*mine, *starts], [*theirs, *starts], awaited))
+                these = [tokens[number] for number in numbers]
+                legs.append(Leg([*mine, *these], [*theirs, *these], awaited))
             legs = [leg for leg in legs if leg.roots]
             if len(legs) < 2 or are_apart([leg.roots for leg in legs], weights_too=self._reducer is not None):
                 return legs
-        starts = list(tokens.values())
         # With a root of its own this rank has work at once; else its first node is that of the latest edge.
         awaited = [] if own else microbatch.edges.first_gradient(edges)
         whole = Leg([*own, *starts], [*gradients, *starts], awaited)  # tokens have no elements
@@ -250,7 +251,8 @@ class BackwardPass:
         """Run the next leg."""
         leg = backward.legs.pop(0)
         self._run_leg(microbatch, leg, backward.retain_graph)
-        microbatch.chunk = max(microbatch.chunk - 1, 0)
+        if microbatch.chunk:
+            microbatch.chunk -= 1
 
     def _run_leg(self, microbatch: Microbatch, leg: Leg, retain_graph: bool) -> None:
         index, chunk = microbatch.index, microbatch.chunk
@@ -280,4 +282,4 @@ class BackwardPass:
 
     def _reducer_of_last(self, index: int) -> Reducer | None:
         """The reducer, if a backward of this microbatch may be the one in which replicas reduce gradients."""
-        return self._reducer if self._counts.may_be_last(index) else None
+        return self._reducer if self._reducer is not None and self._counts.may_be_last(index) else None

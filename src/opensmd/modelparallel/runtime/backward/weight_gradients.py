@@ -16,17 +16,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from opensmd.modelparallel._torch_internals import any_autocast
-from opensmd.modelparallel.runtime.messages.edges import SENT
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.native import core
 from opensmd.native.build import BuildError
 
 __all__ = ["WeightGradients", "are_apart", "first_part"]
-
-
-def _stays(gradient: Tensor) -> None:
-    """A hook that keeps its node in the first part: a second part must wait for no gradient."""
 
 
 def first_part(
@@ -38,9 +33,6 @@ def first_part(
         everything: leave also what costs nothing, so that the first part adds to no gradient if
             ``leaves_everything`` says so.
     """
-    for root in roots:
-        if root.grad_fn is not None and root.grad_fn.name() in SENT:
-            root.register_hook(_stays)  # type: ignore[no-untyped-call]
     try:
         return core.split_backward(roots, gradients, everything)
     except BuildError:  # of which the process group has told; its transport needs no core

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["RECEIVED", "SENT", "receive_edge", "send_edge"]
+__all__ = ["RECEIVED", "receive_edge", "send_edge"]
 
 ReceiveGradient = Callable[[], Tensor | None]
 SendGradient = Callable[[Tensor | None], None]
@@ -74,7 +74,6 @@ class _Receive(torch.autograd.Function):
 _apply_send: Callable[..., Any] = super(torch.autograd.Function, _Send).apply
 _apply_receive: Callable[..., Any] = super(torch.autograd.Function, _Receive).apply
 RECEIVED = frozenset({_Receive._backward_cls.__name__, "OpenSMDReceived"})  # nodes, here and in the mailbox
-SENT = frozenset({_Send._backward_cls.__name__, "OpenSMDSent"})
 _ANCHOR = torch.empty(0, requires_grad=True)
 
 

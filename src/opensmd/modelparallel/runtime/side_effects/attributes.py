@@ -57,9 +57,7 @@ class AttributesPerMicrobatch:
         self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has put them there
         self._ended: set[int] = set()
         self._first = 0  # of those that have not ended
-        self._contents = ContentsPerMicrobatch(
-            ContainerSlots() if alone else places.containers, self._require_not_borrowed
-        )
+        self._contents = ContentsPerMicrobatch(ContainerSlots() if alone else places.containers)
         for slot in () if alone else places.slots:
             self._add(slot)
 
@@ -85,7 +83,8 @@ class AttributesPerMicrobatch:
             if value is not before:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
                 values[microbatch] = value
-        self._contents.suspend(microbatch, look=look, through=through)
+        # Given with the call: kept there, the two would refer to each other, and wait for the collector.
+        self._contents.suspend(microbatch, self._require_not_borrowed, look=look, through=through)
 
     def end(self, microbatch: int) -> None:
         """The microbatch has ended; see :meth:`suspend`."""

@@ -70,14 +70,10 @@ class ContentsPerMicrobatch:
 
     Args:
         slots: where containers are.
-        require_unused: raises for a slot of which a later microbatch has used these tensors.
     """
 
-    def __init__(
-        self, slots: ContainerSlots, require_unused: Callable[[Slot, int, list[Tensor]], None]
-    ) -> None:
+    def __init__(self, slots: ContainerSlots) -> None:
         self._slots = slots
-        self._require_unused = require_unused
         self._before = {
             id(container): (container, content_of(container)) for _, container in slots.containers()
         }
@@ -94,11 +90,19 @@ class ContentsPerMicrobatch:
         for contents in self._contents.values():
             contents.show(microbatch, self._through)
 
-    def suspend(self, microbatch: int, *, look: bool, through: bool) -> None:
+    def suspend(
+        self,
+        microbatch: int,
+        require_unused: Callable[[Slot, int, list[Tensor]], None],
+        *,
+        look: bool,
+        through: bool,
+    ) -> None:
         """The microbatch lets others go on.
 
         Args:
             microbatch: which.
+            require_unused: raises for a slot of which a later microbatch has used these tensors.
             look: it may have changed containers that no one has changed before.
             through: it is through its forward.
 
@@ -112,7 +116,7 @@ class ContentsPerMicrobatch:
         for contents in self._contents.values():
             before = contents.keep(microbatch)
             if before is not None:
-                self._require_unused(contents.slot, microbatch, structure.tensors_in(before))
+                require_unused(contents.slot, microbatch, structure.tensors_in(before))
 
     def end(self, until: int) -> None:
         """All microbatches before ``until`` have ended."""

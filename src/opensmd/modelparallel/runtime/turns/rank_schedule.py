@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.schedule import (
@@ -11,6 +13,7 @@ from opensmd.modelparallel.planning.schedule import (
     Policy,
     TableOrder,
     split_backwards,
+    splits_at_the_end,
     window,
 )
 from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
@@ -24,6 +27,20 @@ from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
 
 __all__ = ["RankSchedule"]
+
+
+@lru_cache(maxsize=32)  # every step asks anew
+def _table(make: Callable[[int, int], Table], ranks: int, microbatches: int) -> Table:
+    return make(ranks, microbatches)
+
+
+@lru_cache(maxsize=32)
+def _interleaved(chunks: int) -> Callable[[int, int], Table]:
+    return partial(interleaved, chunks=chunks)
+
+
+def _fused_v(ranks: int, microbatches: int) -> Table:
+    return fused(zero_bubble_v(ranks, microbatches))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +88,7 @@ class RankSchedule:
             return FixedOrder(self._window if self.pipeline != "simple" else microbatches, microbatches)
         if self.pipeline == "simple":
             return self._follow(
-                fill_drain(self.partitions, microbatches),
+                _table(fill_drain, self.partitions, microbatches),
                 reduces,
                 most_active=math.inf,
                 forwards_first=True,
@@ -83,23 +100,35 @@ class RankSchedule:
             )
         active = self.active_microbatches
         if self.pipeline == "zero_bubble" and self.chain and active >= 2 * self.partitions - 1:
-            table = zero_bubble_h2(self.partitions, microbatches)
+            table = _table(zero_bubble_h2, self.partitions, microbatches)
             kept = 2 * self.partitions - 1
             return self._follow(table, reduces, most_active=active, most_kept=kept, weights_last=False)
-        table = (one_forward_one_backward if self.pipeline == "1f1b" else zero_bubble_h1)(
-            self.partitions, microbatches
-        )
+        make = one_forward_one_backward if self.pipeline == "1f1b" else zero_bubble_h1
+        table = _table(make, self.partitions, microbatches)
         return self._follow(table, reduces, most_active=active, most_kept=active, window=self._window)
 
-    def splits_from(self, microbatches: int, *, reduces: bool) -> int:
-        """The microbatches from this one on leave their weight gradients for later."""
+    def most_split(self, microbatches: int) -> int:
+        """How many backwards of a step, its last, may run in two parts, of which the second waits."""
         if self.pipeline == "1f1b":
-            return microbatches
-        most = microbatches
-        if self.pipeline == "simple":  # which keeps everything as it is, and fills the drain alone
-            most = min(self.stage + 1, self.active_microbatches)
-        left = split_backwards(stage=self.stage, chain=self.chain, most=most, microbatches=microbatches)
-        return microbatches - left
+            return 0
+        few = self.pipeline == "simple" or (self.measures_splits and self.chain and self.partitions == 2)
+        most = self.few_split if few else microbatches
+        return split_backwards(stage=self.stage, chain=self.chain, most=most, microbatches=microbatches)
+
+    @property
+    def few_split(self) -> int:
+        """How many do where splitting more of them costs more than it gains."""
+        return splits_at_the_end(
+            stage=self.stage,
+            partitions=self.partitions,
+            chain=self.chain,
+            active_microbatches=self.active_microbatches,
+        )
+
+    @property
+    def measures_splits(self) -> bool:
+        """Whether only as many do as pays, by measurement; schedules that are made of parts always split."""
+        return self.pipeline in ("interleaved", "simple") and self.virtual_stages == 1 and not self.in_order
 
     @property
     def _window(self) -> int:
@@ -116,9 +145,9 @@ class RankSchedule:
         if self.active_microbatches < ranks:
             return None
         if self.pipeline == "v" and self._comes_back:
-            return fused(zero_bubble_v(ranks, microbatches))
+            return _table(_fused_v, ranks, microbatches)
         if self.pipeline == "interleaved" and self._goes_round and microbatches % ranks == 0:
-            return interleaved(ranks, microbatches, chunks=self.virtual_stages)
+            return _table(_interleaved(self.virtual_stages), ranks, microbatches)
         return None
 
     def _follow(

@@ -39,6 +39,14 @@ class Record:
         """Those that have ended, in order."""
         return [Stretch(*each) for each in self._ended]
 
+    def spent(self, kind: str) -> dict[int, int]:
+        """Nanoseconds of a kind, by microbatch."""
+        found: dict[int, int] = {}
+        for microbatch, other, start, end in self._ended:
+            if other == kind:
+                found[microbatch] = found.get(microbatch, 0) + end - start
+        return found
+
     def begin(self, microbatch: int, kind: str) -> None:
         """Something goes on from now."""
         self._microbatch, self.kind, self._start = microbatch, kind, time.perf_counter_ns()

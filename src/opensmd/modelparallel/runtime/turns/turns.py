@@ -209,6 +209,8 @@ class Turns:
         return self._comes_next(microbatch, _AT_BACKWARD, messages)
 
     def _comes_next(self, microbatch: Microbatch, progress: Progress, messages: list[Message]) -> bool:
+        if messages and not self._has_come(messages):
+            return False
         # As if it waited: the policy chooses among those that wait, and this is to be one of them.
         self._set(microbatch.index, progress, messages)
         choice = self._pick()
@@ -394,22 +396,20 @@ class Turns:
         return None
 
     def _may_go_on(self, index: int) -> bool:
-        if self._can_go_on(index):
-            return True
+        if not self._is_held(index):
+            until, messages = self._until[index], self._messages[index]
+            # What it waits for may have been brought about by another microbatch, without a message.
+            if (
+                (until is None and not messages)
+                or (until is not None and until())
+                or self._has_come(messages)
+            ):
+                return True
         self._refused.append(index)
         return False
 
-    def _can_go_on(self, index: int) -> bool:
-        if self._is_held(index):
-            return False
-        until, messages = self._until[index], self._messages[index]
-        # What it waits for may have been brought about by another microbatch, without a message.
-        if until is not None and until():
-            return True
-        for message in messages:
-            if self._arrivals.ready(message):
-                return True
-        return not messages and until is None
+    def _has_come(self, messages: Sequence[Message]) -> bool:
+        return any(map(self._arrivals.ready, messages))
 
     def _is_held(self, index: int) -> bool:
         return self.progress[index] is _AT_BACKWARD and self._policy.holds(index, self.progress)

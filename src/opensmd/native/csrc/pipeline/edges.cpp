@@ -94,4 +94,6 @@ std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Retur
 
 bool sends_gradient(const Node& node) { return dynamic_cast<const Received*>(&node) != nullptr; }
 
+bool takes_gradient(const Node& node) { return dynamic_cast<const Sent*>(&node) != nullptr; }
+
 }  // namespace opensmd

@@ -28,7 +28,8 @@ at::Tensor send_edge(const at::Tensor& sent, Return way, std::function<void()> e
 // A received tensor as part of the graph, and its token. In backward its gradient goes back.
 std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Return way);
 
-// Whether a node of the graph sends a gradient to another rank.
+// Whether a node of the graph sends a gradient to another rank, or takes one from there.
 bool sends_gradient(const torch::autograd::Node& node);
+bool takes_gradient(const torch::autograd::Node& node);
 
 }  // namespace opensmd

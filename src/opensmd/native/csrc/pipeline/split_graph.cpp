@@ -139,8 +139,9 @@ void SplitGraph::divide(bool everything) {
   }
 }
 
+// A second part waits for no gradient.
 bool SplitGraph::must_run_at_once(Node* node) const {
-  if (is_watched(*node)) return true;
+  if (is_watched(*node) || takes_gradient(*node) || (is_python(*node) && node->name() == "_SendBackward")) return true;
   return std::ranges::any_of(node->next_edges(), [this](const Edge& edge) {
     return edge.is_valid() && at_once.contains(edge.function.get());
   });

@@ -9,6 +9,7 @@ import pytest
 from opensmd.modelparallel.planning.plan import Crossing, Plan
 from opensmd.modelparallel.planning.schedule import FixedOrder, Progress, TableOrder
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
+from tests.support.rank_schedules import rank_schedules
 
 
 def schedule(*ways: tuple[int, int], stage: int = 0, **settings: Any) -> RankSchedule:
@@ -87,17 +88,23 @@ def test_an_order_that_all_ranks_share_does_not_choose() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, [8, 0, 0]),
-        ({"in_order": True}, [8, 0, 0]),
-        ({"pipeline": "simple"}, [8, 6, 5]),
-        ({"pipeline": "1f1b"}, [8, 8, 8]),
+        ({}, [0, 8, 8]),
+        ({"in_order": True}, [0, 8, 8]),
+        ({"pipeline": "zero_bubble"}, [0, 8, 8]),
+        ({"pipeline": "simple"}, [0, 2, 3]),
+        ({"pipeline": "1f1b"}, [0, 0, 0]),
     ],
 )
 def test_which_microbatches_leave_weight_gradients_for_later(
     settings: dict[str, Any], expected: list[int]
 ) -> None:
     """None on a first stage, which sends no gradients to anybody."""
-    found = [
-        schedule((0, 1), (1, 2), stage=stage, **settings).splits_from(8, reduces=False) for stage in range(3)
-    ]
-    assert found == expected
+    schedules = [schedule((0, 1), (1, 2), stage=stage, **settings) for stage in range(3)]
+    assert [each.most_split(8) for each in schedules] == expected
+
+
+def test_two_ranks_leave_weight_gradients_of_the_last_backwards_alone() -> None:
+    ways = rank_schedules(2, "interleaved")
+    assert [each.most_split(8) for each in ways] == [0, 2]
+    assert [each.most_split(8) for each in rank_schedules(2, "zero_bubble")] == [0, 8]
+    assert [each.most_split(8) for each in rank_schedules(2, active_microbatches=1)] == [0, 1]

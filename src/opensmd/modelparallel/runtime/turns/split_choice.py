@@ -1,0 +1,89 @@
+"""Which backwards of a step run in two parts: chosen by what the first steps have taken.
+
+Everything goes on in the order of the microbatches either way, so what is chosen changes no result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from opensmd.modelparallel.planning.split_count import BackwardTimes, split_count
+from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
+from opensmd.modelparallel.runtime.turns.record import Record
+
+__all__ = ["SplitChoice"]
+
+FIRST = 1  # the step after this many is measured: the one before it reads and learns what later ones know
+MEASURED = 3  # so many steps are
+AGAIN = 1000  # after as many the data may be of other sizes
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Steps of one number of microbatches: how many they split, and what backwards took, in nanoseconds."""
+
+    few: int
+    chosen: int
+    ended: int = 0
+    whole: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+
+
+class SplitChoice:
+    """Says how many of a step's last backwards run in two parts.
+
+    Args:
+        schedule: of this rank. Only one that leaves the choice to measurement is measured.
+    """
+
+    def __init__(self, schedule: RankSchedule) -> None:
+        self._schedule = schedule
+        self._steps: dict[int, _Steps] = {}
+
+    def splits_from(self, microbatches: int) -> int:
+        """The microbatches from this one on leave their weight gradients for later."""
+        most = self._schedule.most_split(microbatches)
+        if not most or not self._schedule.measures_splits:
+            return microbatches - most
+        steps = self._steps.get(microbatches)
+        if steps is None:
+            # One at least is not split, to compare with.
+            few = min(self._schedule.few_split, most, microbatches - 1)
+            steps = self._steps[microbatches] = _Steps(few, few)
+        return microbatches - min(steps.chosen, most)
+
+    def step_has_ended(self, microbatches: int, record: Record) -> None:
+        """Learn from a step what it has taken."""
+        steps = self._steps.get(microbatches)
+        if steps is None:
+            return
+        steps.ended += 1
+        if steps.ended == AGAIN:
+            self._steps.pop(microbatches)
+        elif FIRST < steps.ended <= FIRST + MEASURED:
+            self._measure(steps, microbatches, record)
+            if steps.ended == FIRST + MEASURED:
+                steps.chosen = self._chosen(steps, microbatches)
+
+    def _measure(self, steps: _Steps, microbatches: int, record: Record) -> None:
+        backwards, weights = record.spent("backward"), record.spent("weights")
+        for microbatch, spent in backwards.items():
+            if microbatch < microbatches - steps.few:
+                steps.whole.append(spent)
+            elif microbatch in weights:
+                steps.first.append(spent)
+        steps.weights += weights.values()
+
+    def _chosen(self, steps: _Steps, microbatches: int) -> int:
+        if not (steps.whole and steps.first and steps.weights):
+            return 0  # nothing of these backwards can wait
+        # The fastest: what makes a backward slower than that is other work of the machine.
+        times = BackwardTimes(min(steps.whole), min(steps.first), min(steps.weights))
+        return split_count(
+            times,
+            stage=self._schedule.stage,
+            partitions=self._schedule.partitions,
+            microbatches=microbatches,
+            few=steps.few,
+        )
