@@ -18,14 +18,19 @@ from typing import Any
 
 __all__ = ["ForkedProcess"]
 
-# smdistributed is not among them: its import sets variables that depend on the rank.
+# smdistributed is not among them: its import sets variables that depend on the rank. What it is made of sets
+# none.
 # torch imports torch._dynamo when the first optimizer is made, which takes as long as torch itself.
 PRELOADED = [
     "torch",
     "torch.distributed",
     "torch.nn.parallel.distributed",
     "torch._dynamo",
-    "opensmd.modelparallel.config",
+    "opensmd.collectives.backend",
+    "opensmd.modelparallel.checkpoint.folder",
+    "opensmd.modelparallel.model",
+    "opensmd.modelparallel.optimizer",
+    "opensmd.modelparallel.step",
     "pytest",
     "psutil",
 ]

@@ -33,9 +33,9 @@ from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = {"OMP_NUM_THREADS": "1"}
-# Pools of up to this size have interpreters of their own, each with its own order of sets.
-# Those of more ranks would take longer to start than to use: they are forks.
-INTERPRETERS = 4
+# The pool of this size, which most tests use, has interpreters of its own, each with its own order of sets.
+# The ranks of the others are forks: interpreters take seconds to start, for each of pytest's workers.
+INTERPRETERS = 2
 
 
 class RankFailed(AssertionError):
@@ -216,7 +216,7 @@ class RankPool:
             RankFailed: a rank raised, died or did not answer within ``timeout`` seconds.
         """
         if self._ranks is None:
-            forked = self.world_size > INTERPRETERS and self._env is None
+            forked = self.world_size != INTERPRETERS and self._env is None
             self._ranks = Ranks(self.world_size, env=self._env, forked=forked)
         per_rank = [args] * self.world_size
         self._ranks.call(function, per_rank, backend=backend, timeout=timeout, group_timeout=group_timeout)

@@ -1,4 +1,4 @@
-"""The one place where this room touches private or closed parts of torch.distributed.
+"""The one place where this package touches private or closed parts of torch.distributed.
 
 torch 2.13 reserves ``monitored_barrier`` for Gloo by the backend's name, and up to 2.14 ``split_group``
 for groups bound to an accelerator; later it names parts of a split after how many groups a rank is in,
@@ -40,9 +40,9 @@ __all__ = [
     "default_group",
     "default_store",
     "gloo_group",
-    "let_scripts_choose_where_to_meet",
+    "let_scripts_choose_the_rendezvous",
     "listen_where_asked",
-    "meeting_address",
+    "rendezvous_address",
     "open_to_smddp",
     "pickle_objects_with",
     "shared_group",
@@ -56,7 +56,7 @@ def open_to_smddp(name: str) -> None:
     _replace("split_group", functools.partial(_split_group_wrapper, name))
 
 
-def let_scripts_choose_where_to_meet(launchers_address: str) -> None:
+def let_scripts_choose_the_rendezvous(launchers_address: str) -> None:
     """Let rank 0 make the store itself where the script has changed MASTER_ADDR or MASTER_PORT.
 
     Args:
@@ -68,7 +68,7 @@ def let_scripts_choose_where_to_meet(launchers_address: str) -> None:
 
     @functools.wraps(original)
     def use_agent_store() -> bool:
-        return bool(original()) and meeting_address() == launchers_address
+        return bool(original()) and rendezvous_address() == launchers_address
 
     rendezvous._torchelastic_use_agent_store = use_agent_store
 
@@ -161,7 +161,7 @@ def pickle_objects_with(pickler: Any, unpickler: Any) -> None:
     c10d._pickler, c10d._unpickler = pickler, unpickler
 
 
-def meeting_address() -> str:
+def rendezvous_address() -> str:
     """Where ranks meet, as the environment says now."""
     return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 

@@ -50,8 +50,8 @@ def register() -> None:
     _torch_internals.open_to_smddp(NAME)
     _torch_internals.listen_where_asked()
     # smdrun says where its store is; under torchrun the script has hardly changed it before its imports
-    at = os.environ.get("SMDRUN_STORE") or _torch_internals.meeting_address()
-    _torch_internals.let_scripts_choose_where_to_meet(at)
+    at = os.environ.get("SMDRUN_STORE") or _torch_internals.rendezvous_address()
+    _torch_internals.let_scripts_choose_the_rendezvous(at)
 
 
 @dataclass(frozen=True)

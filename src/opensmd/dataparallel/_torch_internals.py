@@ -1,4 +1,4 @@
-"""The private parts of torch's DistributedDataParallel that this room touches, in one place.
+"""The private parts of torch's DistributedDataParallel that this package touches, in one place.
 
 Tested by tests/ranks/test_dataparallel_ddp.py, which fails if torch changes them.
 """

@@ -43,7 +43,7 @@ class WrappedModel(Protocol):
 
     @property
     def partitioned(self) -> bool:
-        """Its parts have their places."""
+        """Whether the model's parts have their places."""
 
     @property
     def running(self) -> int:
@@ -172,7 +172,7 @@ class State:
         locality: Locality,
         owns_world: bool,
     ) -> None:
-        """Become initialised."""
+        """Take what ``smp.init`` has made."""
         self.refill(cfg=cfg, grid=grid, groups=groups)
         self.rank, self.locality, self.owns_world = rank, locality, owns_world
 

@@ -65,7 +65,7 @@ def test_a_script_that_sets_its_own_master_port_is_not_sent_to_the_launchers_sto
         monkeypatch.setenv(name, value)
     plain = inspect.unwrap(rendezvous._torchelastic_use_agent_store)
     monkeypatch.setattr(rendezvous, "_torchelastic_use_agent_store", plain)
-    _torch_internals.let_scripts_choose_where_to_meet("here:1")
+    _torch_internals.let_scripts_choose_the_rendezvous("here:1")
     assert rendezvous._torchelastic_use_agent_store()
     monkeypatch.setenv("MASTER_PORT", "2")
     assert not rendezvous._torchelastic_use_agent_store()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ SOURCES = Path(__file__).resolve().parents[3] / "src" / "opensmd"
 PYTHON_FILES, CXX_FILES = 16, 24  # in one folder
 LINES = 450  # of one file
 METHODS = 25  # of one class
+# names that scripts expect in several places
+PUBLIC_TWICE = {"DistributedDataParallel", "group"}
 
 
 @pytest.mark.parametrize(("endings", "most"), [((".py",), PYTHON_FILES), ((".cpp", ".hpp", ".h"), CXX_FILES)])
@@ -36,6 +39,12 @@ def test_no_file_is_too_long() -> None:
 
 def test_no_class_has_too_many_methods() -> None:
     assert {name: count for name, count in _methods() if count > METHODS} == {}
+
+
+def test_no_name_of_a_class_means_two_things() -> None:
+    """Whoever searches for a class, or reads its name in a traceback, finds one."""
+    names = Counter(name.partition(": ")[2] for name, _ in _methods())
+    assert {name for name, count in names.items() if count > 1} == PUBLIC_TWICE
 
 
 def test_hard_code_says_why_it_is_so() -> None:

@@ -74,7 +74,7 @@ class Receive(Request):
         self._done.set()
 
     def fail(self, error: str) -> None:
-        """It will not come."""
+        """The payload will not come."""
         self._error = error
         self._done.set()
 

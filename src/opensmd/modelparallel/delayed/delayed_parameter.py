@@ -22,7 +22,7 @@ from torch.nn.modules.module import (
 
 from opensmd.modelparallel.delayed._torch_internals import become
 from opensmd.modelparallel.delayed.recording import Disguise, Recording
-from opensmd.modelparallel.delayed.tape import Memory, Reference, values_of
+from opensmd.modelparallel.delayed.tape import RecordedMemory, Reference, values_of
 from opensmd.modelparallel.runtime.tensors.placeholder import RemoteTensor, emptied
 
 __all__ = ["DelayedParameter", "DelayedParameters", "goes_on", "records_modules"]
@@ -139,9 +139,9 @@ def goes_on(module: nn.Module) -> Iterator[nn.Module]:
 def delay(recording: Recording, roots: Iterable[nn.Module]) -> None:
     """Let parameters without data refuse access, and fill buffers and other tensors of modules."""
     modules = {id(module): module for root in roots for module in root.modules()}.values()
-    by_memory: dict[Memory, dict[int, nn.Parameter]] = {}
+    by_memory: dict[RecordedMemory, dict[int, nn.Parameter]] = {}
     filled: dict[int, Tensor] = {}
-    shared: dict[Memory, torch.UntypedStorage] = {}
+    shared: dict[RecordedMemory, torch.UntypedStorage] = {}
     for module in modules:
         for parameter in module._parameters.values():
             origin = None if parameter is None else recording.reference(parameter)
@@ -161,7 +161,9 @@ def delay(recording: Recording, roots: Iterable[nn.Module]) -> None:
                 _delay(recording, parameter)
 
 
-def _filled(recording: Recording, tensor: Tensor, shared: dict[Memory, torch.UntypedStorage]) -> Tensor:
+def _filled(
+    recording: Recording, tensor: Tensor, shared: dict[RecordedMemory, torch.UntypedStorage]
+) -> Tensor:
     origin = recording.reference(tensor)
     assert origin is not None
     if origin.memory not in shared:

@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from opensmd.modelparallel.delayed.tape import (
     Constant,
-    Memory,
-    Operation,
     RandomState,
+    RecordedMemory,
+    RecordedOperation,
     Reference,
     values_of,
 )
@@ -48,10 +48,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.paused = False
-        self._memory: dict[int, Memory] = {}
-        self._kept: OrderedDict[Memory, torch.UntypedStorage] = OrderedDict()  # what memory holds now
+        self._memory: dict[int, RecordedMemory] = {}
+        self._kept: OrderedDict[RecordedMemory, torch.UntypedStorage] = OrderedDict()  # what memory holds now
 
-    def know(self, memory: Memory) -> None:
+    def know(self, memory: RecordedMemory) -> None:
         """Go on recording what happens to memory of an earlier recording."""
         self._memory[memory.key] = memory
 
@@ -111,7 +111,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
             self._follow(operation)
         return result
 
-    def _follow(self, operation: Operation) -> None:
+    def _follow(self, operation: RecordedOperation) -> None:
         """Run a random operation, and what works on memory that is known; forget what is no longer."""
         touched = {*operation.reads(), *operation.written}
         if operation.random is not None:
@@ -129,7 +129,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
             for memory in operation.written:
                 self._kept.pop(memory, None)
 
-    def _run(self, operation: Operation) -> None:
+    def _run(self, operation: RecordedOperation) -> None:
         with torch.no_grad():
             operation.run(self._kept, draws_on=True)
         for memory in operation.written:
@@ -145,7 +145,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         result: Any,
         device: torch.device,
         random: RandomState | None,
-    ) -> Operation | None:
+    ) -> RecordedOperation | None:
         """Remember what has been done; a view is nothing."""
         written = [self.reference(tensor) for tensor in written_by_operation(func, args, kwargs)]
         given, named = tree_map(self._recorded, (args, kwargs))
@@ -153,7 +153,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         if not (any(made) or written):
             return None
         memory = list(dict.fromkeys(each.memory for each in written if each is not None))
-        operation = Operation(func, given, named, written=memory, made=made, random=random)
+        operation = RecordedOperation(func, given, named, written=memory, made=made, random=random)
         operation.remember()
         return operation
 
@@ -161,7 +161,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         """What refers to a result in memory of its own; None if it lies in memory that there was."""
         if self.reference(result) is not None or not result.is_meta:
             return None
-        memory = Memory(result.untyped_storage(), device)
+        memory = RecordedMemory(result.untyped_storage(), device)
         self._memory[memory.key] = memory
         return Reference.to(result, memory)
 

@@ -22,14 +22,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from opensmd.modelparallel.exceptions import SMPError
 
-__all__ = ["Constant", "Memory", "Operation", "RandomState", "Reference", "values_of"]
+__all__ = ["Constant", "RecordedMemory", "RecordedOperation", "RandomState", "Reference", "values_of"]
 
 # In place, with results that depend on what was there before in no way.
 _OVERWRITING = {"uniform_", "normal_", "zero_", "fill_", "copy_", "exponential_", "bernoulli_"}
 _numbers = itertools.count()
 
 
-class Memory:
+class RecordedMemory:
     """The memory of a tensor without data.
 
     Args:
@@ -43,7 +43,7 @@ class Memory:
     def __init__(self, storage: torch.UntypedStorage, device: torch.device) -> None:
         self.storage = storage
         self.device = device
-        self.operations: list[Operation] = []
+        self.operations: list[RecordedOperation] = []
 
     @property
     def key(self) -> int:
@@ -51,7 +51,7 @@ class Memory:
         key: int = self.storage._cdata
         return key
 
-    def writers(self, before: float) -> Iterator[Operation]:
+    def writers(self, before: float) -> Iterator[RecordedOperation]:
         """The operations that its numbers come from, before the operation of that number."""
         earlier = [operation for operation in self.operations if operation.number < before]
         starts = [index for index, operation in enumerate(earlier) if operation.overwrites(self)]
@@ -63,14 +63,14 @@ class Memory:
 class Reference:
     """A tensor in some memory."""
 
-    memory: Memory
+    memory: RecordedMemory
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
 
     @classmethod
-    def to(cls, tensor: Tensor, memory: Memory) -> Reference:
+    def to(cls, tensor: Tensor, memory: RecordedMemory) -> Reference:
         """What refers to a meta tensor in ``memory``."""
         offset = int(tensor.storage_offset())
         return cls(memory, tensor.shape, tensor.stride(), offset, tensor.dtype)
@@ -126,7 +126,7 @@ class RandomState:
 
 
 @dataclass(eq=False)
-class Operation:
+class RecordedOperation:
     """One operation on tensors without data.
 
     Attributes:
@@ -140,7 +140,7 @@ class Operation:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    written: Sequence[Memory] = ()
+    written: Sequence[RecordedMemory] = ()
     made: Sequence[Reference | None] = ()
     random: RandomState | None = None
     number: int = field(default_factory=lambda: next(_numbers))
@@ -150,20 +150,22 @@ class Operation:
         for memory in {*self.written, *(made.memory for made in self.made if made is not None)}:
             memory.operations.append(self)
 
-    def overwrites(self, memory: Memory) -> bool:
+    def overwrites(self, memory: RecordedMemory) -> bool:
         """Whether nothing of what ``memory`` held before is left."""
         if self.function.overloadpacket.__name__ not in _OVERWRITING or not self.args:
             return False
         target = self.args[0]
         return isinstance(target, Reference) and target.memory is memory and target.is_whole
 
-    def reads(self) -> Iterator[Memory]:
+    def reads(self) -> Iterator[RecordedMemory]:
         """The memory that it needs."""
         for leaf in tree_leaves((self.args, self.kwargs)):
             if isinstance(leaf, Reference) and not self.overwrites(leaf.memory):
                 yield leaf.memory
 
-    def run(self, values: MutableMapping[Memory, torch.UntypedStorage], *, draws_on: bool = False) -> None:
+    def run(
+        self, values: MutableMapping[RecordedMemory, torch.UntypedStorage], *, draws_on: bool = False
+    ) -> None:
         """Compute on real memory; what is made is put into ``values``.
 
         Args:
@@ -187,15 +189,15 @@ class Operation:
 
 
 def values_of(
-    wanted: Sequence[Memory], *, before: float = float("inf")
-) -> dict[Memory, torch.UntypedStorage]:
+    wanted: Sequence[RecordedMemory], *, before: float = float("inf")
+) -> dict[RecordedMemory, torch.UntypedStorage]:
     """Run what the numbers in ``wanted`` come from, and nothing else.
 
     Args:
         wanted: memory.
         before: what it held before the operation of that number.
     """
-    chosen: dict[int, Operation] = {}
+    chosen: dict[int, RecordedOperation] = {}
     needed = [(memory, before) for memory in wanted]
     while needed:
         memory, until = needed.pop()
@@ -203,7 +205,7 @@ def values_of(
             if operation.number not in chosen:
                 chosen[operation.number] = operation
                 needed += [(read, operation.number) for read in operation.reads()]
-    values: dict[Memory, torch.UntypedStorage] = {}
+    values: dict[RecordedMemory, torch.UntypedStorage] = {}
     with torch.no_grad():
         for _, operation in sorted(chosen.items()):
             operation.run(values)

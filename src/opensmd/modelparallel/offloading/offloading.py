@@ -43,7 +43,7 @@ class Stored(Protocol):
         """Whether the tensor's own memory is not needed any more."""
 
     def wait_until_written(self) -> None:
-        """Return when it is."""
+        """Return when what was stored is complete."""
 
     def fetch(self) -> Fetching:
         """Begin to bring it back."""

@@ -42,7 +42,7 @@ class InPinnedMemory:
         return bool(self._written.query())
 
     def wait_until_written(self) -> None:
-        """Return when it is."""
+        """Return when the copy is complete."""
         self._written.synchronize()
 
     def fetch(self) -> InFlight:

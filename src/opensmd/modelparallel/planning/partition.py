@@ -21,7 +21,7 @@ from opensmd.modelparallel.planning.predict import predict
 from opensmd.modelparallel.planning.schedule import in_flight, most_active
 from opensmd.modelparallel.planning.split_modules import with_opened
 from opensmd.modelparallel.planning.trace import ModelTrace
-from opensmd.modelparallel.planning.units import Groups, UnitSequence, Weights
+from opensmd.modelparallel.planning.units import UnitGroups, UnitSequence, Weights
 
 __all__ = ["manual_partition", "partition"]
 
@@ -71,7 +71,7 @@ def partition(
     if virtual_stages is not None:
         wanted = {}
         held *= pieces
-    groups = Groups.of(trace, wanted)
+    groups = UnitGroups.of(trace, wanted)
     weight = Weights(memory_weight, optimizer_bytes, held)
     best: tuple[tuple[float, float], dict[int, int]] | None = None
     for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):

@@ -10,7 +10,7 @@ from opensmd.modelparallel.planning.plan import Crossing, Plan, PlanRow, StageLo
 from opensmd.modelparallel.planning.schedule import in_flight, split_backwards
 from opensmd.modelparallel.planning.simulate import seconds_of_step
 from opensmd.modelparallel.planning.trace import ModelTrace
-from opensmd.modelparallel.planning.units import Groups, weights_of
+from opensmd.modelparallel.planning.units import UnitGroups, weights_of
 
 __all__ = ["bubble", "predict"]
 
@@ -149,7 +149,7 @@ def _idle(plan: Plan, trace: ModelTrace, rows: Sequence[PlanRow]) -> tuple[str, 
     if not stages:
         return ()
     named = ", ".join(map(str, stages))
-    together = max(Groups.of(trace, {}).members, key=len, default=())
+    together = max(UnitGroups.of(trace, {}).members, key=len, default=())
     if 2 * len(together) > len(trace.units):
         weights = weights_of(trace, together)
         others = f" and {len(weights) - 1} more" if len(weights) > 1 else ""

@@ -98,7 +98,7 @@ def play_policies(
         sending: how long a tensor is on its way.
         delays: how much longer some actions take.
     """
-    return _Step(ranks, microbatches, sending, delays or {}).run()
+    return _SimulatedStep(ranks, microbatches, sending, delays or {}).run()
 
 
 def _of_chain(load: StageLoad, stage: int, stages: int, microbatches: int) -> RankPlayed:
@@ -174,7 +174,7 @@ class _Rank:
         return bool(self._rank.times[action.chunk].weights) and action.microbatch >= self._rank.splits_from
 
     def end(self, action: Action) -> None:
-        """It has done that."""
+        """The rank has done what it began."""
         self.busy = False
         kind, microbatch, chunk = action
         state, last = Progress.AT_BACKWARD, len(self._rank.stages) - 1
@@ -190,7 +190,7 @@ class _Rank:
         self._standing.chunks[microbatch] = chunk  # type: ignore[index]
 
 
-class _Step:
+class _SimulatedStep:
     """Ranks side by side, and what happens next on any, in order of time."""
 
     def __init__(

@@ -19,7 +19,7 @@ __all__ = [
     "BYTES_PER_SECOND",
     "MESSAGE_SECONDS",
     "OPERATION_SECONDS",
-    "Groups",
+    "UnitGroups",
     "UnitSequence",
     "Weights",
     "weights_of",
@@ -59,14 +59,14 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Groups:
+class UnitGroups:
     """Units that must stay together although others run between them, and units fixed against the order."""
 
     members: tuple[tuple[int, ...], ...]
     joined: Mapping[int, int]  # parameterless unit -> the unit it runs with
 
     @classmethod
-    def of(cls, trace: ModelTrace, wanted: Mapping[int, int]) -> Groups:
+    def of(cls, trace: ModelTrace, wanted: Mapping[int, int]) -> UnitGroups:
         """The groups of ``trace``; a unit whose stage is ``wanted`` joins nobody."""
         union = _Union(len(trace.units))
         for _, units in _bonds(trace):
@@ -122,7 +122,7 @@ class UnitSequence:
     def of(
         cls,
         trace: ModelTrace,
-        groups: Groups,
+        groups: UnitGroups,
         leads: Sequence[int],
         *,
         wanted: Mapping[int, int],

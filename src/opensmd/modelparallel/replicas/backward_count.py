@@ -17,7 +17,7 @@ class Backwards:
         self._counts = [0] * microbatches
 
     def add(self, microbatch: int) -> None:
-        """One of ``microbatch`` begins."""
+        """A backward of ``microbatch`` begins."""
         self._counts[microbatch] += 1
 
     @property

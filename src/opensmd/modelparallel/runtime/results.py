@@ -25,7 +25,7 @@ __all__ = ["Results"]
 _SMALL_BYTES = 4096
 
 
-class _Part(NamedTuple):
+class _ResultPart(NamedTuple):
     """A tensor in a result. They sort alike on all ranks.
 
     Attributes:
@@ -88,7 +88,7 @@ class Results:
         self._detach = detach
         self._values: list[Any] = [None] * count
         self._tensors: list[list[Tensor]] = [[] for _ in range(count)]
-        self._parts: list[list[_Part]] = [[] for _ in range(context.size)]  # by home
+        self._parts: list[list[_ResultPart]] = [[] for _ in range(context.size)]  # by home
         self._in_graphs: list[tuple[int, int]] = []  # microbatch and place of what has a graph
 
     def share(self, index: int, value: Any) -> None:
@@ -110,7 +110,7 @@ class Results:
                 data = real.detach()
                 tensors[place] = data
             form = form_of(leaf, tag)
-            part = _Part(index, place, math.prod(form[0]), form, data)
+            part = _ResultPart(index, place, math.prod(form[0]), form, data)
             self._parts[tag.home].append(part)
             # By the tag, which all ranks know alike: on a rank without the data nothing requires gradients.
             if tag.requires_grad and not self._detach:
@@ -118,7 +118,7 @@ class Results:
             if data is not None and not context.transport.ordered and not part.is_small:
                 self._send(part, part.leaving().clone())  # the caller may change what it gets
 
-    def _send(self, first: _Part, numbers: Tensor) -> None:
+    def _send(self, first: _ResultPart, numbers: Tensor) -> None:
         for rank in self._context.others:
             self._context.transport.send(rank, _tag(first), numbers)
 
@@ -142,7 +142,7 @@ class Results:
             for value, tensors in zip(self._values, self._tensors, strict=True)
         ]
 
-    def _receive(self, home: int, together: list[_Part]) -> None:
+    def _receive(self, home: int, together: list[_ResultPart]) -> None:
         counts = [part.elements for part in together]
         first = together[0]
         numbers = self._context.transport.receive(home, _tag(first), sum(counts), first.form[2])
@@ -151,10 +151,10 @@ class Results:
             self._tensors[part.microbatch][part.place] = part.arrived(piece)
 
 
-def _messages(parts: list[_Part]) -> list[list[_Part]]:
+def _messages(parts: list[_ResultPart]) -> list[list[_ResultPart]]:
     """What travels together: the small parts of each dtype; each of the others alone."""
-    small: dict[torch.dtype, list[_Part]] = {}
-    alone: list[list[_Part]] = []
+    small: dict[torch.dtype, list[_ResultPart]] = {}
+    alone: list[list[_ResultPart]] = []
     for part in parts:
         if part.is_small:
             small.setdefault(part.form[2], []).append(part)
@@ -164,6 +164,6 @@ def _messages(parts: list[_Part]) -> list[list[_Part]]:
     return [*small.values(), *alone]
 
 
-def _tag(first: _Part) -> int:
+def _tag(first: _ResultPart) -> int:
     """The tag of a message that begins with this part."""
     return make_tag(Kind.RESULT, first.microbatch, first.place)

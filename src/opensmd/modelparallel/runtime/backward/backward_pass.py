@@ -52,7 +52,7 @@ class Reducer(Protocol):
         """The last backward begins at ``roots``, which are all that this rank has."""
 
     def after_backward(self) -> None:
-        """It has returned."""
+        """A microbatch's backward has returned."""
 
 
 class BackwardPass:

@@ -31,7 +31,14 @@ from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import 
 from opensmd.modelparallel.runtime.side_effects.watch import Watch
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
-from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, highest_home, put_tag, tag_of, tags_of
+from opensmd.modelparallel.runtime.tensors.tags import (
+    AliasFamily,
+    Tag,
+    highest_home,
+    put_tag,
+    tag_of,
+    tags_of,
+)
 from opensmd.modelparallel.runtime.turns.turns import Turns
 
 __all__ = ["CallRunner"]
@@ -366,12 +373,12 @@ def _parents(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
 
 
 def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
-    family: Family | None = None
+    family: AliasFamily | None = None
     if told.shares is not None:
         # A view has its base's gradients and changes; what merely lies in the same memory, the changes.
         base = tag_of(call.leaves[told.shares])
         if base is not None and base.home == home:
-            family = base.family if told.is_view else Family(base.family.memory)
+            family = base.family if told.is_view else AliasFamily(base.family.memory)
     return Tag(
         home, told.requires_grad, family=family, parents=call.parents, form=told.form, serial=call.serial
     )

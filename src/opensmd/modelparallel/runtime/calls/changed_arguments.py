@@ -24,7 +24,7 @@ from opensmd.modelparallel.runtime.calls.transfers import Transfers
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors.storages import lies_in
-from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, put_tag, tag_of
+from opensmd.modelparallel.runtime.tensors.tags import AliasFamily, Tag, put_tag, tag_of
 from opensmd.modelparallel.runtime.turns.turns import Turns
 
 __all__ = ["ChangedArguments"]
@@ -52,7 +52,7 @@ class ChangedArguments:
         self._transfers = transfers
         self._turns = turns
         # The storage is kept with its entry, so that nothing else gets its address.
-        self.memories: dict[int, tuple[int, Family, Any]] = {}
+        self.memories: dict[int, tuple[int, AliasFamily, Any]] = {}
 
     def tag(self, leaves: Sequence[Tensor], tags: list[Tag | None]) -> None:
         """Give a tag to those of ``leaves``, and in ``tags``, whose memory has got a home since."""
@@ -82,7 +82,7 @@ class ChangedArguments:
             self._moved(call, leaf, tag, home, requires_grad, real)
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Let go of all tensors and copies."""
         self.memories.clear()
 
     def _changed_at_home(self, call: Call, tag: Tag, requires_grad: bool) -> None:

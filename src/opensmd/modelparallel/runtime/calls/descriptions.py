@@ -280,7 +280,7 @@ class Before(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Before:
-        """As it is now."""
+        """Describe the tensor as it is now."""
         return cls(version_of(tensor), *_place(tensor))
 
     def has_form_of(self, tensor: Tensor) -> bool:

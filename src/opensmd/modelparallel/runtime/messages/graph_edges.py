@@ -41,12 +41,12 @@ class GraphEdges:
         self._of_tags.setdefault(tag, []).append(number)
 
     def leave(self, number: int, token: Tensor, gradient: list[Message]) -> None:
-        """It has left this rank; ``gradient`` are the messages of which one tells of its gradient."""
+        """A tensor has left this rank; ``gradient`` are the messages of which one tells of its gradient."""
         self._tokens[number] = token
         self._gradients[number] = gradient
 
     def arrive(self, number: int, token: Tensor) -> None:
-        """It has come to this rank."""
+        """A tensor has come to this rank."""
         self._tokens[number] = token
 
     def behind(self, roots: Sequence[Tensor]) -> list[int]:

@@ -51,7 +51,7 @@ class ContainerSlots:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look for further ones."""
+        """Look for containers that have come since."""
         self._slots = [
             slot for module in self._modules for slot, value in slots_of(module) if is_container(value)
         ]

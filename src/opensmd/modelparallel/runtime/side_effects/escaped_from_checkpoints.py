@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from opensmd.modelparallel.runtime.tensors import structure
-from opensmd.modelparallel.runtime.tensors.tags import Family, Tag, put_tag, tag_of
+from opensmd.modelparallel.runtime.tensors.tags import AliasFamily, Tag, put_tag, tag_of
 
 __all__ = ["EscapedFromCheckpoint"]
 
@@ -49,7 +49,7 @@ class EscapedFromCheckpoint:
 
 def _detach(tensor: Tensor, tag: Tag, rank: int) -> None:
     """A tag of its own: the old one still tells where the gradients of what is returned go."""
-    detached = Tag(tag.home, family=Family(tag.family.memory), form=tag.form, serial=tag.serial)
+    detached = Tag(tag.home, family=AliasFamily(tag.family.memory), form=tag.form, serial=tag.serial)
     if tag.home == rank:
         # The home keeps the data under the same object; only its graph ends.
         detached.real = (tensor if tag.real is None else tag.real).detach()

@@ -30,13 +30,13 @@ class CachesPerMicrobatch:
             put_parametrization_cache(self._kept.get(microbatch, self._around))
 
     def suspend(self, microbatch: int) -> None:
-        """It lets others go on."""
+        """A microbatch lets others go on."""
         cache = parametrization_cache()
         if cache is not None or self._kept or self._around is not None:
             self._kept[microbatch] = cache
 
     def end(self, microbatch: int) -> None:
-        """It has ended."""
+        """A microbatch has ended."""
         self._kept.pop(microbatch, None)
 
     def end_step(self) -> None:

@@ -29,19 +29,19 @@ class PerMicrobatchState:
         self._attributes.begin(microbatch)
 
     def suspend(self, microbatch: int, *, through: bool) -> None:
-        """It lets others go on; ``through`` its forward or not."""
+        """A microbatch lets others go on; ``through`` its forward or not."""
         self._random.suspend(microbatch)
         self._caches.suspend(microbatch)
         self._attributes.suspend(microbatch, through=through)
 
     def resume(self, microbatch: int) -> None:
-        """It goes on after others have."""
+        """A microbatch goes on after others have."""
         self._random.resume(microbatch)
         self._caches.begin(microbatch)
         self._attributes.begin(microbatch)
 
     def end(self, microbatch: int, *, backward_left: bool) -> None:
-        """Its function has returned, or also the backward that it has deferred."""
+        """A microbatch's function has returned, or also the backward that it has deferred."""
         # It goes on later: what it has put there is kept for that, though its forward is over.
         if backward_left:
             self._caches.suspend(microbatch)
@@ -51,7 +51,7 @@ class PerMicrobatchState:
             self._attributes.end(microbatch)
 
     def end_step(self) -> None:
-        """The rank's own again."""
+        """Give the rank its own state back."""
         self._random.end_step()
         self._caches.end_step()
         self._attributes.end_step()

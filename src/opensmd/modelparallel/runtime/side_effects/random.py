@@ -29,7 +29,7 @@ class ReplicatedRandom:
         self._states: dict[int, list[torch.Tensor]] = {}
 
     def begin_step(self) -> None:
-        """Seed anew."""
+        """Seed the generators anew."""
         self._step += 1
         self._states.clear()
 
@@ -77,11 +77,11 @@ class RandomPerMicrobatch:
             generator.manual_seed((self._seed + 2 * microbatch + backward) & ((1 << 63) - 1))
 
     def suspend(self, microbatch: int) -> None:
-        """It lets others go on."""
+        """A microbatch lets others go on."""
         self._states[microbatch] = _states(self._generators)
 
     def resume(self, microbatch: int) -> None:
-        """It goes on after others have."""
+        """A microbatch goes on after others have."""
         _set_states(self._generators, self._states[microbatch])
 
     def end_step(self) -> None:

@@ -6,10 +6,10 @@ they say of ``requires_grad`` therefore comes from descriptions only, never from
 Tensors share more than their home where they share memory::
 
     h = layer(x)       Tag ─┐
-                            ├─ Family: gradients ─┐
-    v = h.view(-1)     Tag ─┘                     ├─ Memory: in-place changes
-                                                  │
-    d = h.detach()     Tag ─── Family ────────────┘
+                            ├─ AliasFamily: gradients ─┐
+    v = h.view(-1)     Tag ─┘                          ├─ Memory: in-place changes
+                                                       │
+    d = h.detach()     Tag ─── AliasFamily ────────────┘
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse, strides_of
 
 __all__ = [
-    "Family",
+    "AliasFamily",
     "Memory",
     "Tag",
     "ancestors",
@@ -55,7 +55,7 @@ class Memory:
         self.invalidated: str | None = None
 
 
-class Family:
+class AliasFamily:
     """What views of one tensor share with it for autograd; detached ones share the memory alone.
 
     Attributes:
@@ -89,7 +89,7 @@ class Tag:
         home: int,
         requires_grad: bool = False,
         *,
-        family: Family | None = None,
+        family: AliasFamily | None = None,
         parents: tuple[Tag, ...] = (),
         form: Form | None = None,
         serial: int = -1,
@@ -103,10 +103,10 @@ class Tag:
         self._requires_grad = requires_grad
 
     @property
-    def family(self) -> Family:
+    def family(self) -> AliasFamily:
         """Shared with the tensor's views; most tensors have none and never need it."""
         if self._family is None:
-            self._family = Family()
+            self._family = AliasFamily()
         return self._family
 
     @property

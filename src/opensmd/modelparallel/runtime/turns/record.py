@@ -52,7 +52,7 @@ class Record:
         self._microbatch, self.kind, self._start = microbatch, kind, time.perf_counter_ns()
 
     def end(self) -> None:
-        """It stops."""
+        """What began last has stopped."""
         self._ended.append((self._microbatch, self.kind, self._start, time.perf_counter_ns()))
 
     def turn(self, kind: str) -> None:

@@ -85,7 +85,7 @@ class WeightWork(Protocol):
         """Of which microbatches and chunks, earliest first; the same object throughout a step."""
 
     def run(self, microbatch: int, chunk: int) -> None:
-        """Compute those of one."""
+        """Compute the weight gradients of one microbatch."""
 
 
 class SwappedState(Protocol):
@@ -95,13 +95,13 @@ class SwappedState(Protocol):
         """A microbatch begins, or a backward that it has deferred."""
 
     def suspend(self, microbatch: int, *, through: bool) -> None:
-        """It lets others go on; ``through`` its forward or not."""
+        """A microbatch lets others go on; ``through`` its forward or not."""
 
     def resume(self, microbatch: int) -> None:
-        """It goes on after others have."""
+        """A microbatch goes on after others have."""
 
     def end(self, microbatch: int, *, backward_left: bool) -> None:
-        """Its function has returned, or also the backward that it has deferred."""
+        """A microbatch's function has returned, or also the backward that it has deferred."""
 
 
 class StepAborted(BaseException):

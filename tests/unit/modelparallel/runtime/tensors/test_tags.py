@@ -7,7 +7,7 @@ import pickle
 import torch
 
 from opensmd.modelparallel.runtime.tensors.tags import (
-    Family,
+    AliasFamily,
     Memory,
     Tag,
     ancestors,
@@ -45,9 +45,9 @@ def test_the_data_may_be_another_tensor_than_the_tagged_one() -> None:
 
 def test_views_share_changes_and_the_graph_and_detached_tensors_the_memory_alone() -> None:
     memory = Memory()
-    family = Family(memory)
+    family = AliasFamily(memory)
     tensor, view = Tag(0, family=family), Tag(0, family=family)
-    detached = Tag(0, family=Family(memory))
+    detached = Tag(0, family=AliasFamily(memory))
     memory.changes += 1
     assert (tensor.changes, view.changes, detached.changes) == (1, 1, 1)
     family.requires_grad = True  # something that requires gradients was written into one of them
