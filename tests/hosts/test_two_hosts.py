@@ -101,7 +101,7 @@ def run_forms(hosts: str) -> None:
     needing_shared_memory = (
         messages.run_mailbox,
         messages.run_everybody_sends_first,
-        messages.run_wrong_dtypes,
+        messages.run_wrong_dtypes,  # which the wire does not tell
         messages.run_dropped_handles,
     )
     for case in messages.CASES:

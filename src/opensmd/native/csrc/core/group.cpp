@@ -117,6 +117,20 @@ std::shared_ptr<Request> Group::post_receive(void* data, size_t bytes, int sourc
   return parts_->mailbox.post_receive(data, bytes, source, tag, dtype);
 }
 
+std::shared_ptr<Request> Group::post_send_if_open(const void* data, size_t bytes, int destination, int64_t tag,
+                                                  DType dtype) {
+  return parts_->mailbox.post_send_if_open(data, bytes, destination, tag, dtype);
+}
+
+void Group::close_inbox(milliseconds timeout) { parts_->mailbox.close_inbox(timeout); }
+
+bool Group::is_withdrawn(const Request& request) { return static_cast<const Message&>(request).withdrawn; }
+
+std::shared_ptr<Request> Group::post_receive_of_arrived(void* data, size_t bytes, int source, int64_t tag,
+                                                        DType dtype) {
+  return parts_->mailbox.post_receive_of_arrived(data, bytes, source, tag, dtype);
+}
+
 bool Group::ready(int source, int64_t tag, size_t* bytes, int* from) {
   return parts_->mailbox.ready(source, tag, bytes, from);
 }

@@ -82,6 +82,15 @@ class Group {
   std::shared_ptr<Request> post_send(const void* data, size_t bytes, int destination, int64_t tag,
                                      DType dtype = DType::Byte);
   std::shared_ptr<Request> post_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype = DType::Byte);
+  // For members that receive from others outside of the group, too. A send is null where its receiver has closed its
+  // inbox: then it must go another way, as all after it.
+  std::shared_ptr<Request> post_send_if_open(const void* data, size_t bytes, int destination, int64_t tag, DType dtype);
+  // Once it returns, nothing more is on its way to this member. Receives whose message has not come are withdrawn: they
+  // are done, and is_withdrawn() of them.
+  void close_inbox(milliseconds timeout = milliseconds{0});
+  static bool is_withdrawn(const Request& request);
+  // Of what has arrived; null if nothing does match.
+  std::shared_ptr<Request> post_receive_of_arrived(void* data, size_t bytes, int source, int64_t tag, DType dtype);
   // Whether a message has begun to arrive; its size goes to *bytes, its sender to *from, when given.
   bool ready(int source, int64_t tag, size_t* bytes = nullptr, int* from = nullptr);
   // Sleeps until ready() would say yes to one of the (source, tag) pairs; its index.

@@ -42,7 +42,7 @@ SmddpBackend::SmddpBackend(std::unique_ptr<Transport> transport, std::string nam
     : Backend(rank, size),
       transport_(std::move(transport)),
       name_(std::move(name)),
-      unclaimed_(transport_->shared() ? std::make_shared<Unclaimed>(transport_->shared()) : nullptr),
+      unclaimed_(transport_->local() ? std::make_shared<Unclaimed>(transport_->local()) : nullptr),
       options_(std::move(options)),
       makers_(std::move(makers)),
       timeout_(options_->timeout),

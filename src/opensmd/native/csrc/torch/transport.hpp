@@ -41,6 +41,8 @@ class Transport {
 
   // The group in shared memory, where there is one: for its heap, its mailbox and its records.
   virtual std::shared_ptr<Group> shared() const { return nullptr; }
+  // That group, or the one of this host's members where there are others.
+  virtual std::shared_ptr<Group> local() const { return shared(); }
 };
 
 std::unique_ptr<Transport> make_shared_transport(std::shared_ptr<Group> group);

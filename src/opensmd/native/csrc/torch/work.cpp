@@ -85,7 +85,7 @@ MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, at::Ten
       timeout_(timeout) {}
 
 MessageWork::~MessageWork() {
-  if (!settled_ && unclaimed_) unclaimed_->keep(std::move(request_), std::move(flat_));
+  if (!settled_ && unclaimed_ && !request_->ends_with_handle()) unclaimed_->keep(std::move(request_), std::move(flat_));
 }
 
 bool MessageWork::isCompleted() {

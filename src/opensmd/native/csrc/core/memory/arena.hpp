@@ -77,6 +77,12 @@ struct alignas(kLine) Blocked {
   std::atomic<uint64_t> in;
 };
 
+// Messages to a member that receives outside of the group, too: counted before the sender looks whether they may come here.
+struct alignas(kLine) Inbox {
+  std::atomic<uint64_t> posted;
+  std::atomic<uint32_t> closed;
+};
+
 struct alignas(kLine) Sizes {
   uint64_t given[kMaxMembers];     // bytes to each member, and
   uint64_t expected[kMaxMembers];  // from each, for all_to_all
@@ -94,6 +100,7 @@ struct alignas(kPage) Member {
   Flag finished;     // zero-copy collectives after which this member no longer touches its peers' tensors
   Doorbell doorbell;
   Blocked blocked;
+  Inbox inbox;
   Sizes sizes[2];  // by parity
 };
 

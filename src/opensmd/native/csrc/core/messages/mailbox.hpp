@@ -32,6 +32,11 @@ class Mailbox {
   MessagePointer post_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype);
   bool ready(int source, int64_t tag, size_t* bytes, int* from);
 
+  // A mailbox that is not the only way to its members; see inbox.cpp.
+  MessagePointer post_send_if_open(const void* data, size_t bytes, int destination, int64_t tag, DType dtype);
+  MessagePointer post_receive_of_arrived(void* data, size_t bytes, int source, int64_t tag, DType dtype);
+  void close_inbox(milliseconds timeout);
+
   bool progress();  // true if anything moved
   bool busy();      // something is under way and nobody waits: the helper's business
   // Until one of them is complete; its index.
@@ -105,6 +110,8 @@ class Mailbox {
   std::optional<MessageHeader> in_front(int source);
   void keep_what_arrived();
   bool arrived_before_failure(int source, int64_t tag);
+  size_t all_begun();
+  void withdraw_receives();
   bool find_ready(int source, int64_t tag, size_t* bytes, int* from);
 
   size_t look(const Find& find, bool drain, bool* moved);

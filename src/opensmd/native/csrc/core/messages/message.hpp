@@ -39,6 +39,7 @@ class Message : public Request {
   const DType dtype;
   uint64_t number = 0;  // in the record
   bool started = false;  // a send's header is written
+  bool withdrawn = false;  // a receive that will never be matched; written before finish()
   size_t moved = 0;
   int from = kAnySource;
   std::string failure;  // written before finish()

@@ -10,7 +10,8 @@ using std::chrono::milliseconds;
 
 constexpr int kAnySource = -1;
 
-// A send or receive under way. Its buffer must live until done. Dropping the last handle does not cancel it.
+// A send or receive under way. Its buffer must live until done. Dropping the last handle does not cancel
+// it, but where ends_with_handle().
 class Request {
  public:
   virtual ~Request() = default;
@@ -19,6 +20,7 @@ class Request {
   virtual void wait(milliseconds timeout = milliseconds{0}) = 0;
   virtual int source() const = 0;           // of a completed receive
   virtual size_t received_bytes() const = 0;
+  virtual bool ends_with_handle() const { return false; }
 };
 
 }  // namespace opensmd

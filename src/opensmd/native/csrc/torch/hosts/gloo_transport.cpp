@@ -13,8 +13,10 @@
 #include <utility>
 
 #include "core/algorithms/counts.hpp"
+#include "torch/hosts/host_messages.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
+#include "torch/tensors.hpp"
 
 namespace opensmd {
 namespace {
@@ -56,6 +58,7 @@ class GlooRequest final : public Request {
 
   int source() const override { return work_->sourceRank(); }
   size_t received_bytes() const override { return bytes_.nbytes(); }
+  bool ends_with_handle() const override { return true; }
 
  private:
   void start_waiting(milliseconds timeout) {
@@ -94,7 +97,8 @@ class GlooTransport final : public Transport {
         apart_(layout_.apart()),
         local_(std::move(local)),
         wire_(gloo_, names),
-        agreement_(local_, gloo_, firsts_of(layout_), names) {}
+        agreement_(local_, gloo_, firsts_of(layout_), names),
+        messages_(host_messages()) {}
 
   // A comparison is a barrier.
   void barrier(const Call& call) override {
@@ -158,24 +162,20 @@ class GlooTransport final : public Transport {
   }
 
   std::shared_ptr<Request> post_send(const at::Tensor& tensor, int destination, int64_t tag) override {
-    Tensors bytes{bytes_at(tensor.const_data_ptr(), tensor.nbytes())};
-    return post("send to ", bytes, destination, tag,
-                [&] { return gloo_->send(bytes, destination, static_cast<int>(tag)); });
+    const Posting posting{true, tensor, destination, tag, moved_as(tensor.scalar_type()).dtype};
+    require_possible(posting);
+    return messages_ ? messages_->post_send(posting) : send_on_wire(posting);
   }
 
   std::shared_ptr<Request> post_receive(const at::Tensor& tensor, int source, int64_t tag) override {
-    Tensors bytes{bytes_at(tensor.data_ptr(), tensor.nbytes())};
-    return post("receive from ", bytes, source, tag, [&] {
-      return source == kAnySource ? gloo_->recvAnysource(bytes, static_cast<int>(tag))
-                                  : gloo_->recv(bytes, source, static_cast<int>(tag));
-    });
+    const Posting posting{false, tensor, source, tag, moved_as(tensor.scalar_type()).dtype};
+    require_possible(posting);
+    return messages_ ? messages_->post_receive(posting) : receive_on_wire(posting);
   }
 
-  void abort(const std::string& reason) override {
-    failure_->note(reason);
-    local_->abort(reason);
-    close_connections(*gloo_);
-  }
+  std::shared_ptr<Group> local() const override { return local_->group(); }
+
+  void abort(const std::string& reason) override { end_group(reason, *gloo_, *failure_, *local_); }
   bool aborted() const override { return failure_->noted(); }
   void leave() override {
     local_->leave();
@@ -223,18 +223,58 @@ class GlooTransport final : public Transport {
     }
   }
 
-  template <typename Start>
-  std::shared_ptr<Request> post(const char* what, Tensors& bytes, int peer, int64_t tag, Start start) {
+  void require_possible(const Posting& posting) const {
     failure_->require_none();
-    if (tag >= kTagLimit) {
+    if (posting.tag >= kTagLimit) {
       throw std::invalid_argument(c10::str("tags of messages in a group that spans hosts go to ", kTagLimit - 1));
     }
-    if (peer == gloo_->getRank()) {
+    if (posting.peer == gloo_->getRank()) {
       throw std::invalid_argument("a rank of a group that spans hosts cannot send to itself: Gloo has no connection "
                                   "for it. Copy the tensor instead");
     }
-    auto where = c10::str(failure_->name(gloo_->getRank()), " in a ", what, peer == kAnySource ? "anybody" : failure_->name(peer),
-                          " (", bytes[0].nbytes(), " bytes, tag ", tag, ") of a group that spans hosts");
+  }
+
+  std::unique_ptr<HostMessages> host_messages() {
+    if (local_->alone()) return nullptr;
+    return std::make_unique<HostMessages>(
+        local_->group(), layout_, [this](const Posting& posting) { return send_on_wire(posting); },
+        [this](const Posting& posting) { return receive_on_wire(posting); },
+        [gloo = gloo_, failure = failure_, local = local_](const Posting& posting, const std::exception& error) {
+          if (!local->group()->aborted()) return;  // the message alone was wrong
+          end_group(failure->note(where_of(posting, *gloo, *failure), error), *gloo, *failure, *local);
+          failure->require_none();
+        });
+  }
+
+  std::shared_ptr<Request> send_on_wire(const Posting& posting) {
+    Tensors bytes{bytes_at(posting.tensor.const_data_ptr(), posting.tensor.nbytes())};
+    return post(bytes, posting, [&] { return gloo_->send(bytes, posting.peer, static_cast<int>(posting.tag)); });
+  }
+
+  std::shared_ptr<Request> receive_on_wire(const Posting& posting) {
+    Tensors bytes{bytes_at(posting.tensor.data_ptr(), posting.tensor.nbytes())};
+    return post(bytes, posting, [&] {
+      return posting.peer == kAnySource ? gloo_->recvAnysource(bytes, static_cast<int>(posting.tag))
+                                        : gloo_->recv(bytes, posting.peer, static_cast<int>(posting.tag));
+    });
+  }
+
+  static void end_group(const std::string& reason, c10d::Backend& gloo, Failure& failure, Local& local) {
+    failure.note(reason);
+    local.abort(reason);
+    close_connections(gloo);
+  }
+
+  static std::string where_of(const Posting& posting, c10d::Backend& gloo, const Failure& failure) {
+    return c10::str(failure.name(gloo.getRank()), posting.sends ? " in a send to " : " in a receive from ",
+                    posting.peer == kAnySource ? "anybody" : failure.name(posting.peer), " (", posting.tensor.nbytes(),
+                    " bytes, tag ", posting.tag, ") of a group that spans hosts");
+  }
+
+  template <typename Start>
+  std::shared_ptr<Request> post(Tensors& bytes, const Posting& posting, Start start) {
+    failure_->require_none();
+    auto where = where_of(posting, *gloo_, *failure_);
     try {
       auto work = start();
       return std::make_shared<GlooRequest>(work, bytes[0], gloo_->getBackendOptions()->timeout, failure_,
@@ -252,6 +292,7 @@ class GlooTransport final : public Transport {
   Local alone_;
   Wire wire_;
   Agreement agreement_;
+  const std::unique_ptr<HostMessages> messages_;  // where members share hosts
   std::atomic<uint64_t> sequence_{0};
 };
 

@@ -1,0 +1,77 @@
+// Messages of a group whose members also get messages another way, in which they can receive from anybody and here cannot.
+//
+// A member receives here until it first wants a message from anybody. Then it closes its inbox: who sends to it later
+// finds that out and goes the other way, and what is on its way here is waited for, so that messages of a pair keep
+// their order.
+//
+//      sender     posted + 1 ── closed? ── no: the message follows
+//      receiver   closed = 1 ── wait until as many have begun to arrive as are posted
+//
+// One of the two sees the other: either the sender sees that it is closed, or the receiver waits for the message.
+#include "core/messages/mailbox.hpp"
+
+namespace opensmd {
+
+MessagePointer Mailbox::post_send_if_open(const void* data, size_t bytes, int destination, int64_t tag, DType dtype) {
+  Inbox& inbox = context_.arena.member(destination).inbox;
+  inbox.posted.fetch_add(1, std::memory_order_seq_cst);
+  MessagePointer message;
+  try {
+    if (inbox.closed.load(std::memory_order_seq_cst) == 0) message = post_send(data, bytes, destination, tag, dtype);
+  } catch (...) {
+    inbox.posted.fetch_sub(1, std::memory_order_seq_cst);
+    throw;
+  }
+  if (message == nullptr) {
+    inbox.posted.fetch_sub(1, std::memory_order_seq_cst);
+    ring_doorbell(destination);
+  }
+  return message;
+}
+
+MessagePointer Mailbox::post_receive_of_arrived(void* data, size_t bytes, int source, int64_t tag, DType dtype) {
+  context_.check_usable("recv");
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!find_ready(source, tag, nullptr, nullptr)) return nullptr;
+  MessagePointer message = make(Message::Kind::Receive, data, bytes, source, tag, dtype);
+  register_message(*message);
+  if (!take_unexpected(message)) {
+    receives_.push_back(message);
+    advance(false);
+  }
+  if (!message->complete()) progress_thread_.notice();
+  return message;
+}
+
+void Mailbox::close_inbox(milliseconds timeout) {
+  context_.check_usable("recv");
+  context_.arena.member(context_.rank).inbox.closed.store(1, std::memory_order_seq_cst);
+  const auto find = [this] { return all_begun(); };
+  const auto expected = [this] {
+    return std::vector<Expectation>{{Message::Kind::Receive, kAnySource, "recv(from any rank) on " + context_.name(context_.rank)}};
+  };
+  wait_until(find, expected, timeout);
+  withdraw_receives();
+}
+
+// With the lock held.
+size_t Mailbox::all_begun() {
+  uint64_t begun = 0;
+  for (int source = 0; source < context_.size; ++source) {
+    pull(source, true);
+    begun += incoming_[static_cast<size_t>(source)].count;
+  }
+  return begun == context_.arena.member(context_.rank).inbox.posted.load(std::memory_order_seq_cst) ? 0 : kNotYet;
+}
+
+void Mailbox::withdraw_receives() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const MessagePointer& receive : receives_) {
+    receive->withdrawn = true;
+    finish(*receive);
+  }
+  receives_.clear();
+  ring_doorbell(context_.rank);  // who waits for one of them
+}
+
+}  // namespace opensmd
