@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.init import shutdown
+from opensmd.modelparallel.sharding.trained_slices import is_cut
 from tests.support.ranks import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -84,7 +87,9 @@ def in_one_process(dtype: torch.dtype = torch.float32, clip: float = 0.0) -> dic
 class Training:
     """A script that shards its model."""
 
-    def __init__(self, partitions: int = 1, degree: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self, partitions: int = 1, degree: int | None = None, *, checkpointed: bool = False, **settings: Any
+    ) -> None:
         shutdown()
         degree = degree or dist.get_world_size() // partitions
         sharding = {"sharded_data_parallel_degree": degree, "partitions": partitions, "ddp": True}
@@ -95,6 +100,9 @@ class Training:
         with smp.model_creation():
             net = Net()
         self.model = model = smp.DistributedModel(net)
+        if checkpointed:
+            for block in model.get_module().blocks:
+                smp.set_activation_checkpointing(block)
         self.optimizer = smp.DistributedOptimizer(adam(model.parameters()))
 
         @smp.step
@@ -234,6 +242,98 @@ def trains_in_16_bits(key: str) -> None:
     assert {each.dtype for each in masters} == {torch.float32}
     for own, other in zip(masters, plain[1]["state"].values(), strict=True):
         torch.testing.assert_close(own, other["master_weight"], rtol=0.1, atol=0.05)
+
+
+def goes_with_tensor_parallelism(partitions: int) -> None:
+    plain = of_tensor_parallel_ranks(partitions, 1)
+    sharded = of_tensor_parallel_ranks(partitions, 2)
+    assert sharded.pop("cut") > plain.pop("cut") == 0
+    torch.testing.assert_close(sharded, plain, rtol=1e-5, atol=1e-6)
+
+
+def of_tensor_parallel_ranks(partitions: int, degree: int) -> dict[str, Any]:
+    """Losses, norms and state of a model whose linears two ranks share, and two replicas besides."""
+    shutdown()
+    degrees = {"partitions": partitions, "tensor_parallel_degree": 2, "prescaled_batch": True, "ddp": True}
+    smp.init(degrees | {"sharded_data_parallel_degree": degree, "delayed_parameter_initialization": True})
+    torch.manual_seed(0)
+    with smp.model_creation(tensor_parallelism=True):
+        net = nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh())])
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(adam(model.parameters()))
+
+    @smp.step
+    def step(x: Tensor) -> Tensor:
+        loss = (model(x) - 1).square().mean()
+        model.backward(loss)
+        return loss
+
+    def train(number: int = 9) -> Tensor:
+        optimizer.zero_grad()
+        torch.manual_seed(10 * number + smp.rdp_rank())
+        loss: Tensor = step(torch.randn(ROWS, 64)).reduce_mean()
+        norms.append(optimizer.clip_master_grads(0.5))
+        optimizer.step()
+        return loss
+
+    norms: list[float] = []
+    losses = [float(train(number)) for number in range(3)]
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    more = [float(train()) for _ in range(2)]
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert [float(train()) for _ in range(2)] == more
+    cut = sum(is_cut(parameter) for parameter in model.parameters())
+    state = optimizer.state_dict()["state"]
+    return {"losses": losses, "norms": norms, "model": model.state_dict(), "optimizer": state, "cut": cut}
+
+
+def saves_and_goes_on_anywhere(folder: Path) -> None:
+    expected = in_one_process()["losses"]
+    training = Training(**BY_BLOCK)
+    first = training.train(0)
+    whole = copy.deepcopy(training.optimizer.state_dict())
+    parts = copy.deepcopy(training.optimizer.local_state_dict(gather_if_shard=False))
+    own = {name: each.clone() for name, each in training.model.state_dict().items()}
+    smp.save_checkpoint(str(folder), "one", model=training.model, optimizer=training.optimizer)
+    smp.save_checkpoint(str(folder), "full", partial=False, model=training.model)
+    rest = [training.train(number) for number in range(1, STEPS)]
+    torch.testing.assert_close([first, *rest], expected, rtol=1e-6, atol=1e-7)
+    for partitions, degree, partial in ((2, 1, True), (1, 1, False), (1, 2, True)):
+        again = Training(partitions, degree, **AT_ONCE if degree > 1 else {})
+        smp.resume_from_checkpoint(str(folder), "one" if partial else "full", partial=partial)
+        if not partial:
+            again.optimizer.load_state_dict(copy.deepcopy(whole))
+        losses = [again.train(number) for number in range(1, STEPS)]
+        torch.testing.assert_close(losses, expected[1:], rtol=1e-5, atol=1e-6)
+    again = Training(**BY_BLOCK)
+    again.model.load_state_dict(own)
+    again.optimizer.load_state_dict(parts)
+    assert [again.train(number) for number in range(1, STEPS)] == rest
+    with pytest.raises(SMPCheckpointError, match="part 1 of 3"):
+        again.optimizer.load_state_dict(parts | {"_smp_shard": (1, 3)})
+
+
+def test_sharded_parameters_go_with_what_else_saves_memory(pool: Pools) -> None:
+    for settings in (
+        BY_BLOCK | {"delayed_parameter_initialization": True, "checkpointed": True},
+        AT_ONCE | {"offload_activations": True, "checkpointed": True, "microbatches": 2},
+    ):
+        pool(2).run(trains_as_one_process, 1, None, settings)
+    pool(4).run(
+        trains_as_one_process,
+        2,
+        None,
+        AT_ONCE | {"delayed_parameter_initialization": True, "microbatches": 2},
+    )
+
+
+def test_parameters_that_tensor_parallel_ranks_share_are_sharded_over_replicas(pool: Pools) -> None:
+    pool(4).run(goes_with_tensor_parallelism, 1)
+
+
+def test_a_sharded_model_is_saved_and_goes_on_at_any_degree(pool: Pools, tmp_path: Path) -> None:
+    pool(2).run(saves_and_goes_on_anywhere, tmp_path)
 
 
 def test_a_sharded_model_trains_as_in_one_process(pool: Pools) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.gather import unite
@@ -411,7 +412,8 @@ def _sliced(
         own: dict[int, torch.Tensor] = dict(enumerate(parameters))
     else:
         own = {index: torch.empty(shape, device="meta") for index, shape in enumerate(layout.shapes)}
-        own |= {layout.local[id(each)]: each for each in parameters}
+        # of others the optimizer may have slices, which are no larger than what is split here
+        own |= {layout.local[id(each)]: each for each in parameters if isinstance(each, DTensor)}
     sliced = dict(given["state"])
     for index, (number, name) in enumerate(zip(stored, names, strict=True)):
         shard = state.model.shards.get(name)

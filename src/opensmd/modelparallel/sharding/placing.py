@@ -43,16 +43,15 @@ def shard_parameters(model: ModelState, plan: Plan) -> ShardedParameters:
             [each for name, each in module.named_parameters() if plan.parameter_home(name) == stage]
         )
         model.delayed.fill(lambda _: False)
+        _make_equal(model, [each for name, each in module.named_parameters() if name in names])
         modules = dict(module.named_modules(remove_duplicate=False))
         local = [modules[name] for name, home in plan.atomic().items() if home == stage]
-        group = state.groups[CommGroup.RDP_GROUP]
-        made_equal([each for name, each in module.named_parameters() if name in names], group)
         return shard_stage(module, names, mesh, local)
 
     def prepare(parameters: list[nn.Parameter]) -> None:
         model.delayed.fill_some(parameters)
         sharded = {id(each) for name, each in module.named_parameters() if name in names}
-        made_equal([each for each in parameters if id(each) in sharded], state.groups[CommGroup.RDP_GROUP])
+        _make_equal(model, [each for each in parameters if id(each) in sharded])
 
     limits = Limits(
         least=cfg.sdp_param_persistence_threshold,
@@ -60,6 +59,14 @@ def shard_parameters(model: ModelState, plan: Plan) -> ShardedParameters:
         live=cfg.sdp_max_live_parameters,
     )
     return shard_model(module, names, mesh, limits, prepare)
+
+
+def _make_equal(model: ModelState, parameters: list[nn.Parameter]) -> None:
+    """Give parameters that are about to be cut the first rank's values, of all that have the same."""
+    names = {id(each): name for name, each in model.get_module().named_parameters()}
+    common = [each for each in parameters if model.is_common_part(names[id(each)])]
+    made_equal(common, state.groups[CommGroup.TP_GROUP])
+    made_equal(parameters, state.groups[CommGroup.RDP_GROUP])
 
 
 def _mesh(device: str) -> DeviceMesh:

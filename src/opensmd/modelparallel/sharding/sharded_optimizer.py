@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.sharding.slices import Rows, Slicing, gather_parameters
 from opensmd.modelparallel.sharding.trained_slices import (
@@ -29,7 +29,9 @@ from opensmd.modelparallel.sharding.trained_slices import (
 )
 from opensmd.modelparallel.state import state
 
-__all__ = ["ShardedMethods", "require_elementwise"]
+__all__ = ["SHARD", "ShardedMethods", "require_elementwise"]
+
+SHARD = "_smp_shard"  # in a state dict of slices: which part of how many
 
 # They treat every element of a parameter by itself, so that a slice is trained as in the whole.
 _ELEMENTWISE = (
@@ -77,6 +79,7 @@ class ShardedMethods(PrecisionAttributes):
 
     state: Any
     _smp_slices: dict[int, TrainedSlice] | None = None  # by the parameter's number
+    _smp_gathers = True  # False while this rank's slices alone are asked for
 
     @property
     def master_params(self) -> list[nn.Parameter]:
@@ -126,18 +129,65 @@ class ShardedMethods(PrecisionAttributes):
             self._smp_slice(self.param_groups[-1])
 
     def local_state_dict(self, *, gather_if_shard: bool = True) -> dict[str, Any]:
-        """As without sharding; with ``gather_if_shard=False`` refused, as slices fit no other degree.
+        """As without sharding; called on all replicas, which send each other their slices.
+
+        Args:
+            gather_if_shard: False gives this rank's slices alone, which load at the same degree, without
+                asking other ranks.
 
         Raises:
-            SMPError: the model has not been partitioned yet, or ``gather_if_shard`` is False.
+            SMPError: the model has not been partitioned yet.
         """
-        if not gather_if_shard:
+        if gather_if_shard or self._smp_slices is None:
+            whole: dict[str, Any] = super().local_state_dict()  # type: ignore[misc]
+            return whole
+        self._smp_gathers = False
+        try:
+            own: dict[str, Any] = super().local_state_dict()  # type: ignore[misc]
+        finally:
+            self._smp_gathers = True
+        return {**own, SHARD: (self._smp_group.rank(), self._smp_group.size())}
+
+    def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """As without sharding; also of slices that ``local_state_dict(gather_if_shard=False)`` gave.
+
+        Raises:
+            SMPCheckpointError: they are of another rank or degree.
+        """
+        given = state_dict
+        if isinstance(given, Mapping) and SHARD in given:
+            given = self._smp_from_slices(given)
+        fitting: dict[str, Any] = super()._smp_fitting(given)  # type: ignore[misc]
+        return fitting
+
+    def _smp_from_slices(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        if self._smp_slices is None:
             raise SMPError(
-                "local_state_dict(gather_if_shard=False): slices of sharded optimizer state are not saved by "
-                "themselves here; leave the argument out, on all ranks"
+                "optimizer.load_state_dict: slices of sharded optimizer state can be loaded once there are "
+                "parameters to load them for: after the first step, for example in "
+                "model.register_post_step_hook"
             )
-        local: dict[str, Any] = super().local_state_dict()  # type: ignore[misc]
-        return local
+        rank, ranks = given[SHARD]
+        mine = self._smp_group.rank(), self._smp_group.size()
+        if (rank, ranks) != mine:
+            raise SMPCheckpointError(
+                f"these slices of sharded optimizer state are part {rank} of {ranks}, and this rank's are "
+                f"part {mine[0]} of {mine[1]}; load what local_state_dict() or state_dict() gave, which is "
+                "whole"
+            )
+        whole = {name: each for name, each in given.items() if name != SHARD}
+        return {**whole, "state": self._smp_gathered(given["state"])}
+
+    def _smp_gathered(self, entries: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Whole tensors in the place of slices; called on all replicas."""
+        gathered = dict(entries)
+        for number, trained in sorted((self._smp_slices or {}).items()):
+            if number in gathered:
+                gathered[number] = {
+                    key: trained.whole(each) if _like(each, trained.own.shape) else each
+                    for key, each in gathered[number].items()
+                }
+        return gathered
 
     @property
     def _smp_group(self) -> dist.ProcessGroup:
@@ -216,7 +266,7 @@ class ShardedMethods(PrecisionAttributes):
 
     def _smp_whole(self, number: int, part: Tensor) -> Tensor:
         trained = (self._smp_slices or {}).get(number)
-        return part if trained is None else trained.whole(part)
+        return trained.whole(part) if trained is not None and self._smp_gathers else part
 
     def _localised(self, given: dict[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = super()._localised(given)  # type: ignore[misc]
@@ -231,12 +281,8 @@ class ShardedMethods(PrecisionAttributes):
     def _renumbered(self) -> dict[str, Any]:
         """With whole tensors; called on all replicas."""
         own: dict[str, Any] = super()._renumbered()  # type: ignore[misc]
-        for number, trained in sorted((self._smp_slices or {}).items()):
-            if number in own["state"]:
-                own["state"][number] = {
-                    key: trained.whole(each) if _like(each, trained.own.shape) else each
-                    for key, each in own["state"][number].items()
-                }
+        if self._smp_gathers:
+            own["state"] = self._smp_gathered(own["state"])
         return own
 
 

@@ -52,6 +52,8 @@ class ShardedParameterMethods(ShardedMethods):
         return torch.cat(pieces) if pieces else torch.empty(0)
 
     def _smp_clip(self, max_norm: float, group: dist.ProcessGroup) -> Tensor:
+        if state.cfg.half_dtype is None:  # whose masters have the gradients
+            self._smp_collect_gradients()
         norm = super()._smp_clip(max_norm, group)
         if not self._smp_norm_is_new:
             self._global_grad_norm, self._smp_norm_is_new = float(norm), True

@@ -85,6 +85,10 @@ class DistributedParts(Whereabouts):
         """Whether any parameter or buffer works on the batch of the whole tensor-parallel group."""
         return bool(self._scaled)
 
+    def is_common_part(self, name: str) -> bool:
+        """Whether all tensor-parallel ranks have the same values of this tensor of a distributed module."""
+        return name in self._scaled and name not in self._split
+
     def works_on_scaled_batch(self, name: str) -> bool:
         """As :meth:`is_scaled_batch_parameter`, by name."""
         return name in self._scaled
@@ -97,8 +101,7 @@ class DistributedParts(Whereabouts):
     def _make_common_parts_equal(self) -> None:
         """Give what distributed modules have in common the first tensor-parallel rank's values."""
         for name, tensor in self._named_tensors():
-            common = name in self._scaled - self._split
-            common = common and not isinstance(tensor, DTensor)
+            common = self.is_common_part(name) and not isinstance(tensor, DTensor)
             if common and self.is_here(name) and has_data(tensor):
                 data = sendable(tensor.detach())
                 dist.broadcast(data, group=tensor_process_group(), group_src=0)
@@ -114,7 +117,7 @@ def whole_entries(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> di
         if isinstance(value, DTensor) and value.device_mesh == state.sharding_mesh:
             key: tuple[Any, ...] = (value.to_local().untyped_storage().data_ptr(), value.shape)
             if key not in gathered:
-                gathered[key] = _all_rows(value)
+                gathered[key] = _all_columns(_all_rows(value), shards.get(name))
             whole[name] = gathered[key]
         elif isinstance(value, DTensor):
             if not value.to_local().is_meta:
@@ -122,9 +125,14 @@ def whole_entries(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> di
         elif name in shards and isinstance(value, Tensor) and has_data(value):
             key = (value.data_ptr(), value.shape, value.stride())  # tied entries stay tied
             if key not in gathered:
-                gathered[key] = all_gathered(value.detach(), shards[name].axis, shards[name].size)
+                gathered[key] = _all_columns(value.detach(), shards[name])
             whole[name] = gathered[key]
     return whole
+
+
+def _all_columns(value: Tensor, shard: Shard | None) -> Tensor:
+    """The slices of all tensor-parallel ranks, if the tensor is split over them."""
+    return value if shard is None else all_gathered(value, shard.axis, shard.size)
 
 
 def _all_rows(value: DTensor) -> Tensor:
@@ -140,13 +148,13 @@ def cut_entry(value: Any, shard: Shard | None, own: Any) -> Any:
         shard: how the tensor is split here, if it is.
         own: this rank's tensor.
     """
-    if isinstance(own, DTensor) and isinstance(value, Tensor) and not isinstance(value, DTensor):
+    if not isinstance(value, Tensor) or isinstance(value, DTensor) or not isinstance(own, Tensor):
+        return value
+    if shard is not None and value.shape != own.shape and value.shape == shard.whole_shape(own.shape):
+        value = shard.cut(value, tensor_size(), tensor_rank())
+    if isinstance(own, DTensor):
         return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
-    if shard is None or not isinstance(value, Tensor) or not isinstance(own, Tensor):
-        return value
-    if value.shape == own.shape or value.shape != shard.whole_shape(own.shape):
-        return value
-    return shard.cut(value, tensor_size(), tensor_rank())
+    return value
 
 
 def _scaled_names(module: nn.Module) -> Iterator[str]:
