@@ -58,11 +58,11 @@ def test_a_model_of_the_zoo_trains_like_plain_pytorch_in_three_parts(
 
 
 def test_the_page_of_results_counts_each_case_once_and_gives_reasons() -> None:
-    case = {"kind": "split", "stages": 3, "why": ""}
+    case = {"kind": "split", "stages": 3, "why": "", "code": "1a2b3c4"}
     lines = [
         {**case, "model": "torch: LSTM", "status": "failed", "why": "an earlier try"},
         {**case, "model": "torch: LSTM", "status": "equal", "swayed": True},
-        {**case, "model": "torch: GRU", "status": "refused", "why": "SMPError: a | b"},
+        {**case, "model": "torch: GRU", "status": "refused", "why": "SMPError: a | b", "code": "5d6e7f8"},
         {"kind": "tracer", "model": "torch: GRU", "status": "split", "why": ""},
         {"kind": "plain", "model": "torch: RNN", "status": "no case", "why": "draws random numbers"},
     ]
@@ -70,4 +70,5 @@ def test_the_page_of_results_counts_each_case_once_and_gives_reasons() -> None:
     assert "| torch | 2 | 1 | 1 | 0 | 0 | 0 | 0 | 1 of 1 |" in text
     assert "| torch: GRU | 3 | refused | SMPError: a \\| b |" in text
     assert "Of 5 models 2 have been run; 1 have turned out to be no cases. 1 of the equal ones" in text
+    assert "The code was that of 1a2b3c4 (1), 5d6e7f8 (1)." in text
     assert "earlier" not in text and "RNN" not in text

@@ -10,12 +10,14 @@ import argparse
 import json
 import random
 import re
+import subprocess
 import sys
 import time
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import opensmd
 from tests.support.ranks import RankPool
 from tests.zoo.catalogue import LIBRARIES, names
 from tests.zoo.run import Line, split, traced
@@ -28,6 +30,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._code = _revision()
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text().splitlines() if path.exists() else []
         self._lines = {self._key(line): line for line in map(json.loads, lines)}
@@ -40,7 +43,8 @@ class Results:
         return not {(kind, model, stages), ("plain", model, 0)} & self._lines.keys()
 
     def add(self, line: Line) -> None:
-        """Keep a result, in the file too."""
+        """Keep a result with the code's revision, in the file too."""
+        line = {**line, "code": self._code}
         self._lines[self._key(line)] = line
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -48,6 +52,13 @@ class Results:
             f"{line['kind']} {line.get('stages', '')} {line['model']}: {line['status']} {line['why'][:160]}",
             flush=True,
         )
+
+
+def _revision() -> str:
+    """The commit that is checked out, with a plus where files differ from it; of a bare copy, the version."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
+    described = subprocess.run(command, capture_output=True, text=True)
+    return described.stdout.strip() if described.returncode == 0 else opensmd.__version__
 
 
 def main(arguments: list[str]) -> int:

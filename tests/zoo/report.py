@@ -55,9 +55,18 @@ def page(lines: Iterable[Line], *, listed: int) -> str:
         run = f"Of {listed} models {len(these)} have been run; {none} have turned out to be no cases."
         if swayed := sum(line["status"] == "equal" and line.get("swayed", False) for line in these):
             run += f" {swayed} of the equal ones multiply roundings, in plain PyTorch as well."
+        run += f" The code was that of {_revisions(these)}."
         parts += [f"## {stages} stages", run, "\n".join(_table(these, traced))]
     parts += ["## What was not equal", "\n".join(_reasons(splits))]
     return "\n\n".join(parts) + "\n"
+
+
+def _revisions(lines: Sequence[Line]) -> str:
+    """Which commits the results are of, and how many each."""
+    count = Counter(line.get("code", "an earlier version") for line in lines)
+    if len(count) == 1:
+        return next(iter(count))
+    return ", ".join(f"{code} ({number})" for code, number in count.most_common())
 
 
 def _table(lines: Sequence[Line], traced: dict[str, str]) -> Iterator[str]:

@@ -27,8 +27,8 @@ _NUMBERS: tuple[tuple[str, int], ...] = (
     (r"qk_head_dim", 2 * WIDTH // HEADS),
     (r"rotary_dim", WIDTH // HEADS),
     (r"num_key_value_heads|.*kv_heads|multi_query_group_num|num_kv.*", 2),
-    (r".*(num|n)_.*experts_per_tok|.*top_?k.*|moe_k", 2),
     (r"(num|n)_group|topk_group|n_shared_experts|first_k_dense_replace", 1),
+    (r".*(num|n)_.*experts_per_tok|.*top_?k.*|moe_k", 2),
     (r".*(num|n)_.*experts|.*experts_num|num_experts", 4),
     (r".*(num|n)_?(hidden_|encoder_|decoder_|conv_)?layers?|.*layers|depth|.*num_blocks|n_layer", LAYERS),
     (r".*(num|n)_.*heads?|.*attention_heads|n_head|heads", HEADS),
@@ -63,9 +63,20 @@ def tiny(config: Any) -> Any:
         part._attn_implementation = "eager"
         if hasattr(part, "qk_rope_head_dim"):  # latent attention has keys for each head
             part.num_key_value_heads = HEADS
+        if getattr(part, "num_experts_per_tok", 0) is None:
+            part.num_experts_per_tok = 2
+        _end_at_last_stage(part)
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id, config.pad_token_id = 2, 0
     return config
+
+
+def _end_at_last_stage(part: Any) -> None:
+    """A backbone with a stage a layer has fewer of them now, and gives what the last one has made."""
+    stages = getattr(part, "stage_names", None)
+    if stages and len(stages) == 13 and stages[-1] == "stage12":
+        part.stage_names = stages[: LAYERS + 1]
+        part._out_features, part._out_indices = [f"stage{LAYERS}"], [LAYERS]
 
 
 def _parts(config: Any) -> Iterator[Any]:
