@@ -21,6 +21,7 @@ from opensmd.legacy.rendezvous.host import Process
 from opensmd.legacy.rendezvous.rendezvous import Joined
 from opensmd.legacy.settings import Deadline
 from opensmd.legacy.transports import links
+from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
 
 SECRET = "known to the job's hosts alone"
@@ -44,7 +45,7 @@ def join(rank_with: int | None = None) -> int:
         os.environ["OPENSMD_JOB_SECRET"] = SECRET
     import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
 
-    dist.init_process_group("smddp", rank=rank, world_size=2, timeout=timedelta(seconds=5))
+    dist.init_process_group("smddp", rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
     return rank
 
 
@@ -108,10 +109,10 @@ def test_a_rank_without_the_secret_does_not_join() -> None:
     assert "bears no code of this job's secret. Give OPENSMD_JOB_SECRET" in str(outcomes[0].value)
 
 
-def connect(store: dist.Store, rank: int, into: dict[int, Any]) -> None:
+def connect(store: dist.Store, rank: int, into: dict[int, Any], seconds: float) -> None:
     try:
         joined = Joined(store, rank, (Process.this(), Process.this()), serves=rank == 0)
-        into[rank] = links.connect_all(joined, None, Deadline(3.0))
+        into[rank] = links.connect_all(joined, None, Deadline(seconds))
     except RuntimeError as error:
         into[rank] = str(error)
 
@@ -126,11 +127,11 @@ def test_links_of_the_legacy_package_are_made_by_who_knows_the_secret(
 
     def rank(number: int, secret: str) -> None:
         by_thread.secret = JobSecret(secret.encode())
-        connect(store, number, results)
+        connect(store, number, results, PATIENCE if known else 5.0)
 
     listener = threading.Thread(target=rank, args=(0, SECRET))
     listener.start()
-    store.wait(["links/0"], timedelta(seconds=5))
+    store.wait(["links/0"], timedelta(seconds=PATIENCE))
     port = links.Server.from_json(store.get("links/0")).port
     with socket.create_connection(("127.0.0.1", port)) as stranger:  # who knows the protocol, and a rank
         stranger.sendall(links.HELLO.pack(b"n" * 32, 1))
@@ -145,6 +146,6 @@ def test_links_of_the_legacy_package_are_made_by_who_knows_the_secret(
         for link in (results[0][1], results[1][0]):
             link.close()
     else:
-        assert "did not connect within 3 s; 2 callers did not know the secret of this job" in results[0]
+        assert "did not connect within 5 s; 2 callers did not know the secret of this job" in results[0]
         assert "does not know the secret of this job" in results[1]
         assert "give OPENSMD_JOB_SECRET alike" in results[1]

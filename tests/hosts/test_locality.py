@@ -40,8 +40,6 @@ def run_as_pods(hosts: str, ports: list[int]) -> dict[str, tuple[int, ...]]:
 
 
 def test_local_ranks_come_from_where_the_ranks_met_and_not_from_the_masters_address() -> None:
-    found = values(
-        run_once(4, run_as_pods, "aabb", [free_port() for _ in range(3)], backend=None, timeout=100)
-    )
+    found = values(run_once(4, run_as_pods, "aabb", [free_port() for _ in range(3)], backend=None))
     assert [place["smp"] for place in found] == [(0, 2), (1, 2), (0, 2), (1, 2)]
     assert [place["v1"] for place in found] == [(0,), (1,), (0,), (1,)]

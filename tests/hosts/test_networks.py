@@ -13,6 +13,7 @@ import pytest
 from benchmarks.hosts.networks import ADDRESSES, CABLE
 
 from tests.support.networks import started
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, free_port
 
 TRAIN = """
@@ -45,9 +46,9 @@ while True:
 
 def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:
     env = {"GLOO_SOCKET_IFNAME": CABLE}
-    with started(hosts, tmp_path / "script.py", TRAIN, size=4, timeout=60, env=env) as processes:
+    with started(hosts, tmp_path / "script.py", TRAIN, size=4, timeout=PATIENCE, env=env) as processes:
         for rank, process in enumerate(processes):
-            out, err = process.communicate(timeout=80)
+            out, err = process.communicate(timeout=PATIENCE)
             assert out.strip() == f"ok {rank}", err
 
 
@@ -59,22 +60,22 @@ def test_all_processes_end_soon_after_the_link_between_their_hosts_is_cut(
     with started(hosts, tmp_path / "script.py", text, size=4, timeout=3, env=env) as processes:
         for process in processes:
             assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n", process.communicate(timeout=5)[1]
+            assert process.stdout.readline() == "ready\n", process.communicate(timeout=PATIENCE)[1]
         subprocess.run(["ip", "-n", hosts[1], "link", "set", CABLE, "down"], check=True)
         begin = time.monotonic()
         for process in processes:
-            _, err = process.communicate(timeout=25)
+            _, err = process.communicate(timeout=PATIENCE)
             assert "DistBackendError" in err
-        assert time.monotonic() - begin < 3 + 5 + 5  # of which the last for a busy machine
+        assert time.monotonic() - begin < 60  # nearly all of which is for a busy machine
 
 
 def test_a_host_whose_name_is_the_loopback_is_told_how_to_say_which_network(
     hosts: tuple[str, str], tmp_path: Path
 ) -> None:
     env = {"GLOO_SOCKET_IFNAME": "lo"}
-    with started(hosts, tmp_path / "script.py", "", size=2, timeout=20, env=env) as processes:
+    with started(hosts, tmp_path / "script.py", "", size=2, timeout=PATIENCE, env=env) as processes:
         for process in processes:
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=PATIENCE)
             assert "on ranks 0, 1 (" in err and "Set GLOO_SOCKET_IFNAME on all ranks" in err, err
 
 
@@ -106,7 +107,7 @@ def test_smdrun_says_which_rank_of_another_host_failed_first(hosts: tuple[str, s
         jobs.append(
             subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
-    errors = [job.communicate(timeout=100)[1] for job in jobs]
+    errors = [job.communicate(timeout=PATIENCE)[1] for job in jobs]
     assert "smdrun: rank 1 failed first: ValueError: the batch is empty" in errors[1]
     assert "smdrun: rank 1 of another smdrun failed first: see the output of that one" in errors[0]
     assert re.search(r"smdrun: rank 0 failed after it: DistBackendError: .*rank 1 on \S+ has died", errors[0])

@@ -27,6 +27,7 @@ from tests.ranks.test_collectives_table import (
     check_rooted_moves,
     places,
 )
+from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, run_once
 
 
@@ -36,7 +37,7 @@ def init_on(hosts: str) -> None:
     os.environ["OPENSMD_HOST_ID"] = hosts[rank]
     import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
 
-    dist.init_process_group("smddp", rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    dist.init_process_group("smddp", rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
     assert _torch_internals.cpu_backend(None).spans_hosts()
     assert not has_mailbox()
 
@@ -164,20 +165,20 @@ def values(outcomes: list[Outcome]) -> list[Any]:
 
 @pytest.mark.parametrize("hosts", ["ab", "aba", "abba"])
 def test_every_collective_gives_what_plain_torch_gives(hosts: str) -> None:
-    for failures in values(run_once(len(hosts), run_cases, hosts, backend=None, timeout=100)):
+    for failures in values(run_once(len(hosts), run_cases, hosts, backend=None)):
         assert failures == []
 
 
 def test_every_form_of_call_works() -> None:
-    values(run_once(3, run_forms, "aab", backend=None, timeout=100))
+    values(run_once(3, run_forms, "aab", backend=None))
 
 
 def test_ddp_trains_like_one_process_and_groups_within_a_host_share_memory() -> None:
-    values(run_once(4, run_ddp, "abba", backend=None, timeout=100))
+    values(run_once(4, run_ddp, "abba", backend=None))
 
 
 def test_the_death_of_a_rank_is_an_error_on_the_others() -> None:
-    outcomes = run_once(3, run_dying, "aba", backend=None, timeout=40)
+    outcomes = run_once(3, run_dying, "aba", backend=None)
     assert outcomes[1].kind == "died"
     for rank in (0, 2):
         assert outcomes[rank].kind == "value", outcomes[rank].text
@@ -186,15 +187,15 @@ def test_the_death_of_a_rank_is_an_error_on_the_others() -> None:
 
 @pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd"])
 def test_ranks_that_share_hosts_get_the_same_sums(hosts: str) -> None:
-    checksums = values(run_once(len(hosts), run_sums_in_parts, hosts, backend=None, timeout=100))
+    checksums = values(run_once(len(hosts), run_sums_in_parts, hosts, backend=None))
     assert all(checksum == checksums[0] for checksum in checksums)
 
 
 def test_a_death_is_an_error_on_the_hosts_that_only_wait_for_the_victims_host() -> None:
-    outcomes = run_once(5, run_dying_beside_another, "aabba", backend=None, timeout=40)
+    outcomes = run_once(5, run_dying_beside_another, "aabba", backend=None)
     assert outcomes[1].kind == "died"
     told = [outcomes[rank] for rank in (0, 2, 3, 4)]
     for text, seconds in values(told):
         assert "a group that spans hosts" in text
-        assert seconds < 15  # long before the timeout
+        assert seconds < PATIENCE / 2  # long before the timeout
         assert re.search(r"rank 1 on \S+ has died", text), text
