@@ -1,0 +1,87 @@
+"""torch.ops.opensmd: every operator gives what torch.distributed gives, alone and in a compiled graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.ranks import RankPool
+
+Pool = Callable[[int], RankPool]
+
+
+def own(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.arange(count) % 5 + rank).to(dtype)
+
+
+def run_each() -> None:
+    ops, name = torch.ops.opensmd, dist.group.WORLD.group_name
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for count in (size, 70 * size, 50_000 * size):
+        for op, reduce_op in (
+            ("sum", dist.ReduceOp.SUM),
+            ("max", dist.ReduceOp.MAX),
+            ("avg", dist.ReduceOp.AVG),
+        ):
+            expected = own(rank, count)
+            dist.all_reduce(expected, reduce_op)
+            tensor = own(rank, count)
+            assert ops.all_reduce_(tensor, op, name) is None
+            assert torch.equal(tensor, expected)
+            mine, part = torch.empty(count // size), torch.empty(count // size)
+            dist.reduce_scatter_tensor(part, own(rank, count), reduce_op)
+            ops.reduce_scatter_into_(mine, own(rank, count), op, name)
+            assert torch.equal(mine, part)
+        tensor = own(rank, count, torch.bfloat16).view(-1, size).t()  # whose elements do not lie in a row
+        ops.broadcast_(tensor, size - 1, name)
+        assert torch.equal(tensor, own(size - 1, count, torch.bfloat16).view(-1, size).t())
+        whole = torch.empty(count * size)
+        ops.all_gather_into_(whole, own(rank, count), name)
+        assert torch.equal(whole, torch.cat([own(r, count) for r in range(size)]))
+        exchanged = torch.empty(count)
+        ops.all_to_all_into_(exchanged, own(rank, count), name)
+        pieces = [own(r, count).chunk(size)[rank] for r in range(size)]
+        assert torch.equal(exchanged, torch.cat(pieces))
+
+
+def run_compiled() -> None:
+    name, size = dist.group.WORLD.group_name, dist.get_world_size()
+
+    def normalized(x: torch.Tensor) -> torch.Tensor:
+        total = x * 2
+        torch.ops.opensmd.all_reduce_(total, "sum", name)
+        everyone = torch.empty(x.numel() * size)
+        torch.ops.opensmd.all_gather_into_(everyone, total + dist.get_rank(), name)
+        return everyone / 2
+
+    compiled = torch.compile(normalized, backend="aot_eager", fullgraph=True)
+    x = own(dist.get_rank(), 12)
+    for _ in range(2):
+        assert torch.equal(compiled(x), normalized(x))
+    expected = torch.stack([own(r, 12) for r in range(size)]).sum(0)
+    assert torch.equal(compiled(x).view(size, 12)[0], expected)
+
+
+def run_wrong() -> None:
+    name = dist.group.WORLD.group_name
+    with pytest.raises(ValueError, match="op is 'mean', but there are sum, avg"):
+        torch.ops.opensmd.all_reduce_(torch.ones(2), "mean", name)
+    with pytest.raises(RuntimeError, match="no such group"):
+        torch.ops.opensmd.all_reduce_(torch.ones(2), "sum", "no such group")
+    part = dist.new_group()
+    with pytest.raises(dist.DistBackendError, match="different calls"):
+        torch.ops.opensmd.all_reduce_(torch.ones(2 + dist.get_rank()), "sum", part.group_name)
+    gloo = dist.new_group(backend="gloo")
+    tensor = torch.ones(2)
+    torch.ops.opensmd.all_reduce_(tensor, "sum", gloo.group_name)
+    assert tensor[0] == dist.get_world_size()
+
+
+@pytest.mark.parametrize("case", [run_each, run_compiled, run_wrong], ids=lambda case: case.__name__)
+def test_operators_of_torch_do_what_the_functions_of_torch_distributed_do(
+    pool: Pool, case: Callable[[], None]
+) -> None:
+    pool(3 if case is run_each else 2).run(case)
