@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
@@ -161,6 +162,39 @@ def test_checkpointed_and_offloaded_layers_give_the_plain_models_gradients(
     pool: Pools, world: int, partitions: int
 ) -> None:
     pool(world).run(every_way, partitions)
+
+
+def of_transformers(partitions: int) -> list[Any]:
+    """Losses of a Hugging Face model that checkpoints by itself, and how many inputs left memory."""
+    found = []
+    for reentrant, settings in ((False, {}), *((way, {"offload_activations": True}) for way in (False, True))):
+        shutdown()
+        smp.init({"partitions": partitions, "microbatches": 2, **settings})
+        torch.manual_seed(0)
+        sizes = {"n_layer": 4, "n_head": 2, "n_embd": 8, "n_positions": 8, "vocab_size": 16}
+        drop = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+        net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **drop))
+        net.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model = smp.DistributedModel(net)
+
+        @smp.step
+        def step(model: Any, ids: Tensor) -> Tensor:
+            loss: Tensor = model(input_ids=ids, labels=ids).loss
+            model.backward(loss)
+            return loss
+
+        losses = [step(model, torch.arange(16).reshape(2, 8)).reduce_mean().item() for _ in range(2)]
+        norm = sum(float(each.grad.norm()) for each in model.local_parameters())
+        found.append(([*losses, norm], smp.state.offloading and smp.state.offloading.count))
+    return found
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_checkpoints_that_a_hugging_face_model_makes_are_offloaded(pool: Pools, partitions: int) -> None:
+    for (kept, _), *offloaded in pool(partitions).run(of_transformers, partitions):
+        for numbers, count in offloaded:
+            assert numbers == pytest.approx(kept, rel=1e-6)
+            assert count >= 2 * 2 * (4 / partitions - 1)  # steps, microbatches, and layers but a first one
 
 
 def test_offloading_leaves_at_most_the_horizon_of_layers_in_memory(pool: Pools) -> None:

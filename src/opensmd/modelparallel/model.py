@@ -23,6 +23,7 @@ from opensmd.modelparallel.dry_run.first_plan import PlanRequest, agree_on_plan
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.model_arguments import require_model, require_passes, require_tracing
 from opensmd.modelparallel.offloading.offloading import Offloading
+from opensmd.modelparallel.offloading.regions import offloading_of_all_checkpoints
 from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -34,6 +35,7 @@ from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
+from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
 from opensmd.modelparallel.runtime.step_errors import explained
@@ -338,7 +340,10 @@ class DistributedModel(NotForDDP, ModelState):
         self._step = step = _Step(len(calls))
         alone = len(calls) == 1
         try:
-            with contextlib.nullcontext() if alone else optimizers_asking(self.require_other_parameters):
+            with (
+                contextlib.nullcontext() if alone else optimizers_asking(self.require_other_parameters),
+                offloading_of_all_checkpoints(smp_state.offloading, unless=lambda: current_run() is not None),
+            ):
                 results = self._run(function, calls, step, detach)
         except BaseException:
             if self._replicas is not None:

@@ -104,7 +104,7 @@ class Offloading:
         if not self.count:
             warnings.warn(
                 "offload_activations=True has had no effect in the first step: only inputs of activation "
-                "checkpoints are offloaded, and none of smp's ran on this rank. Call "
+                "checkpoints are offloaded, and none ran on this rank. Call "
                 "smp.set_activation_checkpointing on the model's layers",
                 stacklevel=2,
             )
