@@ -96,7 +96,13 @@ def train(name: str, stages: int, microbatches: int, prescaled: bool) -> None:
             smp.set_partition(module.transformer.seq_layers[1].output, 1)
 
     found, model = shared_training(
-        lambda: made(name), mean_loss, WORDS, VOCABULARY, config=config, place=place
+        lambda: made(name),
+        mean_loss,
+        WORDS,
+        VOCABULARY,
+        config=config,
+        place=place,
+        torch_clips=microbatches == 1,
     )
     there, here = smp.state.module_manager.translate_functions[0]
     require_equal(found, wanted, translate=there)

@@ -69,8 +69,14 @@ def shared_training(
     *,
     config: dict[str, Any],
     place: Callable[[nn.Module], None] | None = None,
+    torch_clips: bool = False,
 ) -> tuple[Training, Any]:
-    """The same with ``smp``: the model that ``make`` creates under ``smp.tensor_parallelism``."""
+    """The same with ``smp``: the model that ``make`` creates under ``smp.tensor_parallelism``.
+
+    Args:
+        place: puts its modules on partitions.
+        torch_clips: clip by torch's function, which is for one partition, rather than the optimizer's.
+    """
     restart(ddp=True, **config)
     with smp.tensor_parallelism():
         module = make()
@@ -90,7 +96,11 @@ def shared_training(
         ids, mask = (own_rows(one) for one in batch(words, vocabulary, step))
         optimizer.zero_grad()
         value = step_function(ids, mask).reduce_mean()
-        norms.append(optimizer.clip_master_grads(LIMIT))
+        norms.append(
+            float(nn.utils.clip_grad_norm_(model.parameters(), LIMIT))
+            if torch_clips
+            else optimizer.clip_master_grads(LIMIT)
+        )
         optimizer.step()
         dist.all_reduce(value, group=smp.get_dp_process_group())
         losses.append(value.item() / smp.dp_size())

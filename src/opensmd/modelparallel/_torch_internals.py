@@ -12,6 +12,7 @@ tests/unit/modelparallel/test_torch_internals.py fails when torch changes one of
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.nn.utils import parametrize
+from torch.nn.utils import clip_grad, parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -40,6 +41,7 @@ __all__ = [
     "replaced_backward",
     "replaced_calls",
     "replaced_functions",
+    "replaced_total_norm",
     "run_backward",
     "takes_hooks",
     "unversioned",
@@ -307,6 +309,21 @@ def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
     """A change of ``tensor`` in it is none to backwards that keep the tensor."""
     kept: contextlib.AbstractContextManager[None] = _unsafe_preserve_version_counter(tensor)
     return kept
+
+
+def replaced_total_norm(instead: Callable[..., Tensor]) -> Callable[[], None]:
+    """Let ``torch.nn.utils.clip_grad_norm_`` take norms by ``instead(original, gradients, order, ...)``.
+
+    Returns:
+        What makes it torch's own again.
+    """
+    plain = clip_grad._get_total_norm
+    clip_grad._get_total_norm = functools.partial(instead, plain)
+
+    def restore() -> None:
+        clip_grad._get_total_norm = plain
+
+    return restore
 
 
 ParametrizationCache = tuple[int, dict[Any, Any]]

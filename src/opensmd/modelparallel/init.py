@@ -61,6 +61,8 @@ def shutdown() -> None:
     """End model parallelism, on every rank; ``smp.init`` may follow with other settings."""
     if not state.initialized:
         return
+    for undo in state.undoing:
+        undo()
     if state.engine is not None:
         state.engine.close()
     if dist.is_initialized() and state.groups[CommGroup.WORLD] is dist.group.WORLD:

@@ -139,6 +139,7 @@ class State:
         offloading: of checkpointed activations; None without the setting offload_activations.
         loss_scale: of the settings fp16 and bf16; None without a DistributedOptimizer.
         sharding_mesh: over which parameters are sharded; None where they are not.
+        undoing: what ``smp.shutdown`` calls, such as to give torch its own functions back.
         owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
     """
 
@@ -159,6 +160,7 @@ class State:
         self.offloading: Offloading | None = None
         self.engine: Engine | None = None
         self.sharding_mesh: DeviceMesh | None = None
+        self.undoing: list[Callable[[], None]] = []
         self.owns_world = False
         self.module_manager = ModuleManager()
 

@@ -76,6 +76,10 @@ class DistributedParts(Whereabouts):
             (name, parameter) for name, parameter in self.local_named_parameters() if name in self._scaled
         )
 
+    def sliced_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters on this rank of which it has a slice."""
+        return (parameter for name, parameter in self.get_module().named_parameters() if name in self.shards)
+
     def counts_here(self, name: str) -> bool:
         """Whether a parameter counts on this rank in a sum over the replica: a slice on all."""
         return tensor_size() == 1 or tensor_rank() == 0 or name in self._split

@@ -21,6 +21,7 @@ from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.moves import Moves
+from opensmd.modelparallel.tensor_parallel.clipping import clip_by_whole_tensors
 
 __all__ = ["ModelState"]
 
@@ -130,6 +131,8 @@ class ModelState(Moves):
         }
         self._share_what_is_everywhere()
         self._make_common_parts_equal()
+        if self.shards:
+            state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
         self._load_what_waited()
         state.cut_optimizers()
         hooks = list(self._post_partition_hooks.values())
