@@ -167,7 +167,8 @@ def test_checkpointed_and_offloaded_layers_give_the_plain_models_gradients(
 def of_transformers(partitions: int) -> list[Any]:
     """Losses of a Hugging Face model that checkpoints by itself, and how many inputs left memory."""
     found = []
-    for reentrant, settings in ((False, {}), *((way, {"offload_activations": True}) for way in (False, True))):
+    ways = [(False, {}), *((way, {"offload_activations": True}) for way in (False, True))]
+    for reentrant, settings in ways:
         shutdown()
         smp.init({"partitions": partitions, "microbatches": 2, **settings})
         torch.manual_seed(0)

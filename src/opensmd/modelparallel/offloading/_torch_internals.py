@@ -21,7 +21,7 @@ Around = Callable[[Sequence[Tensor]], contextlib.AbstractContextManager[None]]
 def saving_inputs(around: Around) -> Iterator[None]:
     """Let checkpoints save their inputs inside ``around(inputs)``, for the time of a context."""
     frame, function = torch_checkpoint._CheckpointFrame, torch_checkpoint.CheckpointFunction
-    plain_save = frame.save_inputs
+    plain_save: Callable[..., None] = frame.save_inputs
 
     def save_inputs(self: Any, *args: Any) -> None:
         with around(_tensors(args)):
@@ -32,12 +32,12 @@ def saving_inputs(around: Around) -> Iterator[None]:
         with around(_tensors(args)):
             return super(function, cls).apply(*args)  # type: ignore[misc]
 
-    frame.save_inputs = save_inputs
-    function.apply = classmethod(apply)  # type: ignore[assignment]
+    frame.save_inputs = save_inputs  # type: ignore[method-assign]
+    function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        frame.save_inputs = plain_save
+        frame.save_inputs = plain_save  # type: ignore[method-assign]
         del function.apply
 
 

@@ -49,7 +49,9 @@ def checkpointed(
 
 
 @contextlib.contextmanager
-def offloading_of_all_checkpoints(offloading: Offloading | None, unless: Callable[[], bool]) -> Iterator[None]:
+def offloading_of_all_checkpoints(
+    offloading: Offloading | None, unless: Callable[[], bool]
+) -> Iterator[None]:
     """Offload what torch's own checkpoints keep, too, such as those that transformers' models make.
 
     Args:

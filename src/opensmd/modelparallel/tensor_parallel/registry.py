@@ -30,20 +30,36 @@ class Registration:
     return_hook: Callable[[Any], Any] | None = None
 
 
-# torch's and Hugging Face's, by name, so that nothing is imported that a script does not use; with the module
-# here whose ``distributed(module, config)`` makes the counterpart.
+@dataclass(frozen=True)
+class Known:
+    """A class that is distributed without a registration.
+
+    Attributes:
+        place: the module here whose ``distributed(module, config)`` makes the counterpart.
+        translated: state dicts of the counterpart have other names, and ``place`` has ``TRANSLATIONS``.
+    """
+
+    place: str
+    translated: bool = True
+
+
+# torch's and Hugging Face's, by name, so that nothing is imported that a script does not use.
 _HERE = "opensmd.modelparallel.tensor_parallel"
+_TORCH = Known(f"{_HERE}.layers.torch_modules", translated=False)
+_GPT2, _GPTJ, _GPTNEO, _BERT, _ROBERTA = (
+    Known(f"{_HERE}.huggingface.{name}") for name in ("gpt2", "gptj", "gptneo", "bert", "roberta")
+)
 _KNOWN = {
-    "torch.nn.modules.linear.Linear": f"{_HERE}.layers.torch_modules",
-    "torch.nn.modules.sparse.Embedding": f"{_HERE}.layers.torch_modules",
-    "transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel": f"{_HERE}.huggingface.gpt2",
-    "transformers.models.gpt2.modeling_gpt2.GPT2Model": f"{_HERE}.huggingface.gpt2",
-    "transformers.models.gptj.modeling_gptj.GPTJForCausalLM": f"{_HERE}.huggingface.gptj",
-    "transformers.models.gptj.modeling_gptj.GPTJModel": f"{_HERE}.huggingface.gptj",
-    "transformers.models.gpt_neo.modeling_gpt_neo.GPTNeoForCausalLM": f"{_HERE}.huggingface.gptneo",
-    "transformers.models.gpt_neo.modeling_gpt_neo.GPTNeoModel": f"{_HERE}.huggingface.gptneo",
-    "transformers.models.bert.modeling_bert.BertEncoder": f"{_HERE}.huggingface.bert",
-    "transformers.models.roberta.modeling_roberta.RobertaEncoder": f"{_HERE}.huggingface.roberta",
+    "torch.nn.modules.linear.Linear": _TORCH,
+    "torch.nn.modules.sparse.Embedding": _TORCH,
+    "transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel": _GPT2,
+    "transformers.models.gpt2.modeling_gpt2.GPT2Model": _GPT2,
+    "transformers.models.gptj.modeling_gptj.GPTJForCausalLM": _GPTJ,
+    "transformers.models.gptj.modeling_gptj.GPTJModel": _GPTJ,
+    "transformers.models.gpt_neo.modeling_gpt_neo.GPTNeoForCausalLM": _GPTNEO,
+    "transformers.models.gpt_neo.modeling_gpt_neo.GPTNeoModel": _GPTNEO,
+    "transformers.models.bert.modeling_bert.BertEncoder": _BERT,
+    "transformers.models.roberta.modeling_roberta.RobertaEncoder": _ROBERTA,
 }
 _registered: dict[type[nn.Module], Registration] = {}
 
@@ -109,14 +125,13 @@ def counterpart(module: nn.Module, config: dict[str, Any]) -> nn.Module | None:
     registration = _registered.get(type(module))
     if registration is not None:
         return _registered_counterpart(module, registration, config)
-    place = _KNOWN.get(f"{type(module).__module__}.{type(module).__qualname__}")
-    if place is None:
+    known = _KNOWN.get(f"{type(module).__module__}.{type(module).__qualname__}")
+    if known is None:
         return None
-    known = importlib.import_module(place)
-    made: nn.Module = known.distributed(module, config)
-    translations = getattr(known, "TRANSLATIONS", None)
-    if translations is not None and translations not in state.module_manager.translate_functions:
-        state.module_manager.translate_functions.append(translations)
+    place = importlib.import_module(known.place)
+    made: nn.Module = place.distributed(module, config)
+    if known.translated and place.TRANSLATIONS not in state.module_manager.translate_functions:
+        state.module_manager.translate_functions.append(place.TRANSLATIONS)
     return made
 
 

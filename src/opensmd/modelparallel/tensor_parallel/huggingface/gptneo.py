@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from opensmd.modelparallel.tensor_parallel.huggingface.causal_lm import language_model, settings_of
-from opensmd.modelparallel.tensor_parallel.huggingface.translation import (
-    Family,
-    from_huggingface,
-    to_huggingface,
-)
+from opensmd.modelparallel.tensor_parallel.huggingface.translation import Family, translations_of
 
 __all__ = [
     "TRANSLATIONS",
@@ -46,23 +41,8 @@ def distributed(module: nn.Module, config: dict[str, Any]) -> nn.Module:
     return language_model(module, config, FAMILY, _settings)
 
 
-def translate_state_dict_to_hf_gptneo(
-    state_dict: Mapping[str, Any], max_seq_len: int | None = None
-) -> dict[str, Any]:
-    """A distributed GPT-Neo's full state dict with Hugging Face's names and shapes.
-
-    Args:
-        max_seq_len: accepted; today's models make their causal masks themselves.
-    """
-    return to_huggingface(FAMILY, state_dict)
-
-
-def translate_hf_state_dict_to_smdistributed_gptneo(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """A Hugging Face GPT-Neo's state dict for a distributed one."""
-    return from_huggingface(FAMILY, state_dict)
-
-
-TRANSLATIONS = (translate_state_dict_to_hf_gptneo, translate_hf_state_dict_to_smdistributed_gptneo)
+TRANSLATIONS = translations_of(FAMILY)
+translate_state_dict_to_hf_gptneo, translate_hf_state_dict_to_smdistributed_gptneo = TRANSLATIONS
 
 
 def _settings(config: Any) -> dict[str, Any]:

@@ -7,13 +7,15 @@ Query, key and value are one parameter ``[3, out, in]`` in a distributed layer; 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-__all__ = ["Family", "from_huggingface", "to_huggingface"]
+__all__ = ["Family", "Translations", "from_huggingface", "to_huggingface", "translations_of"]
+
+Translations = tuple[Callable[..., dict[str, Any]], Callable[..., dict[str, Any]]]
 
 QUERY_KEY_VALUE = "attention.query_key_value"
 LAYERS = "seq_layers"
@@ -43,6 +45,24 @@ class Family:
     outside: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
     buffers: tuple[str, ...] = ()
+
+
+def translations_of(family: Family) -> Translations:
+    """The two functions that scripts call: to Hugging Face's names and shapes, and from them."""
+
+    def to_hf(state_dict: Mapping[str, Any], max_seq_len: int | None = None) -> dict[str, Any]:
+        """A distributed model's full state dict with Hugging Face's names and shapes.
+
+        Args:
+            max_seq_len: accepted; today's models make their causal masks themselves.
+        """
+        return to_huggingface(family, state_dict)
+
+    def from_hf(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """A Hugging Face model's state dict for a distributed one."""
+        return from_huggingface(family, state_dict)
+
+    return to_hf, from_hf
 
 
 def from_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str, Any]:
