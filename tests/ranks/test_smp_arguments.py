@@ -206,17 +206,18 @@ def full_checkpoint_with_an_optimizer(folder: Path) -> None:
         model = smp.DistributedModel(net())
         optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         smp.step(lambda x: model(x))(rows(0))
-        told = pytest.warns(UserWarning, match="holds the model alone, so the optimizer is not saved")
-        with told if smp.rank() == 0 else contextlib.nullcontext():
-            smp.save_checkpoint(str(folder), "all.pt", partial=False, model=model, optimizer=optimizer)
+        smp.save_checkpoint(str(folder), "all.pt", partial=False, model=model, optimizer=optimizer)
         assert list(torch.load(folder / "all.pt")) == list(net().state_dict())
+        plain = torch.optim.SGD(net().parameters(), lr=0.2)
+        plain.load_state_dict(torch.load(folder / "optimizer_all.pt"))
+        assert plain.param_groups[0]["lr"] == 0.1
         with pytest.raises(ValueError, match="nothing to save"):
-            smp.save_checkpoint(str(folder), "none", partial=False, optimizer=optimizer)
+            smp.save_checkpoint(str(folder), "none", partial=False)
         with pytest.raises(TypeError, match=r"expected a smp\.DistributedModel, got Sequential"):
             smp.save_checkpoint(str(folder), "plain", model=net())
 
 
-def test_a_full_checkpoint_tells_that_it_leaves_the_optimizer_out(pool: Pools, tmp_path: Path) -> None:
+def test_a_full_checkpoint_has_the_optimizer_in_a_file_of_its_own(pool: Pools, tmp_path: Path) -> None:
     pool(2).run(full_checkpoint_with_an_optimizer, tmp_path)
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel import communicate
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
@@ -23,6 +24,7 @@ from opensmd.modelparallel.checkpoint.whole_model import (
     get_full_state_dict_from_sharded_data_parallel_checkpoint as full_state_dict,
 )
 from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
+from opensmd.modelparallel.init import shutdown
 from opensmd.modelparallel.optimizer import DistributedOptimizer
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
@@ -264,3 +266,72 @@ def test_one_process_makes_the_whole_model_of_a_partial_checkpoint(
     (tmp_path / "step_1_partial" / "model_1.pt").unlink()
     with pytest.raises(SMPCheckpointError, match=r"parts \[1\] of 2 are missing"):
         full_state_dict(str(tmp_path))
+
+
+def save_in_the_background(folder: str) -> None:
+    restart(partitions=2)
+    model, optimizer = wrapped()
+    Path(folder, "taken").touch(exist_ok=True)
+    saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save = save_checkpoint(folder, "step_1", model=model, optimizer=optimizer, blocking=False)
+    with torch.no_grad():
+        for parameter in model.local_parameters():
+            parameter.zero_()  # training goes on
+    assert save is not None
+    save.wait()
+    assert save.done
+    resume_from_checkpoint(folder)
+    torch.testing.assert_close(model.state_dict(), saved, rtol=0.0, atol=0.0)
+
+    for told in ("wait", "save", "shutdown"):  # the folder cannot be made, which the thread finds out
+        failing = save_checkpoint(f"{folder}/taken", "step_2", model=model, blocking=False)
+        assert failing is not None
+        with pytest.raises((FileExistsError, NotADirectoryError), match="taken"):
+            if told == "wait":
+                failing.wait()
+            elif told == "save":
+                save_checkpoint(folder, "step_3", model=model, blocking=False)
+            else:
+                shutdown()
+    restart(partitions=2)
+
+
+def test_a_save_in_the_background_keeps_what_it_was_given_and_its_failure_is_told(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(2).run(save_in_the_background, str(tmp_path))
+    assert (tmp_path / "newest").read_text() == "step_1_partial\n"
+
+
+def dropout_goes_on(folder: str, partitions: int) -> None:
+    """Masks of dropout, on one stage and of what all stages know, are those of an undisturbed training."""
+
+    def start() -> tuple[Any, Callable[[], float]]:
+        restart(partitions=partitions, microbatches=2)
+        torch.manual_seed(3)
+        model = smp.DistributedModel(nn.Sequential(nn.Linear(4, 16), nn.Dropout(), nn.Linear(16, 4)))
+
+        @smp.step
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(nn.functional.dropout(x)).square().mean()
+            model.backward(loss)
+            return loss
+
+        return model, lambda: step(torch.rand(8, 4)).reduce_mean().item()
+
+    model, train = start()
+    train()
+    smp.save_checkpoint(folder, "one", model=model)
+    wanted = [train(), train()]
+    assert wanted[0] != wanted[1]
+    model, train = start()
+    torch.rand(5)
+    smp.resume_from_checkpoint(folder)
+    assert [train(), train()] == wanted
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_dropout_goes_on_as_if_undisturbed(
+    pool: Callable[[int], RankPool], tmp_path: Path, partitions: int
+) -> None:
+    pool(partitions).run(dropout_goes_on, str(tmp_path), partitions)

@@ -13,7 +13,6 @@ import transformers
 from torch import Tensor
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.exceptions import SMPCheckpointError
 from tests.support.partitioned import restart
 from tests.support.ranks import RankPool
 from tests.support.tensor_parallel import batch, own_rows
@@ -56,38 +55,67 @@ class Job:
         return losses
 
 
-def save_and_resume(folder: str) -> None:
-    undisturbed = Job(2, 2)
+# Tensor-parallel ranks, stages and settings of four ranks; the rest are replicas.
+DEGREES: list[tuple[int, int, dict[str, Any]]] = [
+    (2, 2, {}),
+    (1, 2, {"shard_optimizer_state": True}),
+    (2, 1, {"shard_optimizer_state": True}),
+    (1, 4, {}),
+    (1, 1, {}),
+]
+
+
+def save_and_resume(folder: str, saved: int) -> None:
+    """Saved at one of the degrees, loaded at that and the next two, from parts and from the whole."""
+    tensor, stages, settings = DEGREES[saved]
+    undisturbed = Job(tensor, stages, **settings)
     undisturbed.train(range(2))
-    smp.save_checkpoint(folder, "parts", model=undisturbed.model, optimizer=undisturbed.optimizer)
-    smp.save_checkpoint(folder, "whole", partial=False, model=undisturbed.model)
-    state = undisturbed.optimizer.state_dict()
-    if smp.rank() == 0:
-        smp.save(state, f"{folder}/optimizer.pt", partial=False)
+    both: dict[str, Any] = {"model": undisturbed.model, "optimizer": undisturbed.optimizer}
+    smp.save_checkpoint(folder, "parts", **both)
+    smp.save_checkpoint(folder, "whole", partial=False, **both)
     wanted = undisturbed.train(range(2, 4))
     smp.barrier()
-    names = {file.name for file in Path(folder, "parts_partial").glob("model_*")}
-    assert names == {f"model_{stage}_{part}.pt" for stage in range(2) for part in range(2)}
-
-    resumed = Job(2, 2, seed=1)
-    smp.resume_from_checkpoint(folder, "parts")
-    torch.testing.assert_close(resumed.train(range(2, 4)), wanted, rtol=1e-6, atol=0.0)
-
-    for tensor, stages in ((1, 2), (2, 1), (2, 2)):
-        other = Job(tensor, stages, seed=1)
-        smp.resume_from_checkpoint(folder, "whole", partial=False)
-        other.optimizer.load_state_dict(smp.load(f"{folder}/optimizer.pt", partial=False))
-        torch.testing.assert_close(other.train(range(2, 4)), wanted, rtol=2e-6, atol=0.0)
-
-    Job(2, 1)
-    with pytest.raises(SMPCheckpointError, match=r"4 files are slices of tensors .*4 ranks a replica"):
-        smp.resume_from_checkpoint(folder, "parts")
+    for number in range(saved, saved + 3):
+        tensor, stages, settings = DEGREES[number % len(DEGREES)]
+        for tag, partial in (("parts", True), ("whole", False)):
+            resumed = Job(tensor, stages, seed=1, **settings)
+            if tag == "whole":  # placed already, with state of other numbers
+                resumed.train(range(1))
+            smp.resume_from_checkpoint(folder, tag, partial=partial)
+            torch.testing.assert_close(resumed.train(range(2, 4)), wanted, rtol=2e-6, atol=0.0)
 
 
-def test_training_goes_on_from_parts_and_from_the_whole_at_other_degrees(pool: Pools, tmp_path: Path) -> None:
-    pool(4).run(save_and_resume, str(tmp_path))
+@pytest.mark.parametrize("saved", range(len(DEGREES)))
+def test_training_goes_on_from_parts_and_from_the_whole_at_other_degrees(
+    pool: Pools, tmp_path: Path, saved: int
+) -> None:
+    pool(4).run(save_and_resume, str(tmp_path), saved)
     names = torch.load(tmp_path / "whole", weights_only=True).keys()
     assert {"transformer.wte.weight", "transformer.h.1.attn.c_attn.bias", "lm_head.weight"} <= names
+    tensor, stages, _ = DEGREES[saved]
+    files = {file.name for file in (tmp_path / "parts_partial").glob("model_*")}
+    shared = {f"model_{stage}_{part}.pt" for stage in range(stages) for part in range(tensor)}
+    assert files == (shared if tensor > 1 else {f"model_{stage}.pt" for stage in range(stages)})
+
+
+def masters_at_other_degrees(folder: str) -> None:
+    """The state of 16-bit training, masters and loss scale with it, is bitwise what was saved."""
+    job = Job(2, 2, fp16=True)
+    job.train(range(2))
+    smp.save_checkpoint(folder, "parts", model=job.model, optimizer=job.optimizer)
+    wanted, weights = job.optimizer.state_dict(), job.model.state_dict()
+    for tensor, stages in ((1, 2), (2, 1), (2, 2)):
+        other = Job(tensor, stages, seed=1, fp16=True)
+        smp.resume_from_checkpoint(folder)
+        other.step_function(other.model, own_rows(batch(WORDS, VOCABULARY, 0)[0]))
+        found = other.optimizer.state_dict()
+        torch.testing.assert_close(found["state"], wanted["state"], rtol=0.0, atol=0.0)
+        assert found["loss_scale"] == wanted["loss_scale"]
+        torch.testing.assert_close(other.model.state_dict(), weights, rtol=0.0, atol=0.0)
+
+
+def test_masters_and_the_loss_scale_load_at_other_degrees(pool: Pools, tmp_path: Path) -> None:
+    pool(4).run(masters_at_other_degrees, str(tmp_path))
 
 
 def half_precision() -> None:

@@ -61,15 +61,17 @@ def shutdown() -> None:
     """End model parallelism, on every rank; ``smp.init`` may follow with other settings."""
     if not state.initialized:
         return
-    for undo in state.undoing:
-        undo()
-    if state.engine is not None:
-        state.engine.close()
-    if dist.is_initialized() and state.groups[CommGroup.WORLD] is dist.group.WORLD:
-        state.groups.destroy()
-        if state.owns_world:
-            dist.destroy_process_group()
-    state.clear()
+    try:
+        for undo in state.undoing:
+            undo()
+    finally:
+        if state.engine is not None:
+            state.engine.close()
+        if dist.is_initialized() and state.groups[CommGroup.WORLD] is dist.group.WORLD:
+            state.groups.destroy()
+            if state.owns_world:
+                dist.destroy_process_group()
+        state.clear()
 
 
 def _add_settings(new: Config) -> None:

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel._torch_internals import without_interception
-from opensmd.modelparallel.checkpoint.gather import unite
-from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, merge_optimizers
-from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from opensmd.modelparallel.checkpoint.merge import PARTIAL, SLICES, is_partial
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.optimizer_layout import (
+    Layout,
+    gathered_entries,
+    merged_parts,
+    sliced_entries,
+    slices_of_entries,
+)
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
 from opensmd.modelparallel.precision.loss_scale import dynamic_arguments, shared_loss_scale
@@ -30,33 +33,8 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
 from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
 from opensmd.modelparallel.state import state
-from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, whole_entries
-from opensmd.modelparallel.tensor_parallel.shards import Shard
 
 __all__ = ["DistributedOptimizer"]
-
-
-@dataclass
-class _Layout:
-    """The whole optimizer's parameters, as plain PyTorch numbers them.
-
-    Attributes:
-        numbers: for every group, the numbers of all its parameters.
-        names: for every group, the names that the script gave with its parameters, if it did.
-        full_names: the module's name of every parameter, by number.
-        shapes: the shape of every parameter, by number.
-        local: the number of each parameter of this rank, by identity.
-    """
-
-    numbers: list[list[int]] = field(default_factory=list)
-    names: list[list[str] | None] = field(default_factory=list)
-    full_names: list[str] = field(default_factory=list)
-    shapes: list[torch.Size] = field(default_factory=list)
-    local: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.numbers))
 
 
 class _Methods(PrecisionAttributes):
@@ -64,7 +42,7 @@ class _Methods(PrecisionAttributes):
 
     defaults: dict[str, Any]
     state: Any
-    _smp_layout: _Layout | None
+    _smp_layout: Layout | None
     _smp_warned_of_scaler = False
 
     @property
@@ -107,16 +85,23 @@ class _Methods(PrecisionAttributes):
                 "local_state_dict() works once the model is partitioned, which the first call of a smp.step "
                 "function does"
             )
-        return {**self._renumbered(), PARTIAL: True}
+        own = self._renumbered()
+        if state.cfg.tensor_parallel_degree > 1:
+            own[SLICES] = slices_of_entries(own["state"], self._smp_layout)
+        return {**own, PARTIAL: True}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole optimizer's state, as plain PyTorch would have it; called on all ranks of the replica."""
+    def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
+        """The whole optimizer's state, as plain PyTorch would have it; called on all ranks of the replica.
+
+        Args:
+            gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
+        """
         if self._smp_layout is None:
             return self._plain_state_dict()
         own = self._renumbered()
         if state.groups.size(CommGroup.MP_GROUP) > 1:
-            own["state"] = _gathered(own["state"], self._smp_layout)
-        return own
+            own["state"] = gathered_entries(own["state"], self._smp_layout, only_first=gather_to_rank0)
+        return {} if gather_to_rank0 and state.groups.rank_in(CommGroup.MP_GROUP) != 0 else own
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a full state dict (also plain PyTorch's) or, on all ranks of the replica, a partial one.
@@ -140,12 +125,13 @@ class _Methods(PrecisionAttributes):
             )
         given = dict(state_dict)
         if is_partial(given):
-            given = _merged(given)
+            given = merged_parts(given)
         given.pop(PARTIAL, None)
+        given.pop(SLICES, None)
         self._check_groups(given)
         if state.model is not None and state.cfg.tensor_parallel_degree > 1:
             parameters = [each for group in self.param_groups for each in group["params"]]
-            given["state"] = _sliced(given, self._smp_names(), self._smp_layout, parameters)
+            given["state"] = sliced_entries(given, self._smp_names(), self._smp_layout, parameters)
         if self._smp_state_has_parameters_shapes():
             self._check_shapes(given)
         return given
@@ -185,7 +171,7 @@ class _Methods(PrecisionAttributes):
 
     def _smp_after_partition(self) -> None:
         if self._smp_layout is None:
-            self._smp_layout = _Layout()
+            self._smp_layout = Layout()
             for group in self.param_groups:
                 self._cut(group)
             if hasattr(self, "norm_group"):
@@ -371,72 +357,3 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
     if state.model is not None and state.model.partitioned:
         state.cut_optimizers()
     return optimizer
-
-
-def _gathered(own: Mapping[Any, Any], layout: _Layout | None = None) -> dict[Any, Any]:
-    """The state of all ranks' parameters, by number; with a ``layout``, slices of tensors become whole."""
-    flat = {(number, key): each for number, entries in own.items() for key, each in entries.items()}
-    if layout is not None and state.model is not None:
-        flat = whole_entries(flat, _shards_of_state(flat, layout, state.model.shards))
-    united = unite(flat, group=state.groups[CommGroup.PP_GROUP])
-    gathered: dict[Any, Any] = {}
-    for number, key in sorted(united, key=lambda each: each[0]):
-        gathered.setdefault(number, {})[key] = united[(number, key)]
-    return gathered
-
-
-def _shards_of_state(
-    flat: Mapping[tuple[Any, Any], Any], layout: _Layout, shards: Mapping[str, Shard]
-) -> dict[tuple[Any, Any], Shard]:
-    """How the tensors of an optimizer's state are split: as their parameters, where they have their shape."""
-    return {
-        (number, key): shards[layout.full_names[number]]
-        for (number, key), each in flat.items()
-        if isinstance(number, int)
-        and layout.full_names[number] in shards
-        and isinstance(each, torch.Tensor)
-        and each.shape == layout.shapes[number]
-    }
-
-
-def _sliced(
-    given: Mapping[str, Any],
-    names: list[str],
-    layout: _Layout | None,
-    parameters: list[torch.nn.Parameter],
-) -> dict[Any, Any]:
-    """The state of a full state dict, with this rank's slices of what is split."""
-    assert state.model is not None
-    stored = [number for group in given["param_groups"] for number in group["params"]]
-    if layout is None:
-        own: dict[int, torch.Tensor] = dict(enumerate(parameters))
-    else:
-        own = {index: torch.empty(shape, device="meta") for index, shape in enumerate(layout.shapes)}
-        # of others the optimizer may have slices, which are no larger than what is split here
-        own |= {layout.local[id(each)]: each for each in parameters if isinstance(each, DTensor)}
-    sliced = dict(given["state"])
-    for index, (number, name) in enumerate(zip(stored, names, strict=True)):
-        shard = state.model.shards.get(name)
-        if number in sliced:
-            sliced[number] = {
-                key: cut_entry(each, shard, own[index]) if _has_axes(each) else each
-                for key, each in sliced[number].items()
-            }
-    return sliced
-
-
-def _has_axes(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0
-
-
-def _merged(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The full state dict of which every rank of the replica gave a part."""
-    group = state.require("load_state_dict").groups[CommGroup.PP_GROUP]
-    layouts: list[Any] = [None] * dist.get_world_size(group)
-    mine = {"param_groups": [], **given, "state": {}} if is_partial(given) else None
-    dist.all_gather_object(layouts, mine, group=group)
-    if None in layouts:
-        raise SMPCheckpointError("some ranks gave a full optimizer state dict and some a partial one")
-    merged = merge_optimizers(layouts)
-    merged["state"] = _gathered(given["state"])
-    return merged

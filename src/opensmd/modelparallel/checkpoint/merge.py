@@ -3,7 +3,7 @@
 A partial dict has the key ``_smp_is_partial`` with a true value. A model's has some of the names,
 an optimizer's has all parameter groups and the state of some parameters, under the numbers that the whole
 optimizer would give them. So parts from any partition can be united, and a full dict is one that plain
-PyTorch reads.
+PyTorch reads. Where ranks share tensors the key ``_smp_slices`` says of which entries a part has slices.
 """
 
 from __future__ import annotations
@@ -12,11 +12,22 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
-__all__ = ["PARTIAL", "is_partial", "marked", "merge_optimizers", "merge_trees", "with_versions"]
+__all__ = [
+    "PARTIAL",
+    "SLICES",
+    "is_partial",
+    "marked",
+    "merge_optimizers",
+    "merge_trees",
+    "with_versions",
+]
 
 PARTIAL = "_smp_is_partial"
+SLICES = "_smp_slices"
 
 
 def is_partial(given: Any) -> bool:
@@ -25,8 +36,10 @@ def is_partial(given: Any) -> bool:
 
 
 def marked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict without its mark."""
-    return with_versions({name: value for name, value in given.items() if name != PARTIAL}, given)
+    """A state dict without its marks."""
+    return with_versions(
+        {name: value for name, value in given.items() if name not in (PARTIAL, SLICES)}, given
+    )
 
 
 def with_versions(entries: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,28 +54,29 @@ def with_versions(entries: Mapping[str, Any], source: Mapping[str, Any]) -> dict
     return made
 
 
-def merge_trees(parts: Sequence[Any]) -> Any:
+def merge_trees(parts: Sequence[Any], *, tensor: int = 1) -> Any:
     """Unite what every rank of a replica saved: partial dicts become full ones, wherever they are in it.
 
     Of all other values, those of the first part are taken.
 
+    Args:
+        parts: stage by stage, those that share tensors beside each other.
+        tensor: how many ranks share each tensor.
+
     Raises:
-        SMPCheckpointError: the parts have different structures.
+        SMPCheckpointError: the parts have different structures, or do not say of what they have slices.
     """
     first = parts[0]
     if any(is_partial(part) for part in parts):
         if not all(is_partial(part) for part in parts):
             raise SMPCheckpointError("some parts of this checkpoint are partial state dicts and some are not")
         if "param_groups" in first and "state" in first:
-            return merge_optimizers(parts)
-        merged: dict[str, Any] = {}
-        for part in parts:
-            for name, value in marked(part).items():
-                merged.setdefault(name, value)
+            return merge_optimizers(parts, tensor=tensor)
+        merged = _united([marked(part) for part in parts], _axes(parts, tensor), tensor)
         return with_versions(merged, first)
     if isinstance(first, dict):
         return {
-            key: merge_trees([part[key] for part in parts])
+            key: merge_trees([part[key] for part in parts], tensor=tensor)
             if all(isinstance(part, dict) and key in part for part in parts)
             else value
             for key, value in first.items()
@@ -70,8 +84,8 @@ def merge_trees(parts: Sequence[Any]) -> Any:
     return first
 
 
-def merge_optimizers(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Unite partial optimizer state dicts.
+def merge_optimizers(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> dict[str, Any]:
+    """Unite partial optimizer state dicts; the arguments are those of :func:`merge_trees`.
 
     Raises:
         SMPCheckpointError: their parameter groups differ.
@@ -84,13 +98,60 @@ def merge_optimizers(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"partial optimizer state dicts do not belong together: part 0 has groups of "
                 f"{list(map(len, layout))} parameters, part {rank} of {list(map(len, found))}"
             )
-    state: dict[Any, Any] = {}
-    for part in parts:
-        for number, value in part["state"].items():
-            state.setdefault(number, value)
+    flat = [
+        {(number, key): value for number, entries in part["state"].items() for key, value in _items(entries)}
+        for part in parts
+    ]
+    state: dict[Any, Any] = {number: {} for part in parts for number in part["state"]}
+    for (number, key), value in _united(flat, _axes(parts, tensor), tensor).items():
+        if key is None:
+            state[number] = value
+        else:
+            state[number][key] = value
     ordered = sorted(state, key=lambda number: (not isinstance(number, int), number))
     return {
         **marked(parts[0]),
         "state": {number: state[number] for number in ordered},
         "param_groups": [dict(group) for group in parts[0]["param_groups"]],
     }
+
+
+def _items(entries: Any) -> list[tuple[Any, Any]]:
+    """The entries of a parameter's state; what is no dict as one without a key."""
+    return list(entries.items()) if isinstance(entries, Mapping) else [(None, entries)]
+
+
+def _axes(parts: Sequence[Mapping[str, Any]], tensor: int) -> dict[Any, tuple[int, int]]:
+    """Of all entries that are split: along which axis, and the whole size along it."""
+    if tensor == 1:
+        return {}
+    if not all(SLICES in part for part in parts):
+        raise SMPCheckpointError(
+            f"{len(parts)} parts are of ranks that shared tensors, and do not say which; load them with the "
+            f"same degrees ({len(parts) // tensor} partitions of {tensor} tensor-parallel ranks)"
+        )
+    return {name: (axis, size) for part in parts for name, axis, size in part[SLICES]}
+
+
+def _united(
+    parts: Sequence[Mapping[Any, Any]], axes: Mapping[Any, tuple[int, int]], tensor: int
+) -> dict[Any, Any]:
+    """The entries of all parts; slices of one tensor, which ranks beside each other have, as the whole."""
+    united: dict[Any, Any] = {}
+    for first in range(0, len(parts), tensor):
+        sharing = parts[first : first + tensor]
+        for name in dict.fromkeys(name for part in sharing for name in part):
+            if name in united:
+                continue
+            pieces = [part[name] for part in sharing if name in part]
+            united[name] = _whole(name, pieces, *axes[name], tensor) if name in axes else pieces[0]
+    return united
+
+
+def _whole(name: Any, pieces: Sequence[Any], axis: int, size: int, tensor: int) -> Any:
+    if len(pieces) != tensor or sum(piece.shape[axis] for piece in pieces) != size:
+        raise SMPCheckpointError(
+            f"{name}: {len(pieces)} slices of shapes {[tuple(piece.shape) for piece in pieces]} are not the "
+            f"whole of {size} along axis {axis}"
+        )
+    return torch.cat(list(pieces), dim=axis)

@@ -2,19 +2,35 @@
 
 A partial checkpoint ``f`` is one file a rank of the replica: ``f_{mp_rank}``, as documented, and with tensor
 parallelism ``f_{pp_rank}_{tp_rank}``. Without it, files of two and three numbers, as later versions wrote
-them, are found too.
+them, are found too. A set of files tells by its names how many ranks shared each tensor.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-__all__ = ["partial_name", "parts_of", "pending_name", "pending_of", "pending_parts"]
+__all__ = ["PartName", "partial_name", "parts_of", "pending_name", "pending_of", "ranks_sharing"]
 
-# With the part's number among tensor-parallel ranks last, 0 where there is one.
-_NUMBERS = (r"_(\d+)()", r"_(\d+)_(0)", r"_(\d+)_(0)_0")
-_SHARED = (r"_(\d+)_(\d+)", r"_(\d+)_(\d+)_0")
+
+@dataclass(frozen=True, kw_only=True)
+class PartName:
+    """The name of a file that is a part of a partial checkpoint.
+
+    Attributes:
+        file: the name.
+        numbers: how many numbers it has.
+        stage: the first of them.
+        tensor: the second, 0 if there is none.
+        save: of a file that waits to be renamed, which save it belongs to.
+    """
+
+    file: str
+    numbers: int
+    stage: int
+    tensor: int
+    save: str | None = None
 
 
 def partial_name(
@@ -46,35 +62,28 @@ def pending_of(name: str, present: Iterable[str]) -> list[str]:
     return [file for file in present if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-zA-Z]+\.new", file)]
 
 
-def parts_of(name: str, present: Iterable[str], *, suffix: str = "", tensor: int = 1) -> list[str]:
-    """Those of the file names ``present`` that are parts 0, 1, ... of the checkpoint ``name``, in order.
+def parts_of(name: str, present: Iterable[str], *, suffix: str = "") -> list[PartName]:
+    """Those of the file names ``present`` that are parts of the checkpoint ``name``, also those that wait.
 
-    Of the ways of naming, the first that has a part 0 counts. ``tensor`` ranks share each tensor; a
-    checkpoint of ranks that shared none is found, too.
+    Of names with three numbers, those of the first replica.
     """
-    present = list(present)
-    for pattern in (*_SHARED, *_NUMBERS) if tensor > 1 else _NUMBERS:
-        numbered = _numbered(name, pattern + re.escape(suffix), present, tensor)
-        if 0 in numbered:
-            return [numbered[i] for i in sorted(numbered)]
-    return []
-
-
-def pending_parts(
-    name: str, save: str, present: Iterable[str], *, suffix: str = "", tensor: int = 1
-) -> dict[int, str]:
-    """Those of the file names ``present`` that are parts of this save and wait to be renamed, by number."""
-    present = list(present)
-    found: dict[int, str] = {}
-    for pattern in _SHARED if tensor > 1 else _NUMBERS:
-        ending = f"{pattern}{re.escape(suffix)}\\.{save}\\.new"
-        found = _numbered(f".{name}", ending, present, tensor) | found
+    numbers = r"_(\d+)(?:_(\d+)(_0)?)?"
+    own = re.compile(rf"{re.escape(name)}{numbers}{re.escape(suffix)}()")
+    waiting = re.compile(rf"\.{re.escape(name)}{numbers}{re.escape(suffix)}\.([0-9a-zA-Z]+)\.new")
+    found = []
+    for file in sorted(present):
+        match = own.fullmatch(file) or waiting.fullmatch(file)
+        if match is not None:
+            stage, tensor, third, save = match.groups()
+            count = 1 + (tensor is not None) + (third is not None)
+            found.append(
+                PartName(
+                    file=file, numbers=count, stage=int(stage), tensor=int(tensor or 0), save=save or None
+                )
+            )
     return found
 
 
-def _numbered(name: str, ending: str, present: list[str], tensor: int) -> dict[int, str]:
-    matches = (re.fullmatch(re.escape(name) + ending, file) for file in present)
-    found = [match for match in matches if match is not None]
-    if any(match[2] and int(match[2]) >= tensor for match in found):
-        return {}  # more ranks shared the tensors
-    return {int(match[1]) * (tensor if match[2] else 1) + int(match[2] or 0): match[0] for match in found}
+def ranks_sharing(parts: Iterable[PartName]) -> int:
+    """How many ranks shared each tensor of a set of files."""
+    return 1 + max(part.tensor for part in parts)

@@ -61,7 +61,6 @@ def read_newest(folder: Path, *, partial: bool) -> str:
         raise SMPCheckpointError(
             f"the newest checkpoint in {folder}, {tag!r}, is a {kinds[found]} one, and partial={partial} "
             f"asks for a {kinds[partial]} one. Load it with partial={found}"
-            + ("" if found else ", which brings no optimizer state")
             + f", or give the tag of a {kinds[partial]} one"
         )
     return tag
@@ -74,7 +73,8 @@ def _from_text(path: Path) -> tuple[str, bool]:
         name = content.decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise SMPCheckpointError(f"{path} is damaged: it is no text") from error
-    if not {name, f"user_content_{name}"} & {file.name for file in path.parent.iterdir()}:
+    present = {file.name for file in path.parent.iterdir()}
+    if not {name, f"user_content_{name}", f"optimizer_{name}"} & present:
         raise SMPCheckpointError(f"{path} is damaged: it names {name[:80]!r}, which is not in the folder")
     partial = name.endswith(_PARTIAL) and (path.parent / name).is_dir()
     return (name.removesuffix(_PARTIAL) if partial else name), partial

@@ -12,9 +12,11 @@ and the others complete beside their names: loading finds them there.
 from __future__ import annotations
 
 import pickle
-import re
+import time
 import uuid
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,13 @@ import torch.distributed as dist
 from opensmd.modelparallel.checkpoint.agreement import exchange, naming_lost_ranks, together
 from opensmd.modelparallel.checkpoint.files import PROTOCOL, Caller, commit, read, write_aside
 from opensmd.modelparallel.checkpoint.merge import merge_trees
-from opensmd.modelparallel.checkpoint.names import partial_name, parts_of, pending_name, pending_parts
+from opensmd.modelparallel.checkpoint.names import (
+    PartName,
+    partial_name,
+    parts_of,
+    pending_name,
+    ranks_sharing,
+)
 from opensmd.modelparallel.checkpoint.seal import Label, read_label
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -93,14 +101,23 @@ def save(
     save_part(obj, path, v3=v3, suffix=suffix, **options)
 
 
-def save_part(obj: Any, f: Path, *, v3: bool = False, suffix: str = "", **options: Any) -> None:
+def save_part(
+    obj: Any,
+    f: Path,
+    *,
+    v3: bool = False,
+    suffix: str = "",
+    group: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> None:
     """Write this rank's part of a partial checkpoint; called on all ranks of the replica.
 
     Args:
+        group: these ranks; None takes the group that all uses share.
         options: those of ``files.write_aside``.
     """
     groups = state.require("smp.save(partial=True)").groups
-    group, part = groups[CommGroup.MP_GROUP], _own_part(groups)
+    group, part = group or groups[CommGroup.MP_GROUP], _own_part(groups)
     path = f.with_name(
         partial_name(
             f.name,
@@ -111,7 +128,7 @@ def save_part(obj: Any, f: Path, *, v3: bool = False, suffix: str = "", **option
         )
     )
     with naming_lost_ranks(f"{f} was not saved"):
-        save = str(exchange(uuid.uuid4().hex, group)[0])  # the same on all ranks
+        save = str(exchange(_new_save(), group)[0])  # the same on all ranks
     label = Label(save=save, part=part, parts=dist.get_world_size(group))
     try:
         aside = together(
@@ -144,8 +161,8 @@ def load(
 ) -> Any:
     """Load what :func:`save` or, with ``partial=False``, plain ``torch.save`` wrote.
 
-    A partial checkpoint of as many partitions as now gives each rank its own part. From another number of
-    partitions each rank reads all parts and gets full state dicts. Files are verified before anything is
+    A partial checkpoint of the same degrees as now gives each rank its own part. From other degrees each rank
+    reads all parts and gets full state dicts. Files are verified before anything is
     returned, and if one rank of the replica cannot read its file, all of them raise.
 
     Args:
@@ -177,8 +194,10 @@ def load(
     group = groups[CommGroup.MP_GROUP]
 
     def load_own() -> Any:
-        files = _complete_set(path, suffix, groups.grid.tensor)
-        return _load_parts(files, _own_part(groups), dist.get_world_size(group), options)
+        files = _complete_set(path, suffix)
+        if (len(files.paths), files.tensor) == (dist.get_world_size(group), groups.grid.tensor):
+            return read(files.paths[_own_part(groups)], **options)
+        return _merged(files, options)
 
     return together(
         group,
@@ -193,11 +212,9 @@ def load_whole(f: str, *, suffix: str = "") -> Any:
 
     Raises:
         FileNotFoundError: nothing of that name; the message says what there is.
-        SMPCheckpointError: a file is damaged, foreign, missing from its set, or not to be trusted, or ranks
-            shared single tensors.
+        SMPCheckpointError: a file is damaged, foreign, missing from its set, or not to be trusted.
     """
-    files = _complete_set(_checked(f, "load_whole"), suffix, 1)
-    return _load_parts(files, 0, 0, {"weights_only": True})
+    return _merged(_complete_set(_checked(f, "load_whole"), suffix), {"weights_only": True})
 
 
 def _own_part(groups: Groups) -> int:
@@ -205,53 +222,80 @@ def _own_part(groups: Groups) -> int:
     return groups.rank_in(CommGroup.PP_GROUP) * groups.grid.tensor + groups.rank_in(CommGroup.TP_GROUP)
 
 
-def _load_parts(files: list[Path], part: int, parts: int, options: dict[str, Any]) -> Any:
-    """This rank's part if there are as many as ranks, all parts put together otherwise."""
-    if len(files) == parts:
-        return read(files[part], **options)
-    if any(re.search(r"_\d+_[1-9]\d*(_0)?$", file.name.removesuffix(file.suffix)) for file in files):
-        raise SMPCheckpointError(
-            f"{files[0].parent}: {len(files)} files are slices of tensors that other numbers of ranks "
-            f"shared; load them with {len(files)} ranks a replica, or save the model in full (partial=False)"
-        )
-    return merge_trees([read(file, **options) for file in files])
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    """The files of one save, in order.
+
+    Attributes:
+        tensor: how many ranks shared each tensor.
+    """
+
+    paths: list[Path]
+    tensor: int
 
 
-def _complete_set(path: Path, suffix: str, tensor: int) -> list[Path]:
-    """The files of one save, in order; a save that was killed while renaming is taken from where it waits."""
+def _merged(files: _Files, options: dict[str, Any]) -> Any:
+    """All parts put together; what is taken over as it is stays in the files until somebody reads it."""
+    parts = [read(path, **{"mmap": True, **options}) for path in files.paths]
+    return merge_trees(parts, tensor=files.tensor)
+
+
+def _new_save() -> str:
+    """A name for a save that no other has; later ones come later in the alphabet, after all older forms."""
+    return f"t{time.time_ns():016x}{uuid.uuid4().hex[:15]}"
+
+
+def _complete_set(path: Path, suffix: str) -> _Files:
+    """The files of the newest save that is whole; those not renamed by a killed one are taken as they wait.
+
+    Raises:
+        FileNotFoundError: there are no files of this name.
+        SMPCheckpointError: no save has all of its files.
+    """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
-    names = parts_of(path.name, _names_in(path.parent), suffix=suffix, tensor=tensor)
-    found = [path.with_name(name) for name in names]
+    names = parts_of(path.name, _names_in(path.parent), suffix=suffix)
+    found = [name for name in names if name.save is None]
     if not found:
         raise FileNotFoundError(_missing(path, partial=True))
-    labels = [read_label(file) for file in found]
-    if all(label is None for label in labels):
-        return found  # another library wrote them: nothing tells whether they belong together
+    labels = {name: read_label(path.with_name(name.file)) for name in found}
+    saves = {(label.save, label.parts) for label in labels.values() if label is not None}
+    if not saves:
+        return _foreign_set(path, found)
     tried = []
-    for save, parts in dict.fromkeys((label.save, label.parts) for label in labels if label is not None):
+    for save, parts in sorted(saves, reverse=True):
         files = {
-            label.part: file
-            for file, label in zip(found, labels, strict=True)
-            if label is not None and label.save == save and label.parts == parts
+            label.part: name
+            for name, label in labels.items()
+            if label is not None and (label.save, label.parts) == (save, parts)
         }
-        waiting = pending_parts(path.name, save, _names_in(path.parent), suffix=suffix, tensor=tensor)
-        files = {part: path.with_name(name) for part, name in waiting.items() if part < parts} | files
-        if len(files) == parts:
-            return [files[part] for part in range(parts)]
+        tensor = ranks_sharing([*files.values(), *(name for name in names if name.save == save)])
+        for name in names:
+            if name.save == save:
+                files.setdefault(name.stage * tensor + name.tensor, name)
+        if set(range(parts)) <= files.keys():
+            return _Files(paths=[path.with_name(files[part].file) for part in range(parts)], tensor=tensor)
         absent = [part for part in range(min(parts, len(files) + 10)) if part not in files][:10]
         tried.append(
             f"parts {absent}{' and more' if len(files) + len(absent) < parts else ''} of {parts} are missing "
-            f"from the save {save[:8]}"
+            f"from the save {save[-8:]}"
         )
     raise SMPCheckpointError(f"{path}: the files are not of one save: {'; '.join(tried)}")
+
+
+def _foreign_set(path: Path, found: Sequence[PartName]) -> _Files:
+    """Files that another library wrote: nothing tells whether they belong together but their names."""
+    numbers = min(name.numbers for name in found)
+    names = [name for name in found if name.numbers == numbers]
+    names.sort(key=lambda name: (name.stage, name.tensor))
+    return _Files(paths=[path.with_name(name.file) for name in names], tensor=ranks_sharing(names))
 
 
 def _missing(path: Path, *, partial: bool) -> str:
     present = _names_in(path.parent) if path.parent.is_dir() else []
     like = [name for name in present if name.startswith(path.name)]
     folder = f"The folder {path.parent} has {', '.join(present[:10]) or 'no files'}"
-    parts = parts_of(path.name, present)
+    parts = [name.file for name in parts_of(path.name, present) if name.save is None]
     text = f"there is no {'partial ' if partial else ''}checkpoint {path}"
     if partial and path.name in like:
         return f"{text}_0, but a full one, {path}: load it with partial=False"

@@ -233,6 +233,15 @@ class Engine:
         self._context.random.begin_step()
         self._context.borrowed.clear()
 
+    @property
+    def random_position(self) -> tuple[int, int]:
+        """Where the numbers that all ranks draw alike are, between steps."""
+        return self._context.random.position
+
+    @random_position.setter
+    def random_position(self, position: tuple[int, int]) -> None:
+        self._context.random.position = position
+
     def _agreed_seed(self) -> int:
         """The first rank's, for random numbers that all ranks draw alike."""
         seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)], device=self._control_device)

@@ -23,7 +23,7 @@ from opensmd.modelparallel.tensor_parallel.tensor_group import (
     tensor_size,
 )
 
-__all__ = ["DistributedParts", "cut_entry", "whole_entries"]
+__all__ = ["DistributedParts", "cut_entry", "slices_in", "whole_entries"]
 
 
 class DistributedParts(Whereabouts):
@@ -142,6 +142,15 @@ def _all_columns(value: Tensor, shard: Shard | None) -> Tensor:
 def _all_rows(value: DTensor) -> Tensor:
     group = state.groups.shards
     return Rows(group.size(), group.rank()).whole(value.to_local(), value.shape, group)
+
+
+def slices_in(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> list[list[Any]]:
+    """What a file says of entries that are slices: each one's name, axis and whole size along it."""
+    return [
+        [name, shards[name].axis, shards[name].size]
+        for name, value in entries.items()
+        if name in shards and isinstance(value, Tensor)
+    ]
 
 
 def cut_entry(value: Any, shard: Shard | None, own: Any) -> Any:

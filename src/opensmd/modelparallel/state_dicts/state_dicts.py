@@ -16,11 +16,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from opensmd.modelparallel.checkpoint.gather import collect, gather_full
-from opensmd.modelparallel.checkpoint.merge import PARTIAL, is_partial, marked, with_versions
+from opensmd.modelparallel.checkpoint.merge import PARTIAL, SLICES, is_partial, marked, with_versions
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
-from opensmd.modelparallel.state_dicts.distributed_parts import DistributedParts, cut_entry, whole_entries
+from opensmd.modelparallel.state_dicts.distributed_parts import (
+    DistributedParts,
+    cut_entry,
+    slices_in,
+    whole_entries,
+)
 from opensmd.modelparallel.state_dicts.missing_tensors import has_data, loads_by_itself, stand_ins
 
 __all__ = ["StateDicts"]
@@ -49,7 +54,10 @@ class StateDicts(DistributedParts):
         self._require_partitioned("local_state_dict")
         own = self._own_entries()
         whole = whole_entries(own, {}) if state.cfg.shards_parameters else own
-        return with_versions({**whole, PARTIAL: True}, own)
+        marks: dict[str, Any] = {PARTIAL: True}
+        if state.cfg.tensor_parallel_degree > 1:
+            marks[SLICES] = slices_in(whole, self.shards)
+        return with_versions({**whole, **marks}, own)
 
     def state_dict(  # type: ignore[override]  # one keyword more than torch's
         self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any

@@ -28,6 +28,15 @@ class ReplicatedRandom:
         self._step = 0
         self._states: dict[int, list[torch.Tensor]] = {}
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """The seed and the number of steps, from which all that is drawn follows."""
+        return self._seed, self._step
+
+    @position.setter
+    def position(self, position: tuple[int, int]) -> None:
+        self._seed, self._step = position
+
     def begin_step(self) -> None:
         """Seed the generators anew."""
         self._step += 1

@@ -1,0 +1,133 @@
+"""Saving beside training: a copy is taken at once, and a thread writes it.
+
+The thread agrees with those of other ranks through process groups that nothing else uses, so that it never
+stands between the messages of a step. What goes wrong is raised by the next save, by ``wait``, or by
+``smp.shutdown``; at the end of a script without these it is printed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from opensmd.modelparallel.checkpoint.snapshot import HostCopies, Snapshot
+from opensmd.modelparallel.checkpoint.writing import SavingGroups, write_snapshot
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.state import state
+
+__all__ = ["BackgroundSave", "finish_background_save", "save_in_background"]
+
+
+class BackgroundSave:
+    """A save that goes on beside training.
+
+    Args:
+        snapshot: copies of what is saved.
+        groups: for this and no other use.
+    """
+
+    def __init__(self, snapshot: Snapshot, groups: SavingGroups) -> None:
+        self._error: BaseException | None = None
+        self._work = snapshot, groups
+        # Not a daemon: a script that ends waits for its last checkpoint.
+        self._thread = threading.Thread(target=self._run, name=f"smp.save_checkpoint {snapshot.tag}")
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when the checkpoint is on disk; called on all ranks or on one.
+
+        Raises:
+            SMPCheckpointError, OSError, TypeError: as ``smp.save_checkpoint``; once.
+        """
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        try:
+            write_snapshot(*self._work)
+        except Exception as error:
+            self._error = error
+        finally:
+            del self._work
+
+
+@dataclass
+class _Saver:
+    """What background saves of one ``smp.init`` have in common."""
+
+    groups: SavingGroups
+    copies: HostCopies = field(default_factory=HostCopies)
+    latest: BackgroundSave | None = None
+
+    def finish(self) -> None:
+        latest, self.latest = self.latest, None
+        if latest is not None:
+            latest.wait()
+
+
+_savers: dict[int, _Saver] = {}  # by the world group of their ``smp.init``; at most one
+
+
+def save_in_background(snapshot: Snapshot) -> BackgroundSave:
+    """Copy the snapshot, and write it while training goes on; called on all ranks."""
+    saver = _savers.get(id(state.groups))
+    if saver is None:
+        saver = _savers[id(state.groups)] = _Saver(_make_groups())
+        state.undoing.append(_forget)
+    saver.latest = BackgroundSave(saver.copies.of(snapshot), saver.groups)
+    return saver.latest
+
+
+def finish_background_save() -> None:
+    """Wait for the save under way, if there is one.
+
+    Raises:
+        SMPCheckpointError, OSError, TypeError: it has failed.
+    """
+    saver = _savers.get(id(state.groups))
+    if saver is not None:
+        saver.finish()
+
+
+def _make_groups() -> SavingGroups:
+    """Process groups of their own; gloo's, because the thread has nothing on devices."""
+    world = tuple(range(state.grid.size))
+    made = {world: dist.new_group(list(world), backend="gloo")}
+    for members in state.grid.partition(CommGroup.MP_GROUP):
+        if members not in made:
+            made[members] = dist.new_group(list(members), backend="gloo")
+    return SavingGroups(world=made[world], replica=made[state.groups.members(CommGroup.MP_GROUP)])
+
+
+def _forget() -> None:
+    saver = _savers.pop(id(state.groups), None)
+    if saver is None:
+        return
+    try:
+        saver.finish()
+    finally:
+        for group in {saver.groups.world, saver.groups.replica}:
+            dist.destroy_process_group(group)
+
+
+def _report() -> None:
+    """At the end of a script: tell what nobody has asked for."""
+    for saver in _savers.values():
+        try:
+            saver.finish()
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+
+
+atexit.register(_report)

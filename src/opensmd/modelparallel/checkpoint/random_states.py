@@ -1,0 +1,69 @@
+"""The states of random number generators in a checkpoint, so that dropout goes on as if undisturbed.
+
+Each rank has its own. At the same degrees every rank gets its own back; at others it gets those of the rank
+that stood where it would have stood, counted round.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opensmd.modelparallel.state import state
+
+__all__ = ["random_file", "random_states", "restore_random_states", "saved_random_file"]
+
+
+def random_file(folder: Path) -> Path:
+    """Where this rank's states are saved."""
+    place = state.grid.coordinates(state.rank)
+    return folder / f"random_{place.pipeline}_{place.tensor}_{place.data}.pt"
+
+
+def random_states() -> dict[str, Any]:
+    """Those of torch, Python, NumPy if the script has imported it, and of what all stages draw alike."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state()
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    if state.engine is not None:
+        states["replicated"] = state.engine.random_position
+    return states
+
+
+def saved_random_file(folder: Path) -> Path | None:
+    """The file of the rank that stood where this one stands; None if none was saved."""
+    matches = (re.fullmatch(r"random_(\d+)_(\d+)_(\d+)\.pt", file.name) for file in folder.iterdir())
+    places = [tuple(map(int, match.groups())) for match in matches if match is not None]
+    if not places:
+        return None
+    sizes = [1 + max(axis) for axis in zip(*places, strict=True)]
+    own = state.grid.coordinates(state.rank)
+    numbers = [own % size for own, size in zip((own.pipeline, own.tensor, own.data), sizes, strict=True)]
+    return folder / f"random_{numbers[0]}_{numbers[1]}_{numbers[2]}.pt"
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Go on drawing where :func:`random_states` was called; before the first step, too."""
+    torch.set_rng_state(states["torch"])
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    if "numpy" in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    position = states.get("replicated")
+    model: Any = state.model
+    if position is not None and model is not None:
+        model.register_post_partition_hook(lambda *_: _go_on(tuple(position)))
+
+
+def _go_on(position: tuple[int, int]) -> None:
+    if state.engine is not None:
+        state.engine.random_position = position
