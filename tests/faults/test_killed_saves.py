@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from opensmd.modelparallel import communicate
-from opensmd.modelparallel.checkpoint.background import finish_background_save
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
+from opensmd.modelparallel.checkpoint.saving.background import finish_background_save
 from opensmd.modelparallel.optimizer import DistributedOptimizer
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState

@@ -16,13 +16,13 @@ from torch import nn
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel import communicate
+from opensmd.modelparallel.checkpoint.conversion.whole_model import (
+    get_full_state_dict_from_sharded_data_parallel_checkpoint as full_state_dict,
+)
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
 from opensmd.modelparallel.checkpoint.seal import Label
-from opensmd.modelparallel.checkpoint.whole_model import (
-    get_full_state_dict_from_sharded_data_parallel_checkpoint as full_state_dict,
-)
 from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
 from opensmd.modelparallel.init import shutdown
 from opensmd.modelparallel.optimizer import DistributedOptimizer
@@ -109,6 +109,7 @@ def refuse_beside_replicas(folder: str) -> None:
     """A replica that saves nothing hears of the failure of the one that does."""
     restart(partitions=1, ddp=True)
     model = ModelState(nn.Linear(2, 2))
+    split(model)
     expected = TypeError if state.rank == 0 else PeerCheckpointError
     with pytest.raises(expected, match=r"user_content\['x'\]"):
         save_checkpoint(folder, "b", model=model, user_content={"x": Fraction(1, 3)})

@@ -17,13 +17,6 @@ import torch
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, SLICES, is_partial
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.optimizer_layout import (
-    Layout,
-    gathered_entries,
-    merged_parts,
-    sliced_entries,
-    slices_of_entries,
-)
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
 from opensmd.modelparallel.precision.loss_scale import dynamic_arguments, shared_loss_scale
@@ -33,6 +26,13 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
 from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.optimizer_layout import (
+    Layout,
+    gathered_entries,
+    merged_parts,
+    sliced_entries,
+    slices_of_entries,
+)
 
 __all__ = ["DistributedOptimizer"]
 

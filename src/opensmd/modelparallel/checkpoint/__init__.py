@@ -1,6 +1,7 @@
 """Checkpoints, from what users call down to bytes.
 
-The calls are in ``folder`` and ``save_load``; ``agreement`` lets them happen on all ranks or none. Parts are
+The calls are in ``folder`` (with ``saving``) and ``save_load``, and ``conversion`` is for one process without
+a job; ``agreement`` lets them happen on all ranks or none. Parts are
 put together by ``gather`` and ``merge``. One file is written and read by ``files``, and its end by ``seal``;
 what may be in it is in ``trusted``, ``numpy_values`` and ``contents``. What files are called is in ``names``
 and ``newest``, and ``records`` checks files without a checksum of the whole.

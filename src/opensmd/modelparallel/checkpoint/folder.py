@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from opensmd.modelparallel.checkpoint.agreement import together
-from opensmd.modelparallel.checkpoint.background import (
+from opensmd.modelparallel.checkpoint.files import read
+from opensmd.modelparallel.checkpoint.newest import read_newest
+from opensmd.modelparallel.checkpoint.save_load import load
+from opensmd.modelparallel.checkpoint.saving.background import (
     BackgroundSave,
     finish_background_save,
     save_in_background,
 )
-from opensmd.modelparallel.checkpoint.files import read
-from opensmd.modelparallel.checkpoint.newest import read_newest
-from opensmd.modelparallel.checkpoint.random_states import restore_random_states, saved_random_file
-from opensmd.modelparallel.checkpoint.save_load import load
-from opensmd.modelparallel.checkpoint.snapshot import take_snapshot
-from opensmd.modelparallel.checkpoint.writing import SavingGroups, write_snapshot
+from opensmd.modelparallel.checkpoint.saving.random_states import restore_random_states, saved_random_file
+from opensmd.modelparallel.checkpoint.saving.snapshot import take_snapshot
+from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state

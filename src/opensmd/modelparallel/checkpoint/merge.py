@@ -8,8 +8,9 @@ PyTorch reads. Where ranks share tensors the key ``_smp_slices`` says of which e
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ __all__ = [
     "marked",
     "merge_optimizers",
     "merge_trees",
+    "whole_later",
     "with_versions",
 ]
 
@@ -116,6 +118,19 @@ def merge_optimizers(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> 
     }
 
 
+def whole_later(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> dict[str, Callable[[], Any]]:
+    """The entries of a model's partial state dicts, of which each is put together when it is asked for.
+
+    The arguments are those of :func:`merge_trees`.
+
+    Raises:
+        SMPCheckpointError: the parts do not say of what they have slices.
+    """
+    axes = _axes(parts, tensor)
+    pieces = _pieces([marked(part) for part in parts], tensor)
+    return {name: functools.partial(_entry, name, own, axes, tensor) for name, own in pieces.items()}
+
+
 def _items(entries: Any) -> list[tuple[Any, Any]]:
     """The entries of a parameter's state; what is no dict as one without a key."""
     return list(entries.items()) if isinstance(entries, Mapping) else [(None, entries)]
@@ -136,16 +151,23 @@ def _axes(parts: Sequence[Mapping[str, Any]], tensor: int) -> dict[Any, tuple[in
 def _united(
     parts: Sequence[Mapping[Any, Any]], axes: Mapping[Any, tuple[int, int]], tensor: int
 ) -> dict[Any, Any]:
-    """The entries of all parts; slices of one tensor, which ranks beside each other have, as the whole."""
-    united: dict[Any, Any] = {}
+    """The entries of all parts; slices of one tensor as the whole."""
+    return {name: _entry(name, own, axes, tensor) for name, own in _pieces(parts, tensor).items()}
+
+
+def _pieces(parts: Sequence[Mapping[Any, Any]], tensor: int) -> dict[Any, list[Any]]:
+    """What the ranks beside each other that share tensors have of each entry; the first such ranks'."""
+    pieces: dict[Any, list[Any]] = {}
     for first in range(0, len(parts), tensor):
         sharing = parts[first : first + tensor]
         for name in dict.fromkeys(name for part in sharing for name in part):
-            if name in united:
-                continue
-            pieces = [part[name] for part in sharing if name in part]
-            united[name] = _whole(name, pieces, *axes[name], tensor) if name in axes else pieces[0]
-    return united
+            if name not in pieces:
+                pieces[name] = [part[name] for part in sharing if name in part]
+    return pieces
+
+
+def _entry(name: Any, pieces: list[Any], axes: Mapping[Any, tuple[int, int]], tensor: int) -> Any:
+    return _whole(name, pieces, *axes[name], tensor) if name in axes else pieces[0]
 
 
 def _whole(name: Any, pieces: Sequence[Any], axis: int, size: int, tensor: int) -> Any:

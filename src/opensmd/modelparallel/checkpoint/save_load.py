@@ -38,7 +38,7 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
 
-__all__ = ["load", "load_whole", "save", "save_part"]
+__all__ = ["load", "load_whole", "read_parts", "save", "save_part"]
 
 
 def save(
@@ -214,7 +214,21 @@ def load_whole(f: str, *, suffix: str = "") -> Any:
         FileNotFoundError: nothing of that name; the message says what there is.
         SMPCheckpointError: a file is damaged, foreign, missing from its set, or not to be trusted.
     """
-    return _merged(_complete_set(_checked(f, "load_whole"), suffix), {"weights_only": True})
+    parts, tensor = read_parts(f, suffix=suffix)
+    return merge_trees(parts, tensor=tensor)
+
+
+def read_parts(f: str, *, suffix: str = "") -> tuple[list[Any], int]:
+    """All parts of a partial checkpoint in order, and how many ranks shared each tensor; by one process.
+
+    What nobody reads of their tensors stays in the files.
+
+    Raises:
+        FileNotFoundError: nothing of that name; the message says what there is.
+        SMPCheckpointError: a file is damaged, foreign, missing from its set, or not to be trusted.
+    """
+    files = _complete_set(_checked(f, "a partial checkpoint"), suffix)
+    return [read(path, mmap=True) for path in files.paths], files.tensor
 
 
 def _own_part(groups: Groups) -> int:
@@ -256,7 +270,7 @@ def _complete_set(path: Path, suffix: str) -> _Files:
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
     names = parts_of(path.name, _names_in(path.parent), suffix=suffix)
     found = [name for name in names if name.save is None]
-    if not found:
+    if not any(name.stage == name.tensor == 0 for name in found):
         raise FileNotFoundError(_missing(path, partial=True))
     labels = {name: read_label(path.with_name(name.file)) for name in found}
     saves = {(label.save, label.parts) for label in labels.values() if label is not None}
@@ -273,7 +287,7 @@ def _complete_set(path: Path, suffix: str) -> _Files:
         for name in names:
             if name.save == save:
                 files.setdefault(name.stage * tensor + name.tensor, name)
-        if set(range(parts)) <= files.keys():
+        if len(files) >= parts and all(part in files for part in range(parts)):
             return _Files(paths=[path.with_name(files[part].file) for part in range(parts)], tensor=tensor)
         absent = [part for part in range(min(parts, len(files) + 10)) if part not in files][:10]
         tried.append(

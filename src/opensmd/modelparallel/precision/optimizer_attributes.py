@@ -44,6 +44,21 @@ class PrecisionAttributes(WrappedOptimizer):
         """What ``model.backward`` multiplies losses by."""
         return self.loss_scaler.loss_scale
 
+    @property
+    def fp16_groups(self) -> list[list[nn.Parameter]]:
+        """The model's parameters of 16 bits on this rank that have masters, by parameter group."""
+        return [[] for _ in self.param_groups]
+
+    @property
+    def fp32_from_fp16_groups(self) -> list[list[nn.Parameter]]:
+        """Their masters, by parameter group."""
+        return [[] for _ in self.param_groups]
+
+    @property
+    def fp32_from_fp32_groups(self) -> list[list[nn.Parameter]]:
+        """The parameters that are their own masters, by parameter group."""
+        return [list(group["params"]) for group in self.param_groups]
+
     def backward(self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False) -> None:
         """``model.backward(loss)``, for scripts that call it here; inside a step.
 

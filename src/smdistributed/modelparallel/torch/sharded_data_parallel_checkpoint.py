@@ -1,6 +1,6 @@
 """What scripts convert partial checkpoints with."""
 
-from opensmd.modelparallel.checkpoint.whole_model import (
+from opensmd.modelparallel.checkpoint.conversion.whole_model import (
     get_full_state_dict_from_sharded_data_parallel_checkpoint,
 )
 

@@ -96,11 +96,18 @@ def from_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str,
     return translated
 
 
-def to_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict with Hugging Face's names."""
+def to_huggingface(
+    family: Family, state_dict: Mapping[str, Any], *, has_head: bool | None = None
+) -> dict[str, Any]:
+    """A state dict with Hugging Face's names.
+
+    Args:
+        has_head: whether the model has a head, if these are some of its entries; None looks for it in them.
+    """
     translated: dict[str, Any] = {}
     there = {here: module for module, here in family.modules.items()}
-    has_head = not family.body or any(name.startswith("lm_head.") for name in state_dict)
+    if has_head is None:
+        has_head = any(name.startswith("lm_head.") for name in state_dict)
     body = family.body if has_head else ""
     in_layer = re.compile(rf"(|.*\.){LAYERS}\.(\d+)\.(.+)\.(\w+)")
     for name, value in state_dict.items():

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from opensmd.modelparallel.checkpoint.agreement import together
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
 from opensmd.modelparallel.checkpoint.newest import write_newest
-from opensmd.modelparallel.checkpoint.random_states import random_file
 from opensmd.modelparallel.checkpoint.save_load import save_part
+from opensmd.modelparallel.checkpoint.saving.random_states import random_file
+from opensmd.modelparallel.checkpoint.saving.snapshot import Snapshot
 from opensmd.modelparallel.checkpoint.seal import Label
-from opensmd.modelparallel.checkpoint.snapshot import Snapshot
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.checkpoint.merge import with_versions
-from opensmd.modelparallel.checkpoint.random_states import random_states
+from opensmd.modelparallel.checkpoint.saving.random_states import random_states
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from opensmd.modelparallel.checkpoint.snapshot import HostCopies, Snapshot
-from opensmd.modelparallel.checkpoint.writing import SavingGroups, write_snapshot
+from opensmd.modelparallel.checkpoint.saving.snapshot import HostCopies, Snapshot
+from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 

@@ -1,0 +1,112 @@
+"""Checkpoints of shared and split models in other formats, which other libraries read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import transformers
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+from torch import Tensor
+
+import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.checkpoint.conversion.convert import convert
+from opensmd.tools.cli import main
+from tests.support.partitioned import restart
+from tests.support.ranks import RankPool
+
+Pools = Callable[[int], RankPool]
+SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 8, "vocab_size": 37}
+SIZES |= {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+
+
+def made() -> transformers.GPT2LMHeadModel:
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES))
+
+
+def save_in_parts(folder: str) -> None:
+    restart(tensor_parallel_degree=2, partitions=2, ddp=True, prescaled_batch=True)
+    with smp.tensor_parallelism():
+        module = made()
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step(ids: Tensor) -> Tensor:
+        loss: Tensor = model(input_ids=ids, labels=ids).loss
+        return loss
+
+    step(torch.arange(16).reshape(2, 8))
+    smp.save_checkpoint(folder, "parts", model=model)
+
+
+def load_converted(file: str) -> float:
+    """The loss of a split and shared model with what a conversion has made."""
+    restart(tensor_parallel_degree=2, partitions=2, ddp=True, prescaled_batch=True)
+    with smp.tensor_parallelism():
+        module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES))
+    model = smp.DistributedModel(module)
+    model.load_state_dict(smp.load(file, partial=False))
+
+    @smp.step
+    def step(ids: Tensor) -> Tensor:
+        loss: Tensor = model(input_ids=ids, labels=ids).loss
+        return loss
+
+    return step(torch.arange(16).reshape(2, 8)).reduce_mean().item()  # type: ignore[no-any-return]
+
+
+def smd(*words: object) -> Result:
+    return CliRunner().invoke(main, ["convert", *map(str, words)])
+
+
+def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
+
+
+def test_a_checkpoint_of_shared_tensors_goes_to_every_format_and_back(pool: Pools, tmp_path: Path) -> None:
+    pool(4).run(save_in_parts, str(tmp_path / "saved"))
+    plain = made()
+    wanted = plain.state_dict()
+
+    full = smd(tmp_path / "saved", tmp_path / "full.pt", "--family=gpt2")
+    assert full.exit_code == 0 and f"{len(wanted)} tensors" in full.output, full.output
+    assert same(torch.load(tmp_path / "full.pt"), wanted)
+    assert smd(tmp_path / "saved", tmp_path / "st", "--family=gpt2", "--to=safetensors").exit_code == 0
+    assert same(load_file(tmp_path / "st" / "model.safetensors"), wanted)
+    plain.config.save_pretrained(tmp_path / "st")
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "st")
+    assert same(again.state_dict(), wanted)
+    # Torch's own distributed checkpoint, as plain PyTorch reads it.
+    assert smd(tmp_path / "st", tmp_path / "dcp", "--to=dcp").exit_code == 0
+    found = {name: torch.zeros_like(value) for name, value in wanted.items()}
+    dcp.load(found, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert same(found, wanted)
+    # And from it to names of distributed modules, as one file and as several.
+    assert smd(tmp_path / "dcp", tmp_path / "smp.pt", "--family=gpt2", "--names=smp").exit_code == 0
+    ids = torch.arange(16).reshape(2, 8)
+    loss = plain(input_ids=ids, labels=ids).loss.item()
+    assert pool(4).run(load_converted, str(tmp_path / "smp.pt")) == [pytest.approx(loss, rel=1e-6)] * 4
+
+    convert(tmp_path / "full.pt", tmp_path / "several", to="safetensors", dtype=torch.bfloat16, shard=4000)
+    assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 2
+    assert (tmp_path / "several" / "model.safetensors.index.json").is_file()
+    convert(tmp_path / "several", tmp_path / "half.pt", to="torch")
+    assert same(torch.load(tmp_path / "half.pt"), {name: each.bfloat16() for name, each in wanted.items()})
+
+
+def test_a_conversion_that_cannot_be_says_why(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    (tmp_path / "empty").mkdir()
+    for words, told in (
+        (("a.pt", "a.pt"), "a.pt exists; name another target"),
+        (("empty", "b.pt"), "has no file 'newest'"),
+        (("a.pt", "b.pt", "--dtype=float17"), "'float17' is no dtype of torch"),
+    ):
+        result = smd(*(tmp_path / word if not word.startswith("--") else word for word in words))
+        assert result.exit_code != 0 and told in result.output, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "empty"]
