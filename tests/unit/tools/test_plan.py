@@ -10,6 +10,8 @@ from click.testing import CliRunner
 from torch import nn
 
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.rank_bytes import Sharing, bytes_of_rank
+from opensmd.tools.gpt_like import gpt_1t, gpt_175b
 from opensmd.tools.plan import plan as plan_command
 
 HERE = __name__
@@ -32,6 +34,10 @@ def model_and_step() -> tuple[nn.Module, Any]:
     return model, lambda: model(torch.ones(8, 64)).sum()
 
 
+def of_175_billion() -> nn.Module:
+    return gpt_175b()[0]
+
+
 def nonsense() -> int:
     return 3
 
@@ -43,6 +49,29 @@ def test_smd_plan_shows_plan_memory_and_bubble(factory: str) -> None:
     assert result.exit_code == 0, result.output
     for word in ("Modules in the order of execution", "peak memory", "predicted bubble with 8 microbatches"):
         assert word in result.output
+
+
+def test_smd_plan_counts_the_bytes_of_a_rank() -> None:
+    words = "--partitions 4 --tensor 2 --replicas 4 --sharded 2 --precision bf16 --microbatches 4"
+    made = CliRunner().invoke(plan_command, [f"{HERE}:model_alone", *words.split()])
+    assert made.exit_code == 0, made.output
+    assert "32 ranks: 4 partitions x 2 x 4 replicas" in made.output
+    rows = made.output.partition("Memory of each rank")[2].splitlines()
+    kept = 64 * 65 / (2 * 2)  # elements of a stage's one layer on a rank
+    numbers = [f"{kept * width / 1024:.1f} KiB" for width in (2, 2, 8, 8)]
+    assert sum(all(number in row for number in numbers) for row in rows) == 4, rows
+    refused = CliRunner().invoke(plan_command, [f"{HERE}:model_alone", "--replicas", "3", "--sharded", "2"])
+    assert "3 replicas cannot be cut into groups of 2" in refused.output
+
+
+def test_smd_plan_takes_models_of_the_meta_device_that_no_machine_could_hold() -> None:
+    made = CliRunner().invoke(plan_command, [f"{HERE}:of_175_billion", "--partitions=12", "--json"])
+    loads = Plan.from_json(made.output).loads
+    sharing = Sharing(tensor=8, replicas=4, sharded=2, half=True)
+    elements = sum(bytes_of_rank(load, sharing).parameters for load in loads) / 2 * (8 * 2)
+    assert elements == pytest.approx(175e9, rel=0.01)
+    trillion, _ = gpt_1t()
+    assert sum(parameter.numel() for parameter in trillion.parameters()) == pytest.approx(1e12, rel=0.02)
 
 
 def test_smd_plan_says_when_partitions_stay_empty() -> None:

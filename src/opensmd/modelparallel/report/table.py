@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 import logging
+from dataclasses import astuple
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from opensmd.modelparallel.planning.plan import Plan, PlanRow
 from opensmd.modelparallel.planning.predict import bubble
+from opensmd.modelparallel.planning.rank_bytes import Sharing, bytes_of_rank
 
-__all__ = ["plan_table", "print_plan"]
+__all__ = ["plan_table", "print_plan", "rank_table"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 
@@ -48,6 +50,17 @@ def plan_table(plan: Plan, *, microbatches: int | None = None) -> RenderableType
             f"{bubble(plan, microbatches):.1%} of a step"
         )
     return Group(*parts)
+
+
+def rank_table(plan: Plan, sharing: Sharing) -> Table:
+    """Bytes of a rank of every stage, by what they are for."""
+    table = Table(title="Memory of each rank")
+    for name in ("stage", "parameters", "gradients", "masters", "optimizer", "activations", "all"):
+        table.add_column(name, justify="right")
+    for stage, load in enumerate(plan.loads):
+        rank = bytes_of_rank(load, sharing)
+        table.add_row(str(stage), *(_bytes(size) for size in (*astuple(rank), rank.total)))
+    return table
 
 
 def _modules(plan: Plan) -> Table:
