@@ -1,0 +1,82 @@
+"""Recipes of 2022 and 2023: each trains, saves, and goes on at the same and at other degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.scripts.smp import recipe
+from tests.support.ranks import RankPool
+
+Pools = Callable[[int], RankPool]
+Flags = dict[str, Any]
+
+TP2: Flags = {"tensor_parallel_degree": 2, "prescaled_batch": 1}
+PP2: Flags = {"pipeline_parallel_degree": 2, "microbatches": 2}
+FUSED: Flags = {"fused_softmax": 1, "fused_dropout": 1, "fused_bias_gelu": 1, "query_key_layer_scaling": 0}
+CHECKPOINTS: Flags = {"activation_checkpointing": 1}
+
+# How each is trained and saved, and the degrees at which it goes on besides.
+RECIPES: dict[str, tuple[Flags, Flags]] = {
+    "gpt2": (
+        {**TP2, **PP2, **CHECKPOINTS, "activation_strategy": "group_2", "logits_output": 1, **FUSED},
+        {**PP2, "tensor_parallel_degree": 1},
+    ),
+    "gpt2 fp16": (
+        {**TP2, **PP2, **CHECKPOINTS, "fp16": 1, "delayed_param": 1, "attention_in_fp32": 1},
+        {**TP2, "fp16": 1},
+    ),
+    "gptj": (
+        {**TP2, **CHECKPOINTS, "bf16": 1, "flash_attention": 1, "offload_activations": 1, "delayed_param": 1},
+        {**PP2, "bf16": 1, "skip_tracing": 1, "placement_strategy": "spread"},
+    ),
+    "gptj plain": (
+        {**PP2, "use_distributed_transformer": 0, "shard_optimizer_state": 1},
+        {"use_distributed_transformer": 0},
+    ),
+    "gpt_neox": (
+        {**PP2, **CHECKPOINTS, "bf16": 1, "manual_partition": 1, "save_in_background": 1},
+        {"bf16": 1},
+    ),
+    "t5": ({**PP2, **CHECKPOINTS, "offload_activations": 1, "num_layers": 2}, {"num_layers": 2}),
+    "falcon": ({**PP2, **CHECKPOINTS, "use_alibi": 1, "delayed_param": 1}, {"use_alibi": 1}),
+}
+ROUNDING = {"fp16": 2e-2, "bf16": 5e-2}  # losses of 16 bits at other degrees
+
+
+def words(name: str, flags: Flags, folder: Path, **more: Any) -> list[str]:
+    given = {**flags, **more, "model_type": name.split()[0], "checkpoint_dir": folder, "model_dir": folder}
+    return [f"--{key}={value}" for key, value in given.items()]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_and_goes_on_at_the_same_and_at_other_degrees(
+    pool: Pools, tmp_path: Path, name: str
+) -> None:
+    flags, other = RECIPES[name]
+
+    def run(flags: Flags, **more: Any) -> tuple[list[float], list[float], float]:
+        found = pool(4).run(recipe.main, words(name, flags, tmp_path, **more))
+        assert all(one[0] == found[0][0] for one in found)
+        return found[0]  # type: ignore[no-any-return]
+
+    losses, norms, evaluation = run(flags, checkpoint_freq=3, save_final_full_model=1)
+    assert losses[-1] < losses[0] and all(norm > 0 for norm in norms)
+    assert len(list(tmp_path.glob("*_partial"))) == 2
+    tag = "trained_gpt_nparams-3"
+    resumed = run(flags, load_partial=1, load_tag=tag)
+    assert (resumed[0], resumed[2]) == (losses[3:], evaluation)
+    margin = next((ROUNDING[key] for key in ROUNDING if flags.get(key)), 1e-5)
+    elsewhere = run(other, load_partial=1, load_tag=tag)
+    assert elsewhere[0] == pytest.approx(losses[3:], rel=margin)
+    assert elsewhere[2] == pytest.approx(evaluation, rel=margin)
+    if name == "gpt2":
+        plain = AutoModelForCausalLM.from_config(recipe.model_config(recipe.parse([])))
+        plain.load_state_dict(torch.load(tmp_path / "fullmodel.pt"))
+        again = run(other, load_full=1, load_tag="fullmodel.pt", max_steps=6)
+        assert again[2] == pytest.approx(evaluation, rel=1e-5)
