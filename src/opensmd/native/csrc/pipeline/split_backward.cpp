@@ -29,6 +29,31 @@ struct Keep : torch::autograd::FunctionPreHook {
   at::Tensor* place;
 };
 
+// Lets go of what a node has saved as soon as it has run: what comes after it in the backward finds its memory.
+struct Release : torch::autograd::FunctionPostHook {
+  explicit Release(Node* node) : node(node) {}
+
+  variable_list operator()(const variable_list& gradients, const variable_list&) override {
+    node->release_variables();
+    return gradients;
+  }
+
+  Node* const node;
+};
+
+// Nodes that let go of what they have saved, for as long as this lives.
+class ReleasingNodes {
+ public:
+  ~ReleasingNodes() {
+    for (auto& [node, hook] : hooked_) node->del_post_hook(hook);
+  }
+
+  void add(Node* node) { hooked_.emplace_back(node, node->add_post_hook(std::make_unique<Release>(node))); }
+
+ private:
+  std::vector<std::pair<Node*, std::uintptr_t>> hooked_;
+};
+
 // Stands where an edge leads to something that waits, and takes its gradient.
 struct Catch : Node {
   Catch(Edge target, std::vector<PostponedGradient>* postponed)
@@ -112,12 +137,6 @@ void SplitBackward::run_first() {
     }
   }
   run_first_with(std::move(roots), std::move(gradients));
-  if (!layers_.empty()) {
-    for (Node* node : graph_->nodes) {
-      const bool has_run = graph_->away.contains(node) || graph_->at_once.contains(node);
-      if (has_run && !graph_->divided.contains(node)) node->release_variables();
-    }
-  }
   gradients_.clear();
   graph_.reset();
 }
@@ -136,8 +155,11 @@ void SplitBackward::run_first_with(edge_list roots, variable_list gradients) {
     }
   };
   const Unhook unhook{layers_};
+  ReleasingNodes releasing;
   for (Node* node : graph_->nodes) {
     if (!graph_->away.contains(node) && !graph_->at_once.contains(node)) continue;
+    // The engine itself lets go of nothing where it is to keep the divided layers. What adds to a weight has nothing.
+    if (!layers_.empty() && !graph_->divided.contains(node) && !is_weight(*node)) releasing.add(node);
     for (Edge& edge : node->next_edges()) {
       if (graph_->waits(edge)) changed.lead(edge, Edge(c10::make_intrusive<Catch>(edge, &postponed_), 0));
     }

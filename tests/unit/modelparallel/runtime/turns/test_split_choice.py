@@ -68,8 +68,9 @@ def test_other_work_of_the_machine_does_not_count() -> None:
 
 
 def test_the_last_backwards_are_split_until_there_are_measurements() -> None:
-    assert run(last(4), 6, 5, 5) == [4, 4, 4, 4, 8, 8]
-    assert run(last(4), 6, 10, 3) == [4, 4, 4, 4, 0, 0]
+    measured = [4] * (FIRST + MEASURED)
+    assert run(last(4), FIRST + MEASURED + 2, 5, 5) == [*measured, 8, 8]
+    assert run(last(4), FIRST + MEASURED + 2, 10, 3) == [*measured, 0, 0]
 
 
 def test_there_is_always_a_whole_backward_to_compare_with() -> None:
