@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <typeinfo>
+
 namespace opensmd {
 namespace {
 
@@ -92,8 +94,8 @@ std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Retur
   return {mine, token(received, node)};
 }
 
-bool sends_gradient(const Node& node) { return dynamic_cast<const Received*>(&node) != nullptr; }
+bool sends_gradient(const Node& node) { return typeid(node) == typeid(Received); }
 
-bool takes_gradient(const Node& node) { return dynamic_cast<const Sent*>(&node) != nullptr; }
+bool takes_gradient(const Node& node) { return typeid(node) == typeid(Sent); }
 
 }  // namespace opensmd

@@ -24,11 +24,19 @@ bool is_of_type(const T& object, std::string_view name) {
   return std::string_view(typeid(object).name()) == name;
 }
 
+// Of exactly this class: asked for every node of every graph, for which a dynamic_cast that fails takes too long.
+template <class T>
+const T* exactly(const Node& node) {
+  return typeid(node) == typeid(T) ? static_cast<const T*>(&node) : nullptr;
+}
+
 bool is_python(const Node& node) { return is_of_type(node, "N5torch8autograd6PyNodeE"); }
 
 bool is_hooked_before(Node& node) {
   return !node.pre_hooks().empty() || !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty();
 }
+
+constexpr size_t kUsualSize = 256;  // of a stage's graph
 
 enum class Halves { kNone, kTwo, kOnceOnly };
 
@@ -39,14 +47,14 @@ Halves halves_of(const Saved&... saved) {
 
 // A matrix product or convolution computes each of its gradients by itself, so that two calls, each for some of them,
 // take no longer than one. What it has saved must be at hand: hooks that fetch it, as of a checkpoint, would run twice.
-Halves halves(Node& node) {
-  if (auto* addmm = dynamic_cast<generated::AddmmBackward0*>(&node)) return halves_of(addmm->mat1_, addmm->mat2_);
-  if (auto* mm = dynamic_cast<generated::MmBackward0*>(&node)) return halves_of(mm->self_, mm->mat2_);
-  if (auto* bmm = dynamic_cast<generated::BmmBackward0*>(&node)) return halves_of(bmm->self_, bmm->mat2_);
-  if (auto* baddbmm = dynamic_cast<generated::BaddbmmBackward0*>(&node)) {
+Halves halves(const Node& node) {
+  if (auto* addmm = exactly<generated::AddmmBackward0>(node)) return halves_of(addmm->mat1_, addmm->mat2_);
+  if (auto* mm = exactly<generated::MmBackward0>(node)) return halves_of(mm->self_, mm->mat2_);
+  if (auto* bmm = exactly<generated::BmmBackward0>(node)) return halves_of(bmm->self_, bmm->mat2_);
+  if (auto* baddbmm = exactly<generated::BaddbmmBackward0>(node)) {
     return halves_of(baddbmm->batch1_, baddbmm->batch2_);
   }
-  if (auto* convolution = dynamic_cast<generated::ConvolutionBackward0*>(&node)) {
+  if (auto* convolution = exactly<generated::ConvolutionBackward0>(node)) {
     return halves_of(convolution->input_, convolution->weight_);
   }
   return Halves::kNone;
@@ -54,7 +62,7 @@ Halves halves(Node& node) {
 
 }  // namespace
 
-bool is_weight(const Node& node) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr; }
+bool is_weight(const Node& node) { return typeid(node) == typeid(torch::autograd::AccumulateGrad); }
 
 // Whether the program would notice at what time a node runs. Hooks of torch's own belong to its reducer, which takes
 // gradients whenever they come.
@@ -67,6 +75,9 @@ bool is_watched(Node& node) {
 
 SplitGraph::SplitGraph(edge_list starts, bool everything) : roots(std::move(starts)) {
   Nodes seen;
+  seen.reserve(kUsualSize);
+  away.reserve(kUsualSize);
+  nodes.reserve(kUsualSize);
   for (const Edge& root : roots) visit(root.function.get(), seen);
   divide(everything);
 }
