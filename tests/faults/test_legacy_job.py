@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed.deprecated as dist
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
 
 
@@ -38,4 +39,4 @@ def test_a_dead_rank_is_named_to_who_waits_for_it(tmp_path: Path) -> None:
         text, seconds, collective = outcomes[rank].value
         assert f"recv on rank {rank}: rank 1 has closed its connection" in text
         assert f"all_reduce on rank {rank} of 3" in collective
-        assert seconds < 10
+        assert seconds < PATIENCE / 2  # at once, not at the timeout of half an hour

@@ -21,7 +21,7 @@ __all__ = ["run_rank"]
 
 AFTERWARDS = 3  # sound calls after a fault that harms nobody
 SOUND_CALLS_UNDER_BLOWS = 40  # of cases in which a process is stopped and goes on
-LONGEST_SILENCE = 60.0  # timeout of the groups in which nothing goes wrong, in seconds
+LONGEST_SILENCE = 200.0  # timeout of the groups in which nothing goes wrong, in seconds
 
 
 def run_rank(case: Case, rank: int, backend: str, port: int, board: Board) -> Record:

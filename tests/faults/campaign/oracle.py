@@ -11,10 +11,10 @@ from tests.faults.campaign.records import Failure, Fate
 
 __all__ = ["GRACE", "KINDS", "LONGEST_END", "REPEAT", "Finding", "Seen", "blamed", "judge", "last_line"]
 
-GRACE = 2.0  # seconds that an error may come after the timeout
-LONGEST_END = 30.0  # of a process that has reported: an interpreter looks through all that torch is made of
+GRACE = 15.0  # seconds that an error may come after the timeout
+LONGEST_END = 120.0  # of a process that has reported: an interpreter looks through all that torch is made of
 MOMENT = 0.1  # seconds in which members of a group hear of what one has found
-REPEAT = 1.0  # seconds in which a failed group says so again
+REPEAT = 2.5  # seconds in which a failed group says so again: less than any timeout
 
 KINDS = (
     "hang",  # no error within the timeout and two seconds

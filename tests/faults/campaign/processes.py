@@ -26,8 +26,8 @@ from tests.faults.campaign.records import Board, Fate, Record
 __all__ = ["Job", "become_subreaper", "die_with_parent"]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-TIME_TO_START = 60.0  # until all groups are made, in seconds
-TIME_TO_END = 40.0  # after a rank's report, for its process to end
+TIME_TO_START = 200.0  # until all groups are made, in seconds
+TIME_TO_END = 150.0  # after a rank's report, for its process to end
 STACKS = 0.5  # to write them
 
 
