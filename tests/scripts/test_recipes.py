@@ -20,6 +20,7 @@ TP2: Flags = {"tensor_parallel_degree": 2, "prescaled_batch": 1}
 PP2: Flags = {"pipeline_parallel_degree": 2, "microbatches": 2}
 FUSED: Flags = {"fused_softmax": 1, "fused_dropout": 1, "fused_bias_gelu": 1, "query_key_layer_scaling": 0}
 CHECKPOINTS: Flags = {"activation_checkpointing": 1}
+SHARDED: Flags = {"sharded_data_parallel_degree": 2, "bf16": 1, "flash_attention": 1, "skip_tracing": 1}
 
 # How each is trained and saved, and the degrees at which it goes on besides.
 RECIPES: dict[str, tuple[Flags, Flags]] = {
@@ -30,6 +31,10 @@ RECIPES: dict[str, tuple[Flags, Flags]] = {
     "gpt2 fp16": (
         {**TP2, **PP2, **CHECKPOINTS, "fp16": 1, "delayed_param": 1, "attention_in_fp32": 1},
         {**TP2, "fp16": 1},
+    ),
+    "gpt2 sharded": (
+        {**CHECKPOINTS, **SHARDED, "activation_strategy": "contiguous", "delayed_param": 1, "zero_init": 0},
+        {**TP2, **SHARDED, "offload_activations": 1, **CHECKPOINTS},
     ),
     "gptj": (
         {**TP2, **CHECKPOINTS, "bf16": 1, "flash_attention": 1, "offload_activations": 1, "delayed_param": 1},
