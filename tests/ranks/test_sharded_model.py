@@ -16,6 +16,9 @@ import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.init import shutdown
 from opensmd.modelparallel.sharding.trained_slices import is_cut
+from smdistributed.modelparallel.torch.sharded_data_parallel_checkpoint import (
+    get_full_state_dict_from_sharded_data_parallel_checkpoint,
+)
 from tests.support.ranks import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -295,17 +298,23 @@ def saves_and_goes_on_anywhere(folder: Path) -> None:
     whole = copy.deepcopy(training.optimizer.state_dict())
     parts = copy.deepcopy(training.optimizer.local_state_dict(gather_if_shard=False))
     own = {name: each.clone() for name, each in training.model.state_dict().items()}
-    smp.save_checkpoint(str(folder), "one", model=training.model, optimizer=training.optimizer)
+    content = {"step": 1}
+    smp.save_checkpoint(str(folder), "one", True, training.model, training.optimizer, content)
     smp.save_checkpoint(str(folder), "full", partial=False, model=training.model)
     rest = [training.train(number) for number in range(1, STEPS)]
     torch.testing.assert_close([first, *rest], expected, rtol=1e-6, atol=1e-7)
     for partitions, degree, partial in ((2, 1, True), (1, 1, False), (1, 2, True)):
         again = Training(partitions, degree, **AT_ONCE if degree > 1 else {})
-        smp.resume_from_checkpoint(str(folder), "one" if partial else "full", partial=partial)
-        if not partial:
+        content = smp.resume_from_checkpoint(str(folder), "one" if partial else "full", partial=partial)
+        if partial:
+            assert content["step"] == 1
+            assert content["param_shapes"]["embedding.weight"] == (WIDTH, WIDTH)
+        else:
             again.optimizer.load_state_dict(copy.deepcopy(whole))
         losses = [again.train(number) for number in range(1, STEPS)]
         torch.testing.assert_close(losses, expected[1:], rtol=1e-5, atol=1e-6)
+    full = get_full_state_dict_from_sharded_data_parallel_checkpoint(str(folder), tag="one")
+    torch.testing.assert_close(dict(full), own, rtol=0, atol=0)
     again = Training(**BY_BLOCK)
     again.model.load_state_dict(own)
     again.optimizer.load_state_dict(parts)

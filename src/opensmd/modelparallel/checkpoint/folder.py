@@ -54,7 +54,8 @@ def save_checkpoint(
             with the whole optimizer's state, which plain PyTorch reads.
         model, optimizer: what to save; None leaves it out.
         user_content: given back on resuming; tensors, plain values, and what else ``smp.load`` takes without
-            trust.
+            trust. For partial checkpoints of sharded parameters a dict (or None) gets ``buffer_names`` and
+            ``param_shapes`` besides.
         translate_if_full: give a full checkpoint of a distributed Hugging Face model that library's names.
         num_kept_partial_checkpoints: delete older partial checkpoints beyond so many.
         weights_only: False saves also what loads only with ``weights_only=False``.
@@ -79,6 +80,8 @@ def save_checkpoint(
     if model is None and user_content is None and optimizer is None:
         raise ValueError("smp.save_checkpoint: nothing to save; give model, optimizer or user_content")
     finish_background_save()
+    if partial and model is not None and state.cfg.shards_parameters:
+        user_content = _with_shapes(user_content, model)
     world = groups[CommGroup.WORLD]
     failed = f"the checkpoint {tag!r} in {path} was not saved"
     snapshot = together(
@@ -187,6 +190,18 @@ def resume_from_checkpoint(
     if random_states is not None and model_dict is not None:
         restore_random_states(random_states)
     return user_content
+
+
+def _with_shapes(user_content: Any, model: ModelState) -> Any:
+    """A dict of the user's, or none, with what scripts look up in it to convert sharded checkpoints."""
+    if user_content is not None and not isinstance(user_content, dict):
+        return user_content
+    module = model.get_module()
+    return {
+        **(user_content or {}),
+        "buffer_names": [name for name, _ in module.named_buffers()],
+        "param_shapes": {name: tuple(parameter.shape) for name, parameter in module.named_parameters()},
+    }
 
 
 def _require(folder: Path, tag: str, *, partial: bool) -> None:
