@@ -98,6 +98,10 @@ def test_one_partition_is_measured_beside_plain_pytorch(tmp_path: Path) -> None:
     assert [microbatches for _, microbatches in results.cases()] == [1, 2]
 
 
+def test_sharded_parameters_are_measured_beside_torchs_own(tmp_path: Path) -> None:
+    run_benchmark("sharded", tmp_path, "--widths", "64")
+
+
 def test_tensor_parallelism_is_measured_beside_torchs_own(tmp_path: Path) -> None:
     run_benchmark("tensor_parallel", tmp_path, "--widths", "64")
     names = {"opensmd over smddp", "DTensor over gloo", "DTensor over smddp"}

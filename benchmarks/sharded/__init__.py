@@ -1,0 +1,1 @@
+"""Sharded parameters beside torch's FSDP2 used directly."""
