@@ -111,4 +111,6 @@ def test_the_metadata_claims_only_what_is_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pythons = [text.rsplit(" ", 1)[1] for text in project["classifiers"] if ":: Python :: 3." in text]
     assert pythons == re.findall(r"^PYTHON \?= python(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert project["requires-python"] == f">={pythons[0]}"
+    major, minor = sys.version_info[:2]
+    assert pythons == [f"{major}.{minor}"]
+    assert project["requires-python"] == f">={major}.{minor},<{major}.{minor + 1}"

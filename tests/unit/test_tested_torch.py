@@ -89,11 +89,3 @@ def test_another_torch_warns_once_on_rank_0_with_what_to_install(tmp_path: Path)
 @pytest.mark.processes
 def test_other_ranks_and_a_tested_torch_say_nothing(tmp_path: Path, rank: int, version: str) -> None:
     assert "opensmd is tested with" not in imports_beside(tmp_path, rank, version)
-
-
-def test_the_packages_metadata_claims_the_python_that_these_tests_run_on_and_no_other() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    claimed = re.findall(r'^  "Programming Language :: Python :: (\d+\.\d+)",$', text, re.MULTILINE)
-    major, minor = sys.version_info[:2]
-    assert claimed == [f"{major}.{minor}"]
-    assert f'requires-python = ">={major}.{minor},<{major}.{minor + 1}"' in text
