@@ -60,9 +60,14 @@ class Outcome:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago, none of those that connections are given."""
+    """A TCP port of 127.0.0.1 that was free a moment ago, and that nobody else is going to take.
+
+    Linux gives connections 32768 to 60999, ranks under MPI meet at 20000 to 32767, and each worker of the
+    suite has a thousand of the others.
+    """
+    first = 10_000 + 1000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10)
     while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)  # Linux gives connections 32768 to 60999
+        port = random.SystemRandom().randrange(first, first + 1000)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
