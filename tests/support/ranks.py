@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import io
+import itertools
 import os
 import pickle
 import random
@@ -59,6 +60,9 @@ class Outcome:
         return f"Outcome({self.kind}, {self.value!r})"
 
 
+_ports = itertools.count(random.SystemRandom().randrange(1000))  # so that none is given twice in a row
+
+
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that was free a moment ago, and that nobody else is going to take.
 
@@ -67,7 +71,7 @@ def free_port() -> int:
     """
     first = 10_000 + 1000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10)
     while True:
-        port = random.SystemRandom().randrange(first, first + 1000)
+        port = first + next(_ports) % 1000
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
