@@ -52,19 +52,21 @@ def test_accelerate_trains_gathers_and_resumes_as_over_gloo(
     assert_trains_as_over_gloo(clients("accelerate", version), train, str(tmp_path))
 
 
-def unwrap() -> None:
+def unwrap(settings: dict[str, bool]) -> None:
     """Of a split model, and of each level between it and the user's module."""
     from accelerate.utils import extract_model_from_parallel
 
     import smdistributed.modelparallel.torch as smp
 
-    for half in ({}, {"fp16": True}):
-        smp.init({"partitions": 2, **half})
-        model = smp.DistributedModel(net())
-        for level in (model, model.module, model.module.module):
-            assert extract_model_from_parallel(level, recursive=True) is model.get_module()
-        smp.shutdown()
+    smp.init({"partitions": 2, **settings})
+    model = smp.DistributedModel(net())
+    for level in (model, model.module, model.module.module):
+        assert extract_model_from_parallel(level, recursive=True) is model.get_module()
+    smp.shutdown()
 
 
-def test_accelerate_unwraps_a_split_model_to_the_users_module(clients: Clients) -> None:
-    clients("accelerate")(unwrap)
+@pytest.mark.parametrize("settings", [{}, {"fp16": True}], ids=["fp32", "fp16"])
+def test_accelerate_unwraps_a_split_model_to_the_users_module(
+    settings: dict[str, bool], clients: Clients
+) -> None:
+    clients("accelerate")(unwrap, settings)
