@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import launch, plot
-from benchmarks.harness.options import command_parser, rank_arguments
-from benchmarks.harness.table import Ratio, print_table
+from benchmarks.harness.steps import measure_steps
+from benchmarks.harness.table import Ratio
 
 WIDTHS = [64, 512, 2500]
 RATIOS = [
@@ -16,16 +15,9 @@ RATIOS = [
 
 def main() -> None:
     """Measure models of 17 thousand, 1 million and 25 million parameters."""
-    parser = command_parser(__doc__, seconds=10.0)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of each of the four layers")
-    options = parser.parse_args()
-    args = [*rank_arguments(options), "--widths", *map(str, options.widths)]
-    results = launch.run("benchmarks.ddp.rank", ranks=options.ranks, mpi=None, args=args)
-    print_table(results, RATIOS)
-    stem = f"ddp-{options.ranks}"
-    results.save(options.out / f"{stem}.json")
-    plot.bars(results, options.out / f"{stem}.png", title=f"one DDP step, {results.layout}")
+    measure_steps(
+        __doc__, "ddp", RATIOS, WIDTHS, of="of each of the four layers", step="DDP step", seconds=10.0
+    )
 
 
 if __name__ == "__main__":

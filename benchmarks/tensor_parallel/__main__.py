@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import launch, plot
-from benchmarks.harness.options import command_parser, rank_arguments
-from benchmarks.harness.table import Ratio, print_table
+from benchmarks.harness.steps import measure_steps
+from benchmarks.harness.table import Ratio
 
 WIDTHS = [64, 256, 768]
 RATIOS = [
@@ -15,16 +14,15 @@ RATIOS = [
 
 def main() -> None:
     """Measure stacks of three widths."""
-    parser = command_parser(__doc__, seconds=12.0)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of hidden states")
-    options = parser.parse_args()
-    args = [*rank_arguments(options), "--widths", *map(str, options.widths)]
-    results = launch.run("benchmarks.tensor_parallel.rank", ranks=options.ranks, mpi=None, args=args)
-    print_table(results, RATIOS)
-    stem = f"tensor-parallel-{options.ranks}"
-    results.save(options.out / f"{stem}.json")
-    plot.bars(results, options.out / f"{stem}.png", title=f"one tensor-parallel step, {results.layout}")
+    measure_steps(
+        __doc__,
+        "tensor_parallel",
+        RATIOS,
+        WIDTHS,
+        of="of hidden states",
+        step="tensor-parallel step",
+        seconds=12.0,
+    )
 
 
 if __name__ == "__main__":
