@@ -33,14 +33,7 @@ MessagePointer Mailbox::post_receive_of_arrived(void* data, size_t bytes, int so
   context_.check_usable("recv");
   std::lock_guard<std::mutex> lock(mutex_);
   if (!find_ready(source, tag, nullptr, nullptr)) return nullptr;
-  MessagePointer message = make(Message::Kind::Receive, data, bytes, source, tag, dtype);
-  register_message(*message);
-  if (!take_unexpected(message)) {
-    receives_.push_back(message);
-    advance(false);
-  }
-  if (!message->complete()) progress_thread_.notice();
-  return message;
+  return begin_receive(data, bytes, source, tag, dtype);
 }
 
 void Mailbox::close_inbox(milliseconds timeout) {

@@ -80,6 +80,10 @@ MessagePointer Mailbox::post_receive(void* data, size_t bytes, int source, int64
   context_.fork_guard.check();
   std::lock_guard<std::mutex> lock(mutex_);
   if (!arrived_before_failure(source, tag)) context_.check_usable("recv");
+  return begin_receive(data, bytes, source, tag, dtype);
+}
+
+MessagePointer Mailbox::begin_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype) {
   MessagePointer message = make(Message::Kind::Receive, data, bytes, source, tag, dtype);
   register_message(*message);
   if (!take_unexpected(message)) {

@@ -104,6 +104,8 @@ class Mailbox {
   void keep_unexpected(Incoming& from, int source);
   bool copy_available(Incoming& from, int source);
   void complete(Incoming& from, int source);
+  // What both ways to post a receive end with; the mutex is held.
+  MessagePointer begin_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype);
   bool take_unexpected(const MessagePointer& message);
   MessagePointer find_receive(int source, int64_t tag);
   bool wants(int source) const;
