@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from tests.zoo.catalogue import LIBRARIES, names
 from tests.zoo.run import Line, split, traced
 
 ROOT = Path(__file__).resolve().parents[2]
+MODELS_PER_POOL = 60
 
 
 class Results:
@@ -71,16 +73,24 @@ def main(arguments: list[str]) -> int:
         chosen = random.Random(0).sample(chosen, min(options.draw, len(chosen)))
     with TemporaryDirectory(prefix="zoo-") as kept:
         for stages in options.stages:
-            with closing(RankPool(stages)) as pool, closing(RankPool(1)) as alone:
-                for name in chosen:
-                    if time.monotonic() < until and results.wanted("split", name, stages):
-                        results.add(split(pool, alone, name, stages, Path(kept)))
+            for some in _parts([name for name in chosen if results.wanted("split", name, stages)]):
+                with closing(RankPool(stages)) as pool, closing(RankPool(1)) as alone:
+                    for name in some:
+                        if time.monotonic() < until:
+                            results.add(split(pool, alone, name, stages, Path(kept)))
     if options.trace:
-        with closing(RankPool(1)) as alone:
-            for name in chosen:
-                if time.monotonic() < until and results.wanted("tracer", name):
-                    results.add({"kind": "tracer", "model": name, **traced(alone, name)})
+        for some in _parts([name for name in chosen if results.wanted("tracer", name)]):
+            with closing(RankPool(1)) as alone:
+                for name in some:
+                    if time.monotonic() < until:
+                        results.add({"kind": "tracer", "model": name, **traced(alone, name)})
     return 0
+
+
+def _parts(names: list[str]) -> Iterator[list[str]]:
+    """So many models at a time as one pool of processes takes: their libraries' code stays in memory."""
+    for first in range(0, len(names), MODELS_PER_POOL):
+        yield names[first : first + MODELS_PER_POOL]
 
 
 def _parser() -> argparse.ArgumentParser:
