@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +39,8 @@ def split_arguments(
     """
     axes = dict(input_split_axes or {})
     _check_names(function, [*non_split_inputs, *axes])
-    names, extra = _names(function, len(args))
+    parameters = _parameters(function)
+    names, extra = parameters.positional, parameters.rest
     whole = set(non_split_inputs)
 
     def pieces(name: str, value: Any) -> list[Any]:
@@ -58,38 +59,57 @@ def split_arguments(
     ]
 
 
-@functools.lru_cache(maxsize=64)
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
+@dataclasses.dataclass(frozen=True)
+class _Parameters:
+    """What a function's parameters are called.
+
+    Attributes:
+        all: every name, in order.
+        positional: the names of those that may be given by position.
+        rest: the name of ``*args``.
+        takes_any: whether there is a ``**kwargs``.
+    """
+
+    all: tuple[str, ...]
+    positional: tuple[str, ...]
+    rest: str
+    takes_any: bool
 
 
-@functools.lru_cache(maxsize=64)
-def _names(function: Callable[..., Any], count: int) -> tuple[list[str], str]:
-    """The names of the first ``count`` positional parameters, and that of ``*args``."""
-    parameters = _signature(function).parameters.values()
-    positional = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    rest = next(
-        (parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), "args"
+# Not by functools.lru_cache, which would keep functions alive, and the models that they hold.
+_known: weakref.WeakKeyDictionary[Callable[..., Any], _Parameters] = weakref.WeakKeyDictionary()
+
+
+def _parameters(function: Callable[..., Any]) -> _Parameters:
+    parameters = _known.get(function)
+    if parameters is None:
+        parameters = _known[function] = _read_parameters(function)
+    return parameters
+
+
+def _read_parameters(function: Callable[..., Any]) -> _Parameters:
+    kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return _Parameters(
+        all=tuple(kinds),
+        positional=tuple(name for name, kind in kinds.items() if kind in by_position),
+        rest=next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), "args"),
+        takes_any=inspect.Parameter.VAR_KEYWORD in kinds.values(),
     )
-    return positional[:count], rest
 
 
 def _check_names(function: Callable[..., Any], wanted: Sequence[str]) -> None:
     if not wanted:
         return
-    parameters = _signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    parameters = _parameters(function)
+    if parameters.takes_any:
         return
-    unknown = [name for name in wanted if name not in parameters]
+    unknown = [name for name in wanted if name not in parameters.all]
     if unknown:
         raise ValueError(
             f"smp.step: {', '.join(map(repr, unknown))} in non_split_inputs or input_split_axes is no "
             f"argument of {getattr(function, '__name__', function)!s}, "
-            f"whose arguments are {', '.join(parameters)}"
+            f"whose arguments are {', '.join(parameters.all)}"
         )
 
 

@@ -176,12 +176,15 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._parameters = StorageSet()
         self._kept = StorageSet()
         self._count = 0
+        self._packing = False  # whether the operation is this observer's own
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        since = self.position.now()
         kwargs = kwargs or {}
+        if self._packing:
+            return func(*args, **kwargs)
+        since = self.position.now()
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         out = func(*args, **kwargs)
@@ -288,7 +291,12 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             self.late.save(tensor)
             if self._kept.add(tensor):
                 self.activation_bytes[unit] += tensor.untyped_storage().nbytes()
-        return tensor
+        # What an operation returns, kept as it is, keeps its own graph alive for ever, and the model.
+        self._packing = True
+        try:
+            return tensor.detach()
+        finally:
+            self._packing = False
 
 
 def _has_further_hooks(module: nn.Module) -> bool:

@@ -129,10 +129,11 @@ class Engine:
         return self._record.stretches
 
     def close(self) -> None:
-        """Let everything that was sent leave, as the end of the process must not overtake it."""
+        """Let all that was sent leave before the process may end, and end the idle threads."""
         if not self.errors:
             with contextlib.suppress(RuntimeError):  # the group may be gone
                 self._context.transport.flush()
+        self._threads.close()
         atexit.unregister(self.close)
 
     def agreed_inputs(

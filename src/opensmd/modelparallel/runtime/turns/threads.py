@@ -13,37 +13,51 @@ class Threads:
 
     def __init__(self) -> None:
         self._idle: list[_Thread] = []
+        self._closed = False
         self._lock = threading.Lock()
 
     def start(self, job: Callable[[], None]) -> None:
         """Run ``job``, which must not raise, in another thread."""
         with self._lock:
             thread = self._idle.pop() if self._idle else None
-        (thread or _Thread(self._done)).run(job)
+        (thread or _Thread(self._goes_on)).run(job)
 
-    def _done(self, thread: _Thread) -> None:
+    def close(self) -> None:
+        """End the threads that have nothing to do now, and each of the others after its job."""
         with self._lock:
-            self._idle.append(thread)
+            idle, self._idle, self._closed = self._idle, [], True
+        for thread in idle:
+            thread.run(None)
+
+    def _goes_on(self, thread: _Thread) -> bool:
+        """Take in a thread that has done its job; whether there may be another one."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append(thread)
+            return not self._closed
 
 
 class _Thread:
-    def __init__(self, done: Callable[[_Thread], None]) -> None:
+    def __init__(self, goes_on: Callable[[_Thread], bool]) -> None:
         self._wake = threading.Lock()
         self._wake.acquire()
         self._job: Callable[[], None] | None = None
-        self._done = done
+        self._goes_on = goes_on
         # A daemon, as it sleeps when the process ends.
         threading.Thread(target=self._live, daemon=True, name="smp-microbatch").start()
 
-    def run(self, job: Callable[[], None]) -> None:
+    def run(self, job: Callable[[], None] | None) -> None:
+        """Run ``job``, or end."""
         self._job = job
         self._wake.release()
 
     def _live(self) -> None:
         while True:
             self._wake.acquire()
-            assert self._job is not None
+            if self._job is None:
+                return
             self._job()
             # Before it counts as idle: from then on somebody may give it another job.
             self._job = None
-            self._done(self)
+            if not self._goes_on(self):
+                return

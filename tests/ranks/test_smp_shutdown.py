@@ -1,0 +1,58 @@
+"""What ``smp.shutdown`` leaves of a model that has been trained in parts: nothing."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import smdistributed.modelparallel.torch as smp
+from tests.support.patience import PATIENCE
+from tests.support.ranks import RankPool
+
+
+def trained_in_parts(*, measured: bool) -> list[weakref.ref[Tensor]]:
+    """The parameters, and what the dry run's forward computed."""
+    smp.init({"partitions": 2, "microbatches": 2})
+    torch.manual_seed(5)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+    seen = [weakref.ref(parameter) for parameter in net.parameters()]
+    model = smp.DistributedModel(net, trace_memory_usage=measured)
+
+    @smp.step
+    def step(x: Tensor) -> Tensor:
+        out = model(x)
+        if smp.is_tracing():
+            seen.append(weakref.ref(out))
+        model.backward(out.square().mean())
+        return out
+
+    for _ in range(2):
+        step(torch.ones(4, 8))
+    return seen
+
+
+def nothing_is_left(measured: bool) -> None:
+    smp.shutdown()  # what an earlier test on these processes may have left
+    seen = trained_in_parts(measured=measured)
+    smp.shutdown()
+    gc.collect()
+    kept = [tensor.shape for ref in seen if (tensor := ref()) is not None]
+    assert not kept, kept
+    deadline = time.monotonic() + PATIENCE
+    while any(thread.name == "smp-microbatch" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, threading.enumerate()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_model_its_dry_run_and_its_threads_are_gone_after_shutdown(
+    pool: Callable[[int], RankPool], measured: bool
+) -> None:
+    pool(2).run(nothing_is_left, measured)
