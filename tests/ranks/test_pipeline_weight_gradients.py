@@ -93,6 +93,15 @@ def also_elsewhere(module: nn.Module, x: Tensor) -> Tensor:
     return plainly(module, x) * module[2].weight.sum()
 
 
+def written_in_place(module: nn.Module, x: Tensor) -> Tensor:
+    """What is written through a view comes from weights alone."""
+    assert isinstance(module, nn.Sequential)
+    hidden = x.clone()
+    hidden[:, 0] = module[0].weight.sum()
+    hidden[0] = module[2].bias
+    return plainly(module, hidden)
+
+
 def through_python(module: nn.Module, x: Tensor) -> Tensor:
     return plainly(module, Double.apply(x))  # type: ignore[no-untyped-call]
 
@@ -151,6 +160,7 @@ CASES = {
     "autocast": Case(mlp, BOTH, in_bfloat16),
     "used twice": Case(mlp, BOTH, twice),
     "also used elsewhere": Case(mlp, BOTH, also_elsewhere),
+    "written in place": Case(mlp, waiting("0.weight", "0.bias", "2.weight"), written_in_place),
     "retained gradient": Case(mlp, waiting("0.weight", "2.weight", "2.bias"), retaining),
     "hook on a node": Case(mlp, waiting("0.weight", "0.bias", "2.weight"), listening),
     "hook on a weight": Case(

@@ -1,6 +1,7 @@
 #include "pipeline/split_graph.hpp"
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include <algorithm>
@@ -35,6 +36,10 @@ bool is_python(const Node& node) { return is_of_type(node, "N5torch8autograd6PyN
 bool is_hooked_before(Node& node) {
   return !node.pre_hooks().empty() || !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty();
 }
+
+// The node of a tensor that was written in place through a view. It holds the node of what was written, whose edges it
+// compares with its own when it runs, so that none of them may lead elsewhere.
+bool has_fixed_edges(const Node& node) { return typeid(node) == typeid(torch::autograd::CopySlices); }
 
 constexpr size_t kUsualSize = 256;  // of a stage's graph
 
@@ -160,7 +165,7 @@ bool SplitGraph::must_run_at_once(Node* node) const {
 
 // Takes nodes off the way into the first part; whether there were any. A weight whose gradient the first part computes
 // in any case takes it at once, unless the second part brings some of it, too: it is added as a whole. And of a graph
-// in which something can be fetched only once, nothing that such a node leads to waits.
+// in which something can be fetched only once, nothing that such a node leads to waits, as behind fixed edges.
 bool SplitGraph::hold_at_once(bool everything) {
   const size_t before = at_once.size();
   Nodes of_second;
@@ -181,7 +186,9 @@ bool SplitGraph::hold_at_once(bool everything) {
     for (const Edge& edge : node->next_edges()) {
       if (!waits(edge)) continue;
       Node* next = edge.function.get();
-      if (once_only_ || (!everything && is_weight(*next) && !of_second.contains(next))) at_once.insert(next);
+      if (once_only_ || has_fixed_edges(*node) || (!everything && is_weight(*next) && !of_second.contains(next))) {
+        at_once.insert(next);
+      }
     }
   };
   for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
