@@ -60,6 +60,14 @@ _OF_SHARDING = (
     "sdp_max_live_parameters",
     "sdp_gradient_clipping",
 )
+# What keeps parameters, or what belongs to them, where a move would not find it; or tells no times.
+_HINDERS_MOVES = (
+    "fp16",
+    "bf16",
+    "shard_optimizer_state",
+    "delayed_parameter_initialization",
+    "deterministic_server",
+)
 # Details of absent features, or of what is always done here: harmless, but without effect.
 _WITHOUT_EFFECT = {
     "sdp_hierarchical_allgather",
@@ -91,6 +99,7 @@ class Config(BaseModel):
         prescaled_batch: the ranks that share a stage are given the same batch. False: each has its own, and
             distributed modules work on all of them.
         skip_tracing: partition by the sizes of parameters alone, without a dry run.
+        replan: follow a better plan after two steps if these have taken other times than planned.
         offload_activations: inputs of checkpointed layers leave memory until their backward is near.
         activation_loading_horizon: of so many layers they may be in memory.
         delayed_parameter_initialization: ``smp.model_creation`` makes modules without memory for their
@@ -132,6 +141,7 @@ class Config(BaseModel):
     shard_optimizer_state: bool = False
     prescaled_batch: bool = False
     skip_tracing: bool = False
+    replan: bool = False
     fp16: bool = False
     bf16: bool = False
     sharded_data_parallel_degree: int = Field(default=1, ge=0)
@@ -213,6 +223,7 @@ class Config(BaseModel):
                 "state; set one of them (the latter shares out parameters and gradients, too)"
             )
         self._require_virtual_stages()
+        self._require_movable()
         self._refuse_absent()
         return self
 
@@ -227,6 +238,16 @@ class Config(BaseModel):
             raise ValueError(
                 f"virtual_stages={wanted} needs pipeline='interleaved' or 'v', and this is {self.pipeline!r}"
             )
+
+    def _require_movable(self) -> None:
+        """Parts of a model move only where nobody else keeps what belongs to their parameters."""
+        if not self.replan:
+            return
+        if not self.auto_partition:
+            raise ValueError("replan=True needs auto_partition=True: places given by hand are kept")
+        hinder = (*_HINDERS_MOVES, "sharded_data_parallel_degree", "tensor_parallel_degree")
+        if asked := [name for name in hinder if self._asks(name)]:
+            raise ValueError(f"replan=True does not go together with {' and '.join(asked)}")
 
     def _asks(self, name: str) -> bool:
         """Whether a setting asks for something; sharding over nobody is written 0 or 1."""

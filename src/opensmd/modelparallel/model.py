@@ -8,7 +8,6 @@ intercepted: the microbatches run one after the other.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -21,14 +20,20 @@ from opensmd.modelparallel.delayed.delayed_parameter import goes_on
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.dry_run.first_plan import PlanRequest, agree_on_plan
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
-from opensmd.modelparallel.model_arguments import require_model, require_passes, require_tracing
+from opensmd.modelparallel.model_arguments import (
+    require_model,
+    require_passes,
+    require_tracing,
+    warn_of_untraced,
+)
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.offloading.regions import offloading_of_all_checkpoints
 from opensmd.modelparallel.outputs import detached
+from opensmd.modelparallel.plan_check import PlanCheck
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.replanning import replan
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
-from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether
 from opensmd.modelparallel.report.table import print_plan
@@ -44,6 +49,7 @@ from opensmd.modelparallel.sharding.placing import shard_at_wrapping, shard_para
 from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
 from opensmd.modelparallel.state import state as smp_state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
+from opensmd.modelparallel.step_under_way import StepUnderWay
 from opensmd.modelparallel.tensor_parallel.replacement import distribute
 from opensmd.modelparallel.tensor_parallel.same_batch import require_same_batch
 
@@ -113,6 +119,7 @@ class DistributedModel(NotForDDP, ModelState):
         self._inner_hooks: InnerHooks | None = None
         self._replicas: Replicas | ReplicasTogether | None = None
         self._placed: PlacedParameters | None = None
+        self._plan_check: PlanCheck | None = None
         self._replica_options: dict[str, Any] = {
             "overlapping_allreduce": overlapping_allreduce,
             "backward_passes_per_step": backward_passes_per_step,
@@ -121,7 +128,7 @@ class DistributedModel(NotForDDP, ModelState):
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "find_unused_parameters": find_unused_parameters,
         }
-        self._step: _Step | None = None
+        self._step: StepUnderWay | None = None
         self._sum_warning = SumWarning(is_due=self._average and smp_state.rank == 0)
         self._joins_from_first_step: Callable[[], None] | None = None
         self.joining = False
@@ -194,7 +201,7 @@ class DistributedModel(NotForDDP, ModelState):
             self._replicas.after_backward()
 
     @contextlib.contextmanager
-    def _counted_backward(self, step: _Step, roots: Sequence[Tensor]) -> Iterator[None]:
+    def _counted_backward(self, step: StepUnderWay, roots: Sequence[Tensor]) -> Iterator[None]:
         """Around a backward of a whole model: replicas reduce the gradients of the last one."""
         step.backwards.add(step.current)
         if self._replicas is not None and step.backwards.may_be_last(step.current):
@@ -310,6 +317,7 @@ class DistributedModel(NotForDDP, ModelState):
                     args, kwargs = first_inputs(function, args, kwargs, pipeline)
                 else:
                     args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
+                    self._compare_with_plan(self._engine)
         require_same_batch(args, kwargs)
         calls = split(args, kwargs)
         first = not self.partitioned
@@ -337,7 +345,7 @@ class DistributedModel(NotForDDP, ModelState):
             scaler.follow_owners()
         if self._replicas is not None:
             self._replicas.before_step()
-        self._step = step = _Step(len(calls))
+        self._step = step = StepUnderWay(len(calls))
         alone = len(calls) == 1
         try:
             with (
@@ -353,10 +361,12 @@ class DistributedModel(NotForDDP, ModelState):
             self._step = None
         if self._replicas is not None:
             self._replicas.after_step(backward_ran=step.backwards.total > 0)
+        if self._plan_check is not None and step.backwards.total and not self.joining:
+            self._plan_check.step_has_ended()
         return results
 
     def _run(
-        self, function: Callable[..., Any], calls: list[Arguments], step: _Step, detach: bool
+        self, function: Callable[..., Any], calls: list[Arguments], step: StepUnderWay, detach: bool
     ) -> list[Any]:
         if self._engine is not None:
             assert self._inner_hooks is not None
@@ -381,7 +391,8 @@ class DistributedModel(NotForDDP, ModelState):
             **self._trace,
         )
         with self.delayed.planned():
-            plan = agree_on_plan(request, smp_state.groups.messages)
+            first = agree_on_plan(request, smp_state.groups.messages)
+        plan = first.plan
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if smp_state.cfg.shards_parameters:
             self._sharded = shard_parameters(self, plan)
@@ -393,47 +404,42 @@ class DistributedModel(NotForDDP, ModelState):
             )
             self._inner_hooks = InnerHooks(self.get_module(), plan, self._engine.escaped)
             smp_state.engine = self._engine
-        self._warn_of_untraced()
+            self._plan_check = PlanCheck(first, self._engine, smp_state.cfg, smp_state.groups)
+        if any(self._trace.values()):
+            warn_of_untraced(split=self._engine is not None, by_hand=not smp_state.cfg.auto_partition)
         self.finish_partition(plan)
         if smp_state.rank == 0:
             print_plan(plan)
-        if smp_state.cfg.ddp and smp_state.groups[CommGroup.DP_GROUP].size() > 1:
-            self._replicas = make_replicas(
-                self, self._sharded, {**self._replica_options, "comm_hooks": self._comm_hooks}
-            )
-            if self._engine is not None:
-                self._engine.reducer = self._replicas
+        self._make_replicas()
         smp_state.follow_model()  # the first replica's values are everybody's now
         if self._engine is not None or self._replicas is not None:
             self._placed = PlacedParameters(self.get_module())
         if self._joins_from_first_step is not None:
             self._joins_from_first_step()
 
+    def _make_replicas(self) -> None:
+        if smp_state.cfg.ddp and smp_state.groups[CommGroup.DP_GROUP].size() > 1:
+            self._replicas = make_replicas(
+                self, self._sharded, {**self._replica_options, "comm_hooks": self._comm_hooks}
+            )
+            if self._engine is not None:
+                self._engine.reducer = self._replicas
+
+    def _compare_with_plan(self, engine: Engine) -> None:
+        """Before the third step: what the first two have taken; go on by a better plan if asked to."""
+        plan = None if self._plan_check is None or self.joining else self._plan_check.before_step()
+        if plan is not None and replan(self, engine, plan):
+            self._inner_hooks = InnerHooks(self.get_module(), plan, engine.escaped)
+            self._make_replicas()
+            if smp_state.rank == 0:
+                print_plan(plan)
+
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         """What the model has in the place of a parameter that it had before it was sharded."""
         return parameter if self._sharded is None else self._sharded.current(parameter)
-
-    def _warn_of_untraced(self) -> None:
-        if any(self._trace.values()) and (self._engine is None or not smp_state.cfg.auto_partition):
-            why = "auto_partition is False" if self._engine is not None else "there is one partition"
-            warnings.warn(
-                f"trace_execution_times and trace_memory_usage are ignored: {why}, so there is nothing to "
-                "trace",
-                stacklevel=6,
-            )
 
     def _refuse(self, what: str) -> NoReturn:
         raise SMPError(
             f"DistributedModel.{what} was called outside a step: put the forward and backward of one "
             "batch into a function decorated with @smp.step and call that"
         )
-
-
-class _Step:
-    """One step under way; ``current`` counts with one partition, where microbatches run one by one."""
-
-    def __init__(self, microbatches: int) -> None:
-        self.microbatches = microbatches
-        self.current = 0
-        self.in_backward = False
-        self.backwards = Backwards(microbatches)

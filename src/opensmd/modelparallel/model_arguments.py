@@ -1,6 +1,8 @@
-"""What ``smp.DistributedModel`` refuses to be given."""
+"""What ``smp.DistributedModel`` refuses to be given, or warns of."""
 
 from __future__ import annotations
+
+import warnings
 
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
 
-__all__ = ["require_model", "require_passes", "require_tracing"]
+__all__ = ["require_model", "require_passes", "require_tracing", "warn_of_untraced"]
 
 
 def require_model(module: object) -> None:
@@ -40,3 +42,19 @@ def require_passes(passes: object) -> None:
     """Raise if ``backward_passes_per_step`` is no number of steps."""
     if not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step must be an int of at least 1, got {passes!r}")
+
+
+def warn_of_untraced(*, split: bool, by_hand: bool) -> None:
+    """Say that nothing is measured for a plan, although that was asked for, if so.
+
+    Args:
+        split: there are several partitions.
+        by_hand: places are given.
+    """
+    if split and not by_hand:
+        return
+    why = "auto_partition is False" if split else "there is one partition"
+    warnings.warn(
+        f"trace_execution_times and trace_memory_usage are ignored: {why}, so there is nothing to trace",
+        stacklevel=6,
+    )

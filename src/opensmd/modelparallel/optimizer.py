@@ -220,6 +220,20 @@ class _Methods(PrecisionAttributes):
         if "param_names" in group:
             group["param_names"] = [group["param_names"][position] for position in kept]
 
+    def _smp_follow_plan(self) -> None:
+        layout = self._smp_layout
+        assert layout is not None and state.model is not None
+        parameters = dict(state.model.module.named_parameters())
+        layout.local.clear()
+        for group, numbers, given in zip(self.param_groups, layout.numbers, layout.names, strict=True):
+            kept = [number for number in numbers if state.model.is_local(layout.full_names[number])]
+            group["params"] = [parameters[layout.full_names[number]] for number in kept]
+            layout.local.update(zip(map(id, group["params"]), kept, strict=True))
+            if given is not None:
+                group["param_names"] = [given[number - numbers[0]] for number in kept]
+        for parameter in [each for each in self.state if id(each) not in layout.local]:
+            del self.state[parameter]
+
     def _plain_state_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         return plain

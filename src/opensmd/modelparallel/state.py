@@ -86,6 +86,10 @@ class WrappedOptimizer:
         """The model has its parts in their places: keep those of this rank."""
         raise NotImplementedError
 
+    def _smp_follow_plan(self) -> None:
+        """Parts of the model have moved, with the state of their parameters: keep those of this rank."""
+        raise NotImplementedError
+
     def _smp_counts_here(self, parameter: nn.Parameter) -> bool:
         """Whether a parameter counts on this rank in a sum over the ranks of the replica."""
         raise NotImplementedError
@@ -243,6 +247,12 @@ class State:
         for optimizer in self.optimizers.values():
             assert isinstance(optimizer, WrappedOptimizer)
             optimizer._smp_after_partition()
+
+    def follow_plan(self) -> None:
+        """Let every distributed optimizer keep the parameters that have come to this rank, and no others."""
+        for optimizer in self.optimizers.values():
+            assert isinstance(optimizer, WrappedOptimizer)
+            optimizer._smp_follow_plan()
 
     def follow_model(self) -> None:
         """Tell every distributed optimizer that the model's parameters have got other values."""

@@ -90,6 +90,11 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
         ({"active_microbatches": 0}, "active_microbatches=0"),
         ({"pipeline": "gpipe"}, "pipeline='gpipe'.*interleaved"),
         ({"pipeline": "v", "virtual_stages": 3}, "pipeline='v' gives every partition two"),
+        (
+            {"replan": True, "auto_partition": False, "default_partition": 0},
+            "replan=True needs auto_partition",
+        ),
+        ({"replan": True, "bf16": True}, "replan=True does not go together with bf16"),
         ({"pipeline": "simple", "virtual_stages": 2}, "virtual_stages=2 needs pipeline='interleaved' or 'v'"),
         ({"optimize": "cost"}, "optimize='cost'.*memory"),
         ({"memory_weight": 1.5}, "memory_weight=1.5"),

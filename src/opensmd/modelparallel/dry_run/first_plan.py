@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.ranks.heartbeat import keep_waiting, wait_for
 from opensmd.modelparallel.runtime.calls.inner_hooks import may_carry
 
-__all__ = ["PlanRequest", "agree_on_plan"]
+__all__ = ["FirstPlan", "PlanRequest", "agree_on_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,22 @@ class PlanRequest:
     has_data: bool = True
 
 
-def agree_on_plan(request: PlanRequest, group: dist.ProcessGroup) -> Plan:
+@dataclass(frozen=True)
+class FirstPlan:
+    """A plan, and on the rank that made it how to make another.
+
+    Attributes:
+        plan: the same on all ranks.
+        trace: what it was made from; None on other ranks, and where places were given by hand.
+        make: a plan by the same settings from another trace.
+    """
+
+    plan: Plan
+    trace: ModelTrace | None = None
+    make: Callable[[ModelTrace], Plan] | None = None
+
+
+def agree_on_plan(request: PlanRequest, group: dist.ProcessGroup) -> FirstPlan:
     """Collective over ``group``: its first rank plans, the others wait for as long as that takes, and learn.
 
     Args:
@@ -64,10 +80,12 @@ def agree_on_plan(request: PlanRequest, group: dist.ProcessGroup) -> Plan:
     """
     told: list[Any] = [None]
     failure: BaseException | None = None
+    made: FirstPlan | None = None
     if dist.get_rank(group) == 0:
         with keep_waiting(group):
             try:
-                told = [_plan(request, _late_microbatches(request, group)).to_json()]
+                made = _plan(request, _late_microbatches(request, group))
+                told = [made.plan.to_json()]
             except BaseException as error:
                 failure = error
                 told = [error_text(error)]
@@ -78,7 +96,7 @@ def agree_on_plan(request: PlanRequest, group: dist.ProcessGroup) -> Plan:
         raise failure
     if isinstance(told[0], tuple):
         raise PeerFailed(f"rank 0 could not partition the model: {told[0][0]}")
-    return Plan.from_json(told[0])
+    return made or FirstPlan(Plan.from_json(told[0]))
 
 
 def error_text(error: BaseException) -> tuple[str]:
@@ -86,7 +104,7 @@ def error_text(error: BaseException) -> tuple[str]:
     return (f"{type(error).__name__}: {error}",)
 
 
-def _plan(request: PlanRequest, late: int | None) -> Plan:
+def _plan(request: PlanRequest, late: int | None) -> FirstPlan:
     module, cfg = request.module, request.cfg
     stages = cfg.pipeline_parallel_degree
     fixed = fixed_places(module)
@@ -107,9 +125,9 @@ def _plan(request: PlanRequest, late: int | None) -> Plan:
 
         plan = by_hand(describe(module))
         if stages == 1 or split_blocks(module) or not may_carry(module, plan):
-            return plan
+            return FirstPlan(plan)
         trace = _what_hooks_carry(request)
-        return plan if trace is None else by_hand(trace)
+        return FirstPlan(plan if trace is None else by_hand(trace))
     if cfg.skip_tracing or split_blocks(module):
         trace = describe(module)
     else:
@@ -121,9 +139,9 @@ def _plan(request: PlanRequest, late: int | None) -> Plan:
             memory=request.memory,
             has_data=request.has_data,
         )
-    return partition(
-        trace,
-        stages,
+    make = partial(
+        partition,
+        stages=stages,
         memory_weight=cfg.memory_weight,
         fixed=fixed,
         microbatches=cfg.microbatches,
@@ -132,6 +150,7 @@ def _plan(request: PlanRequest, late: int | None) -> Plan:
         optimizer_bytes=ratio,
         virtual_stages=virtual_stages(cfg),
     )
+    return FirstPlan(make(trace), trace, make)
 
 
 def virtual_stages(cfg: Config) -> Sequence[Sequence[int]] | None:

@@ -12,7 +12,7 @@ from opensmd.modelparallel.planning.simulate import seconds_of_step
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import UnitGroups, weights_of
 
-__all__ = ["bubble", "predict"]
+__all__ = ["bubble", "comes_back", "predict"]
 
 
 def predict(
@@ -61,9 +61,13 @@ def bubble(plan: Plan, microbatches: int) -> float:
     busy = sum(load.seconds for load in plan.loads)
     if busy == 0.0:
         return 1 - microbatches / (microbatches + plan.stages - 1)
-    in_a_v = plan.virtual_stages > 1 and any(each.source > each.target for each in plan.crossings)
-    seconds = seconds_of_step(plan.loads, microbatches, in_a_v=in_a_v)
+    seconds = seconds_of_step(plan.loads, microbatches, in_a_v=comes_back(plan))
     return 1 - microbatches * busy / (plan.stages * seconds)
+
+
+def comes_back(plan: Plan) -> bool:
+    """Whether microbatches pass the stages down and up again."""
+    return plan.virtual_stages > 1 and any(each.source > each.target for each in plan.crossings)
 
 
 def _load(plan: Plan, trace: ModelTrace, stage: int, optimizer_bytes: float) -> StageLoad:

@@ -76,7 +76,10 @@ class Groups:
         Scripts skip ``optimizer.step()`` and its kind on a rank without parameters, so what such a call
         exchanges may go through this group only.
         """
+        if tuple(stages) == self.owner_stages:
+            return
         if len(stages) == self.grid.pipeline:
+            self.owners, self.owner_stages = self._groups[CommGroup.MP_GROUP], tuple(stages)
             return
         self.owners, self.owner_stages = None, tuple(stages)
         for members in self.grid.partition(CommGroup.MP_GROUP):

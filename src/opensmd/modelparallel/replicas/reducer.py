@@ -199,6 +199,12 @@ class Replicas:
                 )
         self._passes += 1
 
+    def close(self) -> None:
+        """Reduce nothing any more, so that other replicas may take its place; between steps."""
+        if self._ddp is not None:
+            dismantle(self._ddp)
+            self._ddp = None
+
     def join(
         self,
         divide_by_initial_world_size: bool = True,

@@ -15,13 +15,14 @@ from torch.distributed import DistBackendError
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.offloading.offloading import Offloading
+from opensmd.modelparallel.planning.measured import StageTimes
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
-from opensmd.modelparallel.runtime.messages.transport import control_device, open_transport
+from opensmd.modelparallel.runtime.messages.transport import Transport, control_device, open_transport
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.poisoned_groups import require_sound
@@ -81,7 +82,6 @@ class Engine:
         sum_warning: SumWarning,
         offloading: Offloading | None,
     ) -> None:
-        self.plan = plan
         self.reducer: Reducer | None = None
         self._group = group
         self._config = config
@@ -89,34 +89,71 @@ class Engine:
         self._control_device = control_device(group)
         self._threads = Threads()
         self._record = Record()
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        self._offloading = offloading
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         require_same_model(module, group, self._control_device)
-        self._placed = placed = PlacedModel(module, plan, rank)
+        placed = PlacedModel(module, plan, self._rank)
+        random = ReplicatedRandom(self._agreed_seed(), placed.generators)
+        self._follow(placed, plan, open_transport(group, placed.device), random)
+        in_order = self._schedule.in_order
+        self.errors = StepErrors(group, self._context.transport, self._context.others, in_order=in_order)
+        atexit.register(self.close)
+
+    def follow(self, module: nn.Module, plan: Plan) -> None:
+        """Run steps by another plan from now on; between steps, on all ranks.
+
+        Args:
+            module: the model; what lives here by ``plan`` has its data.
+        """
+        before = self._context
+        before.transport.flush()
+        self._follow(PlacedModel(module, plan, self._rank), plan, before.transport, before.random)
+        self._context.begun = before.begun
+
+    def _follow(
+        self, placed: PlacedModel, plan: Plan, transport: Transport, random: ReplicatedRandom
+    ) -> None:
+        self.plan = plan
+        self._placed = placed
         self._context = PipelineContext(
-            rank=rank,
-            size=size,
-            transport=open_transport(group, placed.device),
-            random=ReplicatedRandom(self._agreed_seed(), placed.generators),
+            rank=self._rank,
+            size=self._size,
+            transport=transport,
+            random=random,
             buffers=placed.buffers,
             escaped=EscapedTensors(placed.parameters, placed.replicated_memory),
             trained=placed.trained,
             placed_memory=placed.placed_memory,
             replicated_memory=placed.replicated_memory,
-            offloading=offloading,
+            offloading=self._offloading,
         )
-        transport = self._context.transport
+        config = self._config
         self._schedule = RankSchedule(
             plan=plan,
-            stage=rank,
-            partitions=size,
+            stage=self._rank,
+            partitions=self._size,
             pipeline=config.pipeline,
             active_microbatches=config.active_microbatches,
             in_order=transport.ordered or config.fixed_order,
             virtual_stages=config.virtual_stages,
         )
         self._split_choice = SplitChoice(self._schedule)
-        self.errors = StepErrors(group, transport, self._context.others, in_order=self._schedule.in_order)
-        atexit.register(self.close)
+
+    @property
+    def tells_times(self) -> bool:
+        """Whether the record of a step tells what this rank's work takes.
+
+        Accelerators work on when a call has returned, and in a fixed order waits are part of the work.
+        """
+        return self._placed.device.type == "cpu" and not self._schedule.in_order
+
+    def times_of_microbatches(self) -> list[StageTimes]:
+        """What each microbatch has taken on this rank in the latest step."""
+        kinds = [self._record.spent(kind) for kind in ("forward", "backward", "weights")]
+        return [
+            StageTimes(forward * 1e-9, (kinds[1].get(index, 0) + kinds[2].get(index, 0)) * 1e-9)
+            for index, forward in kinds[0].items()
+        ]
 
     @property
     def escaped(self) -> EscapedTensors:

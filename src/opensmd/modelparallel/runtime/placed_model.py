@@ -18,8 +18,8 @@ from opensmd.modelparallel.runtime.side_effects.attributes import Places
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.random import default_generators
 from opensmd.modelparallel.runtime.side_effects.slots import Slot
-from opensmd.modelparallel.runtime.tensors.placeholder import make_remote, out_of_mapping
-from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
+from opensmd.modelparallel.runtime.tensors.placeholder import RemoteTensor, make_remote, out_of_mapping
+from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag, remove_tag
 from opensmd.modelparallel.runtime.trained_parameters import TrainedParameters
 
 __all__ = ["PlacedModel"]
@@ -109,7 +109,8 @@ class PlacedModel:
             tag = Tag(plan.parameter_home(name), parameter.requires_grad)
             put_tag(parameter, tag)
             tagged.append((parameter, tag))
-            if tag.home != self._rank:  # the object stays: optimizers and hooks of the script have it
+            # The object stays: optimizers and hooks of the script have it.
+            if tag.home != self._rank and not isinstance(parameter, RemoteTensor):
                 make_remote(parameter, clipping)
         return tagged
 
@@ -128,6 +129,7 @@ class PlacedModel:
                 if buffer is None:
                     continue
                 if name in self._split:
+                    remove_tag(buffer)  # of an earlier plan
                     replicated.add(buffer.untyped_storage()._cdata)
                     continue
                 home = plan.homes[name]

@@ -117,6 +117,20 @@ class ModelState(Moves):
 
     def finish_partition(self, plan: Plan) -> None:
         """Told by the engine when parts are in place: load what waited, cut the optimizer, run the hooks."""
+        self.follow_plan(plan)
+        self._share_what_is_everywhere()
+        self._make_common_parts_equal()
+        if self.shards:
+            state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
+        self._load_what_waited()
+        state.cut_optimizers()
+        hooks = list(self._post_partition_hooks.values())
+        self._post_partition_hooks.clear()
+        for hook in hooks:
+            hook(self, state.optimizer)
+
+    def follow_plan(self, plan: Plan) -> None:
+        """Know from now on where everything lives; called on all ranks."""
         self.plan = plan
         homes = {
             self._home_of(name) for name, _ in self.get_module().named_parameters(remove_duplicate=False)
@@ -129,16 +143,6 @@ class ModelState(Moves):
             for name, buffer in self.get_module().named_buffers()
             if name.rpartition(".")[0] in split
         }
-        self._share_what_is_everywhere()
-        self._make_common_parts_equal()
-        if self.shards:
-            state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
-        self._load_what_waited()
-        state.cut_optimizers()
-        hooks = list(self._post_partition_hooks.values())
-        self._post_partition_hooks.clear()
-        for hook in hooks:
-            hook(self, state.optimizer)
 
     def finish_step(self) -> None:
         """Told by the engine at the end of each step: run the hooks that wait for it."""

@@ -31,6 +31,7 @@ __all__ = [
     "highest_home",
     "put_tag",
     "real_tensor",
+    "remove_tag",
     "tag_of",
     "tags_of",
     "tensor_key",
@@ -188,6 +189,11 @@ def tensor_key(tensor: Tensor) -> tuple[Any, ...]:
 def put_tag(tensor: Tensor, tag: Tag) -> None:
     """Give the tensor a home."""
     tensor.__dict__[ATTRIBUTE] = tag
+
+
+def remove_tag(tensor: Tensor) -> None:
+    """Let the tensor have no home any more: all ranks have its data."""
+    tensor.__dict__.pop(ATTRIBUTE, None)
 
 
 def highest_home(tags: Iterable[Tag | None]) -> int | None:

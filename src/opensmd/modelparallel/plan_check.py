@@ -1,0 +1,105 @@
+"""After the first two steps: what the stages have taken, against what the plan said they would."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from opensmd.modelparallel.dry_run.first_plan import FirstPlan
+from opensmd.modelparallel.planning.measured import BetterPlan, StageTimes, better_plan
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.report.better_plan import better_plan_text
+
+if TYPE_CHECKING:
+    from opensmd.modelparallel.config import Config
+    from opensmd.modelparallel.ranks.groups import Groups
+    from opensmd.modelparallel.runtime.engine import Engine
+
+__all__ = ["PlanCheck"]
+
+logger = logging.getLogger("opensmd.modelparallel")
+
+STEPS = 2
+
+
+class PlanCheck:
+    """Looks at the first steps that have backwards; called on all ranks alike.
+
+    Args:
+        first: the plan; on the rank that made it also how.
+        engine: that follows it.
+        cfg: the settings.
+        groups: of this rank.
+    """
+
+    def __init__(self, first: FirstPlan, engine: Engine, cfg: Config, groups: Groups) -> None:
+        self._over = not cfg.auto_partition
+        self._first = first
+        self._engine = engine
+        self._cfg = cfg
+        self._groups = groups
+        self._times: list[StageTimes] = []
+        self._steps = 0
+
+    def step_has_ended(self) -> None:
+        """Take down a step that had backwards."""
+        if self._steps < STEPS:
+            self._steps += 1
+            if self._engine.tells_times:
+                self._times += self._engine.times_of_microbatches()
+
+    def before_step(self) -> Plan | None:
+        """Compare as soon as the steps have been seen; where all ranks are known to go on.
+
+        Returns:
+            The plan to follow from now on, if that is asked for and another one is better.
+        """
+        if self._over or self._steps < STEPS:
+            return None
+        self._over = True
+        if not self._engine.tells_times:
+            self._say_nothing_is_known()
+            return None
+        found = self._compared() if 0 in self._groups.members(CommGroup.PP_GROUP) else None
+        if not self._cfg.replan:
+            return None
+        told: list[Any] = [None if found is None or found.plan is None else found.plan.to_json()]
+        dist.broadcast_object_list(told, group=self._groups.messages, group_src=0)
+        return None if told[0] is None else Plan.from_json(told[0])
+
+    def _say_nothing_is_known(self) -> None:
+        if self._cfg.replan and self._groups.rank == 0:
+            logger.warning(
+                "replan has no effect here: the times of partitions are measured on CPUs, and only where "
+                "their messages may arrive in any order, as in groups of smddp without deterministic_server"
+            )
+
+    def _compared(self) -> BetterPlan | None:
+        """What the times of all stages say; on the rank that made the plan, which says it."""
+        group = self._groups[CommGroup.PP_GROUP]
+        everyone: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, _usual(self._times), group=group)
+        trace, make = self._first.trace, self._first.make
+        if trace is None or make is None:
+            return None
+        measured: list[StageTimes] = everyone
+        plan, replans = self._first.plan, self._cfg.replan
+        found = better_plan(trace, plan, measured, make, microbatches=self._cfg.microbatches)
+        if found is not None:
+            level = logging.INFO if found.plan is None else logging.WARNING
+            logger.log(level, "%s", better_plan_text(plan, measured, found, replans=replans))
+        return found
+
+
+def _usual(times: Sequence[StageTimes]) -> StageTimes:
+    """What a microbatch takes when the machine has no other work: the quickest quarter takes no longer."""
+    return StageTimes(_quarter([each.forward for each in times]), _quarter([each.backward for each in times]))
+
+
+def _quarter(seconds: Sequence[float]) -> float:
+    return quantiles(seconds, n=4, method="inclusive")[0] if len(seconds) > 1 else sum(seconds)

@@ -1,0 +1,142 @@
+"""Another plan for a model that runs: its parts move between two steps, with gradients and optimizer state.
+
+One parameter or buffer after the other goes from the rank that has it to all, of which the one keeps it that
+shall have it; so no rank needs memory for more than one at a time beyond what it keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel.checkpoint.gather import unite
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.replicas.reducer import Replicas
+from opensmd.modelparallel.runtime.engine import Engine
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
+
+__all__ = ["replan"]
+
+logger = logging.getLogger("opensmd.modelparallel")
+
+_DATA, _GRADIENT = "data", "gradient"
+
+
+def replan(model: ModelState, engine: Engine, plan: Plan) -> bool:
+    """Let a model go on by another plan; between steps, on all ranks.
+
+    Returns:
+        Whether its parts have moved, so that it needs other replicas; where they cannot, the log says why.
+    """
+    before, module, group = engine.plan, model.get_module(), state.groups[CommGroup.PP_GROUP]
+    replicas = engine.reducer if isinstance(engine.reducer, Replicas) else None
+    if replicas is not None and replicas.backward_passes_per_step > 1:
+        why: str | None = "gradients of several steps add up before replicas reduce them"
+    else:
+        why = _obstacle(module, before, group)
+    if why is not None:
+        if state.rank == 0:
+            logger.warning("replan: the model stays as it is, because %s", why)
+        return False
+    if replicas is not None:
+        replicas.close()
+    _move_tensors(module, before, plan, group)
+    engine.follow(module, plan)
+    model.follow_plan(plan)
+    state.follow_plan()
+    return True
+
+
+def _obstacle(module: nn.Module, plan: Plan, group: dist.ProcessGroup) -> str | None:
+    """Why the parts of a model cannot move, to be put into a sentence; the same on all ranks of ``group``."""
+    if not state.optimizers:
+        return "the script has no smp.DistributedOptimizer, and state of other optimizers cannot be moved"
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
+        return "the model has DTensors"
+    names: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(names, [name for name, _ in module.named_buffers()], group=group)
+    if any(others != names[0] for others in names):
+        return "modules have got buffers in their forward, which the other ranks do not have"
+    for shared in plan.shared:
+        if len({id(parameters[name]) for name in shared.names if name in parameters}) > 1:
+            return f"the parameters {' and '.join(shared.names)} are two tensors in the same memory"
+    return None
+
+
+def _move_tensors(module: nn.Module, before: Plan, after: Plan, group: dist.ProcessGroup) -> None:
+    """Send what lives elsewhere by ``after``; collective over ``group``, the pipeline's ranks.
+
+    What has left keeps its memory until the engine follows the new plan.
+    """
+    me = dist.get_rank(group)
+    optimizers = list(state.optimizers.values())
+    with without_interception(), torch.no_grad():
+        for name, parameter in module.named_parameters():
+            source, target = before.parameter_home(name), after.parameter_home(name)
+            if source == target:
+                continue
+            own = dict(_of_parameter(parameter, optimizers)) if me == source else {}
+            come = unite(own, group=group)
+            if me == target:
+                _keep(parameter, come, optimizers)
+        _move_buffers(module, before, after, group)
+
+
+def _of_parameter(
+    parameter: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[tuple[tuple[int, Any], Any]]:
+    """All that must move with a parameter, by the optimizer's number and the state's key."""
+    yield (-1, _DATA), parameter
+    if parameter.grad is not None:
+        yield (-1, _GRADIENT), parameter.grad
+    for number, optimizer in enumerate(optimizers):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            yield (number, key), value
+
+
+def _keep(
+    parameter: nn.Parameter,
+    come: Mapping[tuple[int, Any], Any],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> None:
+    parameter.__class__ = nn.Parameter
+    parameter.data = _laid_out_as(parameter, come[-1, _DATA])
+    if (-1, _GRADIENT) in come:
+        parameter.grad = _laid_out_as(parameter, come[-1, _GRADIENT])
+    for (number, key), value in come.items():
+        if number >= 0:
+            is_like = isinstance(value, Tensor) and value.shape == parameter.shape
+            optimizers[number].state[parameter][key] = _laid_out_as(parameter, value) if is_like else value
+
+
+def _laid_out_as(parameter: nn.Parameter, come: Tensor) -> Tensor:
+    """What has come, with the parameter's strides."""
+    made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=come.dtype, device=come.device)
+    return made.copy_(come)
+
+
+def _move_buffers(module: nn.Module, before: Plan, after: Plan, group: dist.ProcessGroup) -> None:
+    """Buffers go with their modules; those of modules that are now split come to all ranks."""
+    was_split, is_split = before.split(), after.split()
+    me = dist.get_rank(group)
+    for name, buffer in module.named_buffers():
+        owner, _, own = name.rpartition(".")
+        source, target = before.homes[owner], after.homes[owner]
+        if owner in was_split or (source == target and owner not in is_split):
+            continue
+        come = unite({name: buffer} if me == source else {}, group=group)[name]
+        if me != source and (me == target or owner in is_split):
+            if come.shape == buffer.shape and come.dtype == buffer.dtype:
+                buffer.copy_(come)
+            else:
+                module.get_submodule(owner)._buffers[own] = come

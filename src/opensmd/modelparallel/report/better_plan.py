@@ -1,0 +1,66 @@
+"""What a user is told when stages take other times than planned."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from opensmd.modelparallel.planning.measured import BetterPlan, StageTimes
+from opensmd.modelparallel.planning.plan import Plan
+
+__all__ = ["better_plan_text"]
+
+MOST_NAMED = 6
+
+
+def better_plan_text(plan: Plan, measured: Sequence[StageTimes], found: BetterPlan, *, replans: bool) -> str:
+    """The times, the better plan and what it saves, in a few sentences.
+
+    Args:
+        plan: the one that was followed.
+        measured: what a microbatch has taken on its stages.
+        found: what that says.
+        replans: the better plan is going to be followed.
+    """
+    text = (
+        f"the partitions do not take the shares of the work that were planned: a microbatch takes "
+        f"{_milliseconds(measured)} on partitions 0 to {plan.stages - 1}, planned were {_shares(plan)}"
+    )
+    if found.plan is None:
+        return f"{text}. No other cut of the model would be better by more than a few percent"
+    text += (
+        f". By a better plan a step takes about {found.better_seconds * 1e3:.0f} instead of "
+        f"{found.seconds * 1e3:.0f} ms ({found.saved:.0%} less): {_moves(plan, found.plan)}"
+    )
+    if replans:
+        return f"{text}. It is followed from the next step on"
+    return (
+        f'{text}. Set "replan": True to have that done after the first two steps, or place modules with '
+        "smp.set_partition"
+    )
+
+
+def _milliseconds(measured: Sequence[StageTimes]) -> str:
+    return ", ".join(f"{(times.forward + times.backward) * 1e3:.1f}" for times in measured) + " ms"
+
+
+def _shares(plan: Plan) -> str:
+    whole = sum(load.seconds for load in plan.loads)
+    if not whole:
+        return "sizes alone, not times"
+    return ", ".join(f"{load.seconds / whole:.0%}" for load in plan.loads)
+
+
+def _moves(before: Plan, after: Plan) -> str:
+    """Which modules go where, neighbours together."""
+    kept = after.atomic()
+    moved = [(name, home) for name, home in kept.items() if before.homes[name] != home]
+    groups = [
+        (home, [name for name, _ in group]) for home, group in itertools.groupby(moved, lambda each: each[1])
+    ]
+    texts = [
+        f"{repr(names[0]) if len(names) == 1 else f'{names[0]!r} to {names[-1]!r}'} to partition {home}"
+        for home, names in groups
+    ]
+    left = len(texts) - MOST_NAMED
+    return ", ".join(texts[:MOST_NAMED]) + (f" and {left} more" if left > 0 else "")
