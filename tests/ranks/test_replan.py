@@ -167,10 +167,10 @@ def a_quiet_machine() -> Iterator[None]:
         yield
 
 
-def check_replanned(partitions: int, kind: str, heavy: int, ddp: bool) -> None:
+def check_replanned(partitions: int, kind: str, heavy: int, settings: dict[str, Any]) -> None:
     with a_quiet_machine():
         plain = in_plain_pytorch(kind, heavy, 5)
-        found = trained(kind, heavy, 5, partitions=partitions, replan=True, ddp=ddp)
+        found = trained(kind, heavy, 5, partitions=partitions, replan=True, **settings)
     first, second, third = found["places"][0], found["places"][1], found["places"][2]
     assert first == second != third, "parts move once, after the second step"
     assert third == [layer * partitions // LAYERS for layer in range(LAYERS)], third
@@ -183,12 +183,17 @@ def check_replanned(partitions: int, kind: str, heavy: int, ddp: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "partitions", "kind", "heavy"), [(2, 2, "adam", 1), (4, 4, "momentum", 3), (4, 2, "momentum", 1)]
+    ("size", "partitions", "kind", "heavy", "settings"),
+    [
+        (2, 2, "adam", 1, {}),
+        (4, 4, "momentum", 3, {"pipeline": "searched"}),
+        (4, 2, "momentum", 1, {"ddp": True}),
+    ],
 )
 def test_a_misplaced_model_moves_after_two_steps_without_touching_its_losses(
-    pool: Pools, size: int, partitions: int, kind: str, heavy: int
+    pool: Pools, size: int, partitions: int, kind: str, heavy: int, settings: dict[str, Any]
 ) -> None:
-    pool(size).run(check_replanned, partitions, kind, heavy, size > partitions)
+    pool(size).run(check_replanned, partitions, kind, heavy, settings)
 
 
 def check_what_is_said() -> None:

@@ -84,7 +84,8 @@ class Config(BaseModel):
         pipeline_parallel_degree: number of partitions; ``partitions`` is its older name.
         microbatches: pieces that a step's batch is cut into.
         pipeline: the schedule: ``"interleaved"`` (forwards and backwards in turn, weight gradients where a
-            rank would wait), ``"simple"`` (all forwards first), ``"1f1b"``, ``"zero_bubble"`` or ``"v"``.
+            rank would wait), ``"simple"`` (all forwards first), ``"1f1b"``, ``"zero_bubble"``, ``"v"`` or
+            ``"searched"`` (for the times of the stages).
         virtual_stages: how many stages of the model each partition has; default 2 for ``"v"``, else 1.
         active_microbatches: most microbatches in flight; default partitions + 2.
         optimize: what the partitioner favours, ``"memory"`` or ``"speed"``.

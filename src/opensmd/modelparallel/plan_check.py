@@ -38,7 +38,7 @@ class PlanCheck:
     """
 
     def __init__(self, first: FirstPlan, engine: Engine, cfg: Config, groups: Groups) -> None:
-        self._over = not cfg.auto_partition
+        self._over = not cfg.auto_partition and cfg.pipeline != "searched"
         self._first = first
         self._engine = engine
         self._cfg = cfg
@@ -65,7 +65,13 @@ class PlanCheck:
         if not self._engine.tells_times:
             self._say_nothing_is_known()
             return None
-        found = self._compared() if 0 in self._groups.members(CommGroup.PP_GROUP) else None
+        searches = self._cfg.pipeline == "searched"
+        found = None
+        if searches or 0 in self._groups.members(CommGroup.PP_GROUP):
+            measured = self._of_all_stages()
+            found = self._compared(measured)
+            if searches:
+                self._engine.follow_times(measured)
         if not self._cfg.replan:
             return None
         told: list[Any] = [None if found is None or found.plan is None else found.plan.to_json()]
@@ -79,15 +85,17 @@ class PlanCheck:
                 "their messages may arrive in any order, as in groups of smddp without deterministic_server"
             )
 
-    def _compared(self) -> BetterPlan | None:
-        """What the times of all stages say; on the rank that made the plan, which says it."""
+    def _of_all_stages(self) -> list[StageTimes]:
         group = self._groups[CommGroup.PP_GROUP]
         everyone: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(everyone, _usual(self._times), group=group)
+        return everyone
+
+    def _compared(self, measured: Sequence[StageTimes]) -> BetterPlan | None:
+        """What the times of all stages say; on the rank that made the plan, which says it."""
         trace, make = self._first.trace, self._first.make
         if trace is None or make is None:
             return None
-        measured: list[StageTimes] = everyone
         plan, replans = self._first.plan, self._cfg.replan
         found = better_plan(trace, plan, measured, make, microbatches=self._cfg.microbatches)
         if found is not None:

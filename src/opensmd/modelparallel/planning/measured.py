@@ -15,7 +15,7 @@ from opensmd.modelparallel.planning.predict import comes_back
 from opensmd.modelparallel.planning.simulate import seconds_of_step
 from opensmd.modelparallel.planning.trace import ModelTrace, Unit
 
-__all__ = ["BetterPlan", "StageTimes", "apart", "better_plan", "with_measured_times"]
+__all__ = ["BetterPlan", "StageTimes", "apart", "better_plan", "with_measured_times", "with_times"]
 
 # Further apart than this share is worth a word, and so is a better plan that saves as much as the second.
 APART = 0.1
@@ -98,7 +98,7 @@ def better_plan(
     if difference <= APART or max(taken) < LEAST_SECONDS:
         return None
     timed = with_measured_times(trace, plan, measured)
-    seconds = _step_seconds(_with_times(plan, measured), microbatches)
+    seconds = _step_seconds(with_times(plan, measured), microbatches)
     other = make(timed)
     better = _step_seconds(other, microbatches)
     if other.homes == plan.homes or better > (1 - LEAST_SAVED) * seconds:
@@ -110,7 +110,7 @@ def _step_seconds(plan: Plan, microbatches: int) -> float:
     return seconds_of_step(plan.loads, microbatches, in_a_v=comes_back(plan))
 
 
-def _with_times(plan: Plan, measured: Sequence[StageTimes]) -> Plan:
+def with_times(plan: Plan, measured: Sequence[StageTimes]) -> Plan:
     """``plan`` with the measured loads; late weight gradients keep their share of the backward."""
     loads = [
         replace(

@@ -16,11 +16,11 @@ from typing import Literal, NamedTuple
 
 from opensmd.modelparallel.planning.plan import StageLoad
 from opensmd.modelparallel.planning.schedule import Policy, Progress, Standing, TableOrder
-from opensmd.modelparallel.planning.schedules.tables import Action, Kind, fused
+from opensmd.modelparallel.planning.schedules.tables import Action, ChunkTimes, Kind, fused
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1
 
-__all__ = ["ChunkTimes", "Part", "RankPlayed", "parts_of_step", "play_policies", "seconds_of_step"]
+__all__ = ["Part", "RankPlayed", "parts_of_step", "play_policies", "seconds_of_step"]
 
 # More microbatches than these repeat what the ones in the middle do.
 MOST_MICROBATCHES = 64
@@ -40,14 +40,6 @@ class Part(NamedTuple):
     start: float
     end: float
     chunk: int = 0
-
-
-class ChunkTimes(NamedTuple):
-    """Seconds of one microbatch in one stage of the model; ``weights`` is 0 where the backward has them."""
-
-    forward: float
-    backward: float
-    weights: float
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed import DistBackendError
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.offloading.offloading import Offloading
-from opensmd.modelparallel.planning.measured import StageTimes
+from opensmd.modelparallel.planning.measured import StageTimes, with_times
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
@@ -94,6 +95,7 @@ class Engine:
         require_same_model(module, group, self._control_device)
         placed = PlacedModel(module, plan, self._rank)
         random = ReplicatedRandom(self._agreed_seed(), placed.generators)
+        self._schedule: RankSchedule
         self._follow(placed, plan, open_transport(group, placed.device), random)
         in_order = self._schedule.in_order
         self.errors = StepErrors(group, self._context.transport, self._context.others, in_order=in_order)
@@ -109,6 +111,11 @@ class Engine:
         before.transport.flush()
         self._follow(PlacedModel(module, plan, self._rank), plan, before.transport, before.random)
         self._context.begun = before.begun
+
+    def follow_times(self, measured: Sequence[StageTimes]) -> None:
+        """Let the order of work follow what a microbatch takes on each stage; on all ranks alike."""
+        self._schedule = replace(self._schedule, plan=with_times(self.plan, measured))
+        self._split_choice = SplitChoice(self._schedule)
 
     def _follow(
         self, placed: PlacedModel, plan: Plan, transport: Transport, random: ReplicatedRandom

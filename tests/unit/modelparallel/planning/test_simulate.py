@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
+from opensmd.modelparallel.planning.plan import StageLoad
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
 from opensmd.modelparallel.planning.schedules.playing import play
-from opensmd.modelparallel.planning.schedules.tables import Action, Table, fused
+from opensmd.modelparallel.planning.schedules.searched import searched
+from opensmd.modelparallel.planning.schedules.tables import Action, ChunkTimes, Table, fused, looped
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1
-from opensmd.modelparallel.planning.simulate import ChunkTimes, Part, RankPlayed, play_policies
+from opensmd.modelparallel.planning.simulate import Part, RankPlayed, play_policies
 from tests.support.rank_schedules import rank_schedules
 
 TABLES: dict[str, Callable[[int, int], Table]] = {
@@ -93,3 +96,27 @@ def test_a_v_hardly_waits_although_messages_take_their_time(
 ) -> None:
     parts = followed("v", ranks, microbatches, sending=0.02)
     assert sum(part.end - part.start for part in parts) / ranks / seconds(parts) >= share
+
+
+def test_a_searched_order_is_followed_and_beats_that_of_even_stages() -> None:
+    """Three ranks whose parts take unlike times, with memory for three microbatches each."""
+    times = [ChunkTimes(2, 3, 0), ChunkTimes(2, 3, 1), ChunkTimes(2, 1, 2)]
+    loads = tuple(
+        StageLoad(
+            forward_seconds=each.forward,
+            backward_seconds=each.backward + each.weights,
+            late_seconds=each.weights,
+            late=1 if each.weights else 0,
+        )
+        for each in times
+    )
+
+    def step(pipeline: str) -> float:
+        played = []
+        for schedule, own in zip(rank_schedules(3, pipeline, active_microbatches=3), times, strict=True):
+            schedule = replace(schedule, plan=replace(schedule.plan, loads=loads))
+            played.append(RankPlayed(schedule.policy(6, reduces=False), [schedule.stage], [own]))
+        return seconds(play_policies(played, 6))
+
+    promised = play(searched(looped(3), times, 6, most_kept=3), times).seconds
+    assert step("searched") <= promised < step("zero_bubble")

@@ -6,4 +6,4 @@ from typing import Literal
 
 __all__ = ["Pipeline"]
 
-Pipeline = Literal["interleaved", "simple", "1f1b", "zero_bubble", "v"]
+Pipeline = Literal["interleaved", "simple", "1f1b", "zero_bubble", "v", "searched"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from opensmd.modelparallel.planning.schedules.tables import Action, Kind, Table
+from opensmd.modelparallel.planning.schedules.tables import Action, ChunkTimes, Kind, Table
 
 __all__ = ["Played", "Timed", "play"]
 
@@ -67,14 +67,15 @@ class Played:
 
 def play(
     table: Table,
-    times: Mapping[Kind, float],
+    times: Mapping[Kind, float] | Sequence[ChunkTimes],
     sending: float = 0.0,
     delays: Mapping[tuple[int, Action], float] | None = None,
 ) -> Played:
     """Let every rank begin its next action as soon as it is free and has what the action needs.
 
     Args:
-        times: of one F, B and W of one chunk, in any unit. A B that computes weight gradients takes both.
+        times: of one F, B and W of one chunk, or those of every stage of the model; in any unit. A B that
+            computes weight gradients takes both.
         sending: how long a tensor is on its way from one rank to another.
         delays: how much longer an action of a rank takes.
 
@@ -88,17 +89,19 @@ class _Play:
     def __init__(
         self,
         table: Table,
-        times: Mapping[Kind, float],
+        times: Mapping[Kind, float] | Sequence[ChunkTimes],
         sending: float,
         delays: Mapping[tuple[int, Action], float],
     ) -> None:
         self._table = table
-        self._times = dict(times)
-        if not table.splits:
-            self._times["B"] += self._times["W"]
         self._sending = sending
         self._delays = delays
         self._last = max(stage for stages in table.stages for stage in stages)
+        if isinstance(times, Mapping):
+            times = [ChunkTimes(times["F"], times["B"], times["W"])] * (self._last + 1)
+        if not table.splits:
+            times = [ChunkTimes(each.forward, each.backward + each.weights, 0.0) for each in times]
+        self._times = times
         self._rank_of = {stage: rank for rank, stages in enumerate(table.stages) for stage in stages}
         self._ended: dict[Needs, float] = {}
 
@@ -126,7 +129,7 @@ class _Play:
                 return None
             other = self._rank_of[needs[2]]
             start = max(start, self._ended[needs] + (self._sending if other != rank else 0.0))
-        end = start + self._times[action.kind] + self._delays.get((rank, action), 0.0)
+        end = start + self._times[stage].of(action.kind) + self._delays.get((rank, action), 0.0)
         self._ended[action.kind, action.microbatch, stage] = end
         return Timed(action, start, end)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["Action", "Kind", "Table", "fused", "in_a_v", "looped", "require_counts"]
+__all__ = ["Action", "ChunkTimes", "Kind", "Table", "fused", "in_a_v", "looped", "require_counts"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -32,6 +32,18 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}{self.microbatch}{chr(ord('a') + self.chunk - 1) if self.chunk else ''}"
+
+
+class ChunkTimes(NamedTuple):
+    """Seconds of one microbatch in one stage of the model; ``weights`` is 0 where the backward has them."""
+
+    forward: float
+    backward: float
+    weights: float
+
+    def of(self, kind: Kind) -> float:
+        """Those of one action."""
+        return {"F": self.forward, "B": self.backward, "W": self.weights}[kind]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
     interleaved,
     one_forward_one_backward,
 )
-from opensmd.modelparallel.planning.schedules.tables import Table, fused
+from opensmd.modelparallel.planning.schedules.searched import searched
+from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, fused, looped
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
 
@@ -41,6 +42,11 @@ def _interleaved(chunks: int) -> Callable[[int, int], Table]:
 
 def _fused_v(ranks: int, microbatches: int) -> Table:
     return fused(zero_bubble_v(ranks, microbatches))
+
+
+@lru_cache(maxsize=8)
+def _searched(times: tuple[ChunkTimes, ...], microbatches: int, most_kept: int) -> Table:
+    return searched(looped(len(times)), times, microbatches, most_kept=most_kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +109,11 @@ class RankSchedule:
             table = _table(zero_bubble_h2, self.partitions, microbatches)
             kept = 2 * self.partitions - 1
             return self._follow(table, reduces, most_active=active, most_kept=kept, weights_last=False)
+        if self.pipeline == "searched" and self.chain:
+            table = _searched(self._times, microbatches, active)
+            return self._follow(
+                table, reduces, most_active=active, most_kept=active, early=False, weights_last=False
+            )
         make = one_forward_one_backward if self.pipeline == "1f1b" else zero_bubble_h1
         table = _table(make, self.partitions, microbatches)
         return self._follow(table, reduces, most_active=active, most_kept=active, window=self._window)
@@ -129,6 +140,17 @@ class RankSchedule:
     def measures_splits(self) -> bool:
         """Whether only as many do as pays, by measurement; schedules that are made of parts always split."""
         return self.pipeline in ("interleaved", "simple") and self.virtual_stages == 1 and not self.in_order
+
+    @property
+    def _times(self) -> tuple[ChunkTimes, ...]:
+        """What the stages take, as far as the plan knows; equal times where it does not."""
+        loads = self.plan.loads
+        if not any(load.seconds for load in loads):
+            return (ChunkTimes(1.0, 1.0, 1.0),) * self.partitions
+        return tuple(
+            ChunkTimes(load.forward_seconds, load.backward_seconds - late, late)
+            for load, late in ((load, load.late_seconds if load.late else 0.0) for load in loads)
+        )
 
     @property
     def _window(self) -> int:
