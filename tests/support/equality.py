@@ -38,6 +38,7 @@ __all__ = [
     "differences",
     "equal_gradients",
     "find",
+    "one_thread",
     "reference",
     "run_smp",
     "train_beside",
@@ -132,7 +133,7 @@ def reference(
     model = case.build()
     optimizer = torch.optim.SGD(_trainable(model), lr=LEARNING_RATE)
     result = Result()
-    with _one_thread():
+    with one_thread():
         for step in range(steps):
             _plain_backward(case, model, optimizer, result, step, pieces, replicas)
             if rounded:
@@ -308,7 +309,7 @@ def _module(family: str) -> Any:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Sums are then made as on the ranks, which have one thread each."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
