@@ -15,6 +15,7 @@ import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.init import shutdown
 from opensmd.modelparallel.runtime.tensors.storages import StorageReference
 from smdistributed.modelparallel.torch.patches.checkpoint import checkpoint, checkpoint_sequential
+from tests.support.equality import equal_gradients
 from tests.support.ranks import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -206,3 +207,40 @@ def test_offloading_leaves_at_most_the_horizon_of_layers_in_memory(pool: Pools) 
 
 def test_offloading_says_once_if_nothing_is_checkpointed(pool: Pools) -> None:
     pool(1).run(idle)
+
+
+def make_falcon() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 16}
+    config = transformers.FalconConfig(**sizes, new_decoder_architecture=False, use_cache=True)
+    return transformers.FalconForCausalLM(config)
+
+
+def layers_that_fill_a_cache(partitions: int) -> None:
+    ids = torch.arange(16).reshape(2, 8)
+    plain = make_falcon()
+    wanted = plain(input_ids=ids, labels=ids).loss
+    wanted.backward()
+    for settings in ({}, {"offload_activations": True, "activation_loading_horizon": 1}):
+        shutdown()
+        smp.init({"partitions": partitions, "microbatches": 1, **settings})
+        model = smp.DistributedModel(make_falcon())
+        for layer in model.get_module().transformer.h:
+            smp.set_activation_checkpointing(layer)
+
+        @smp.step
+        def step(model: Any) -> Tensor:
+            cache = transformers.DynamicCache()  # whose layers come one by one
+            loss: Tensor = model(input_ids=ids, labels=ids, past_key_values=cache).loss
+            model.backward(loss)
+            assert cache.get_seq_length() == 8, "backward leaves the cache as forward does"
+            return loss
+
+        torch.testing.assert_close(step(model).reduce_mean(), wanted.detach())
+        local = {name for name, _ in model.local_named_parameters()}
+        assert local == set(equal_gradients(model.get_module(), plain))
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_checkpointed_layers_may_fill_a_cache(pool: Pools, partitions: int) -> None:
+    pool(partitions).run(layers_that_fill_a_cache, partitions)

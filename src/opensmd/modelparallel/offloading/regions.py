@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from opensmd.modelparallel.offloading._torch_internals import saving_inputs
 from opensmd.modelparallel.offloading.offloading import Offloading
+from opensmd.modelparallel.runtime.side_effects.repeated import repeatable
 from opensmd.modelparallel.runtime.tensors import structure
 
 __all__ = ["checkpointed", "offloading_of_all_checkpoints"]
@@ -27,10 +28,14 @@ def checkpointed(
 ) -> Any:
     """Call the function, and call it again in backward instead of keeping what it computes inside.
 
+    What it writes into caches and containers among its arguments it finds there as in its first call.
+
     Args:
         offloading: where its inputs are kept; None keeps them in memory.
         preserve_rng_state: draw the same random numbers again.
     """
+    if torch.is_grad_enabled():
+        function = repeatable(function)
     if offloading is None or not torch.is_grad_enabled():
         return checkpoint(
             function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
