@@ -29,10 +29,10 @@ from opensmd.modelparallel.model_arguments import (
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.offloading.regions import offloading_of_all_checkpoints
 from opensmd.modelparallel.outputs import detached
-from opensmd.modelparallel.plan_check import PlanCheck
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.replanning import replan
+from opensmd.modelparallel.replan.moving import replan
+from opensmd.modelparallel.replan.plan_check import PlanCheck
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
 from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether
@@ -44,12 +44,12 @@ from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
 from opensmd.modelparallel.runtime.step_errors import explained
+from opensmd.modelparallel.runtime.step_under_way import StepUnderWay
 from opensmd.modelparallel.sharding.make_replicas import make_replicas
 from opensmd.modelparallel.sharding.placing import shard_at_wrapping, shard_parameters
 from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
 from opensmd.modelparallel.state import state as smp_state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
-from opensmd.modelparallel.step_under_way import StepUnderWay
 from opensmd.modelparallel.tensor_parallel.replacement import distribute
 from opensmd.modelparallel.tensor_parallel.same_batch import require_same_batch
 

@@ -40,7 +40,7 @@ RULES = tuple(Rule(*each) for each in itertools.product(_FIRST, _WEIGHTS, (1, 2,
 
 
 @dataclass
-class _Rank:
+class _ListedRank:
     """How far a rank is; ``next`` counts by kind and chunk."""
 
     stages: Sequence[int]
@@ -79,7 +79,7 @@ class _Listing:
         most_kept: Sequence[int],
         rule: Rule,
     ) -> None:
-        self._ranks = [_Rank(own) for own in stages]
+        self._ranks = [_ListedRank(own) for own in stages]
         self._times = times
         self._count = microbatches
         self._most_kept = most_kept
@@ -102,7 +102,7 @@ class _Listing:
         done = sum(len(rank.row) for rank in self._ranks)
         return tuple(tuple(rank.row) for rank in self._ranks) if done == wanted else None
 
-    def _do(self, rank: _Rank, action: Action, now: float) -> None:
+    def _do(self, rank: _ListedRank, action: Action, now: float) -> None:
         stage = rank.stages[action.chunk]
         rank.free = now + self._times[stage].of(action.kind)
         rank.row.append(action)
@@ -119,7 +119,7 @@ class _Listing:
         if not self._times[stage].weights:  # nothing is left
             self._do(rank, rank.left[-1], rank.free)
 
-    def _chosen(self, number: int, rank: _Rank, now: float) -> Action | None:
+    def _chosen(self, number: int, rank: _ListedRank, now: float) -> Action | None:
         ready = [action for action in self._possible(number, rank) if self._begins(rank, action) <= now]
         if ready and not (rank.left and self._rule.weights == "at once"):
             return min(ready, key=lambda action: self._place(rank, action))
@@ -130,12 +130,12 @@ class _Listing:
             return None
         return weights
 
-    def _is_awaited_before_end_of(self, weights: Action, number: int, rank: _Rank, now: float) -> bool:
+    def _is_awaited_before_end_of(self, weights: Action, number: int, rank: _ListedRank, now: float) -> bool:
         begins = [self._begins(rank, action) for action in self._possible(number, rank)]
         half = self._times[rank.stages[weights.chunk]].weights / 2
         return any(now < begin < now + half for begin in begins)
 
-    def _possible(self, number: int, rank: _Rank) -> Iterator[Action]:
+    def _possible(self, number: int, rank: _ListedRank) -> Iterator[Action]:
         """What comes next of each kind and chunk, if there is memory for it."""
         chunks = len(rank.stages)
         for chunk in range(chunks):
@@ -151,7 +151,7 @@ class _Listing:
             if room > 0 and (chunk or forward - backward < ahead):
                 yield Action("F", forward, chunk)
 
-    def _begins(self, rank: _Rank, action: Action) -> float:
+    def _begins(self, rank: _ListedRank, action: Action) -> float:
         """When what it needs has come; infinity if nobody knows yet."""
         stage = rank.stages[action.chunk]
         needs: list[tuple[Kind, int, int]] = []
@@ -163,7 +163,7 @@ class _Listing:
                 needs.append(("B", action.microbatch, stage + 1))
         return max((self._ended.get(need, float("inf")) for need in needs), default=0.0)
 
-    def _place(self, rank: _Rank, action: Action) -> tuple[bool, int, int]:
+    def _place(self, rank: _ListedRank, action: Action) -> tuple[bool, int, int]:
         first = self._rule.first
         if first == "other":
             before = [done.kind for done in rank.row if done.kind != "W"]
