@@ -16,10 +16,10 @@ from benchmarks.harness.contestants import (
     title,
 )
 from benchmarks.harness.mpi import raw_loop
-from benchmarks.harness.options import rank_parser
+from benchmarks.harness.options import plan, rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, human_bytes, row
-from benchmarks.harness.sampling import UNTIL_STEADY, Candidate, Plan, sample, timed
+from benchmarks.harness.sampling import UNTIL_STEADY, Candidate, sample, timed
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     for dtype in options.dtypes:
         for nbytes in options.sizes:
             candidates = contestants(me, floor, nbytes, getattr(torch, dtype))
-            found = sample(candidates, me.meeting, me.calm, Plan(options.seconds, untimed=UNTIL_STEADY))
+            found = sample(candidates, me.meeting, me.calm, plan(options, untimed=UNTIL_STEADY))
             results.rows += [row(dtype, nbytes, name, samples) for name, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-len(found) :])

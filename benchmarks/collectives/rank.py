@@ -8,10 +8,10 @@ from benchmarks.collectives.operations import OPERATIONS, Buffers, Operation
 from benchmarks.floor.shared import Floor
 from benchmarks.harness.contestants import after_a_call, checked, one_after_the_other, title
 from benchmarks.harness.mpi import raw_loop
-from benchmarks.harness.options import rank_parser
+from benchmarks.harness.options import plan, rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, human_bytes, row
-from benchmarks.harness.sampling import UNTIL_STEADY, Candidate, Plan, sample, timed
+from benchmarks.harness.sampling import UNTIL_STEADY, Candidate, sample, timed
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     for operation in (one for one in OPERATIONS if one.name in options.operations):
         for nbytes in options.sizes:
             candidates = contestants(me, floor, operation, nbytes)
-            found = sample(candidates, me.meeting, me.calm, Plan(options.seconds, untimed=UNTIL_STEADY))
+            found = sample(candidates, me.meeting, me.calm, plan(options, untimed=UNTIL_STEADY))
             results.rows += [row(operation.name, nbytes, name, samples) for name, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-len(found) :])

@@ -14,10 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.contestants import title
-from benchmarks.harness.options import rank_parser
-from benchmarks.harness.rank import Rank, join, leave
-from benchmarks.harness.results import Results, Row, row
-from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.harness.rank import Rank
+from benchmarks.harness.sampling import Candidate, timed
+from benchmarks.harness.widths import measure_widths
 
 SWITCH = "DDP_DISABLE_COMM_MEM"  # torch's own: "0" lets the backend allocate the gradient buckets
 LAYERS = 4
@@ -26,25 +25,13 @@ BATCH = 16
 
 def main() -> None:
     """Measure every model and leave the results to rank 0."""
-    parser = rank_parser()
-    parser.add_argument("--widths", type=int, nargs="+", required=True)
-    options = parser.parse_args()
-    me = join(options.backends, patience=options.patience)
-    results = Results("ddp step", me.layout)
-    for width in options.widths:
-        name, rows = measure(me, width, Plan(options.seconds))
-        results.rows += rows
-        if me.rank == 0:
-            print(f"{name}: {', '.join(f'{r.candidate} {r.p50:.5g}' for r in rows)}", flush=True)
-    leave(me, results)
+    measure_widths("ddp step", contestants, case=case)
 
 
-def measure(me: Rank, width: int, plan: Plan) -> tuple[str, list[Row]]:
-    """The model's name and what its candidates took. Nothing holds the models afterwards (see ``leave``)."""
+def case(width: int) -> tuple[str, int]:
+    """What the model of a width is called, and the bytes of its parameters."""
     parameters = LAYERS * width * (width + 1)
-    name = f"{parameters / 1e6:.3g} million parameters"
-    found = sample(contestants(me, width), me.meeting, me.calm, plan)
-    return name, [row(name, 4 * parameters, key, samples) for key, samples in found.items()]
+    return f"{parameters / 1e6:.3g} million parameters", 4 * parameters
 
 
 def contestants(me: Rank, width: int) -> list[Candidate]:

@@ -47,9 +47,9 @@ class Cores:
         self.thrown_away = 0
 
     @property
-    def nearest_us(self) -> float:
-        """Microseconds of the fastest flag exchange seen."""
-        return self._best["flags"] / 1000
+    def nearest_us(self) -> float | None:
+        """Microseconds of the fastest flag exchange seen; None where nobody had the patience to look."""
+        return self._best["flags"] / 1000 if "flags" in self._best else None
 
     def new_case(self) -> None:
         """Be patient again."""
@@ -81,11 +81,11 @@ class Cores:
 
         Without sleeping: a core that has slept is slow at first.
         """
-        while not self.calm():
-            if self._left <= 0:
-                return False
+        while self._left > 0:
+            if self.calm():
+                return True
             self._left -= LOOK
-        return True
+        return False
 
     def throw_away(self, seconds: float) -> None:
         """A block that lasted about ``seconds`` does not count, which costs patience."""

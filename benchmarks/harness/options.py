@@ -7,14 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness import launch, mpi
+from benchmarks.harness.sampling import Plan
 
-__all__ = ["command_parser", "each_mpi", "rank_arguments", "rank_parser"]
+__all__ = ["command_parser", "each_mpi", "plan", "rank_arguments", "rank_parser"]
 
 
 def command_parser(doc: str | None, *, seconds: float) -> argparse.ArgumentParser:
     """A parser with the options of a command, ``seconds`` being its default for one case."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--seconds", type=float, default=seconds, help="for all candidates of one case")
+    parser.add_argument("--rounds", type=int, default=5, help="at least so many of all candidates, a case")
     parser.add_argument(
         "--patience",
         type=float,
@@ -30,6 +32,7 @@ def rank_parser() -> argparse.ArgumentParser:
     """A parser with what :func:`rank_arguments` passes on."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--patience", type=float, required=True)
     parser.add_argument("--backends", nargs="+", required=True)
     return parser
@@ -37,8 +40,14 @@ def rank_parser() -> argparse.ArgumentParser:
 
 def rank_arguments(options: argparse.Namespace) -> list[str]:
     """The shared options, for the ranks."""
-    times = ["--seconds", str(options.seconds), "--patience", str(options.patience)]
-    return [*times, "--backends", *options.backends]
+    names = ("seconds", "rounds", "patience")
+    shared = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
+    return [*shared, "--backends", *options.backends]
+
+
+def plan(options: argparse.Namespace, *, untimed: int = 1) -> Plan:
+    """How long the ranks measure, as the command was asked."""
+    return Plan(options.seconds, min_rounds=options.rounds, untimed=untimed)
 
 
 def each_mpi(options: argparse.Namespace, measure: Callable[[int, mpi.Mpi | None], None]) -> None:

@@ -66,7 +66,10 @@ def leave(me: Rank, results: Results) -> None:
     """
     gc.collect()
     if me.rank == 0:
-        results.notes["flag exchange between the cores"] = f"{me.calm.nearest_us:.3f} µs"
+        nearest = me.calm.nearest_us
+        results.notes["flag exchange between the cores"] = (
+            "not measured" if nearest is None else f"{nearest:.3f} µs"
+        )
         results.notes["blocks thrown away"] = f"{me.calm.thrown_away}, the cores were far apart or shared"
         results.save(me.folder / "results.json")
     me.meeting.wait()

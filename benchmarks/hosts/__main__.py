@@ -20,7 +20,7 @@ NETWORK = "network's own time"
 def main() -> None:
     """Measure with as many ranks on each host as were asked for."""
     parser = command_parser(__doc__, seconds=2.0)
-    parser.set_defaults(backends=["smddp", "gloo"])
+    parser.set_defaults(backends=["smddp", "gloo"], rounds=3)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 2], help="ranks on each")
     parser.add_argument("--operations", nargs="+", default=[each.name for each in OPERATIONS])
     parser.add_argument("--dtype", default="float32")

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness.contestants import checked, title
-from benchmarks.harness.options import rank_parser
+from benchmarks.harness.options import plan, rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, human_bytes, row
-from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.harness.sampling import Candidate, sample, timed
 from benchmarks.hosts.networks import CABLE
 from benchmarks.hosts.operations import OPERATIONS, Buffers, Operation
 
@@ -32,8 +32,7 @@ def main() -> None:
         for nbytes in options.sizes:
             buffers = Buffers.of(nbytes, getattr(torch, options.dtype), me.rank, me.size)
             candidates = [candidate(me, backend, operation, buffers) for backend in me.groups]
-            plan = Plan(options.seconds, min_rounds=3)
-            found = sample(candidates, me.meeting, me.calm, plan)
+            found = sample(candidates, me.meeting, me.calm, plan(options))
             results.rows += [row(operation.name, nbytes, name, samples) for name, samples in found.items()]
             for backend in me.groups:
                 bytes_crossed = crossed(me, backend, operation, buffers)

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as today
 import torch.distributed.deprecated as legacy
 
-from benchmarks.harness.options import rank_parser
+from benchmarks.harness.options import plan, rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, human_bytes, row
-from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.harness.sampling import Candidate, sample, timed
 
 Call = Callable[[], object]
 
@@ -31,7 +31,7 @@ def main() -> None:
                 Candidate("torch.distributed", timed(through_torch)),
                 Candidate("deprecated", timed(through_legacy)),
             ]
-            found = sample(candidates, me.meeting, me.calm, Plan(options.seconds))
+            found = sample(candidates, me.meeting, me.calm, plan(options))
             results.rows += [row(name, nbytes, key, samples) for key, samples in found.items()]
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-2:])

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import smdistributed.modelparallel.torch as smp
-from benchmarks.harness.options import rank_parser
+from benchmarks.harness.options import plan, rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, row
-from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.harness.sampling import Candidate, sample, timed
 from benchmarks.pipeline.cases import ALONE, CASES, OURS, SINGLE, TORCH, Case
 from benchmarks.pipeline.steps import LEARNING_RATE, build, library_step, plain_step
 from opensmd.collectives.backend import register
@@ -40,7 +40,7 @@ def main() -> None:
         steps[ALONE] = alone(case, microbatches, me)
     candidates = [Candidate(name, timed(step)) for name, step in steps.items()]
     results = Results("pipeline", me.layout)
-    for name, samples in sample(candidates, me.meeting, me.calm, Plan(options.seconds)).items():
+    for name, samples in sample(candidates, me.meeting, me.calm, plan(options)).items():
         results.rows.append(row(case.title, microbatches, name, samples))
     leave(me, results)
 

@@ -10,10 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import smdistributed.modelparallel.torch as smp
-from benchmarks.harness.options import rank_parser
-from benchmarks.harness.rank import Rank, join, leave
-from benchmarks.harness.results import Results, Row, row
-from benchmarks.harness.sampling import Candidate, Plan, sample, timed
+from benchmarks.harness.rank import Rank
+from benchmarks.harness.sampling import Candidate, timed
+from benchmarks.harness.widths import measure_widths
 from opensmd.modelparallel.ranks.groups import Groups
 
 BLOCKS, ROWS = 4, 64
@@ -22,20 +21,13 @@ Step = Callable[[], Tensor]
 
 def main() -> None:
     """Measure every width and leave the results to rank 0."""
-    parser = rank_parser()
-    parser.add_argument("--widths", type=int, nargs="+", required=True)
-    options = parser.parse_args()
-    me = join(["gloo", "smddp"], patience=options.patience)
-    results = Results("sharded step", me.layout)
-    for width in options.widths:
-        name = f"{BLOCKS} blocks of {width}"
-        found = sample(contestants(me, width), me.meeting, me.calm, Plan(options.seconds))
-        rows: list[Row] = [row(name, 0, key, samples) for key, samples in found.items()]
-        results.rows += rows
-        if me.rank == 0:
-            print(f"{name}: {', '.join(f'{r.candidate} {r.p50:.5g}' for r in rows)}", flush=True)
-    smp.shutdown()
-    leave(me, results)
+    measure_widths(
+        "sharded step",
+        contestants,
+        case=lambda width: (f"{BLOCKS} blocks of {width}", 0),
+        backends=["gloo", "smddp"],
+        finish=smp.shutdown,
+    )
 
 
 def contestants(me: Rank, width: int) -> list[Candidate]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,16 +18,37 @@ from benchmarks.hosts.networks import two_networks
 from benchmarks.limits import allowed, least_time, ranks_a_core
 from benchmarks.targets import Found, Target, verdict, worst
 
+from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT
 
+QUICK = ["--seconds", "0.01", "--rounds", "1", "--patience", "0", "--out"]
 
-def run_benchmark(name: str, folder: Path, *args: str) -> None:
-    """Run ``python -m benchmarks.NAME`` with its results under ``folder``."""
-    quick = ["--seconds", "0.01", "--patience", "0", "--out", str(folder)]
-    command = [sys.executable, "-m", f"benchmarks.{name}", *args, *quick]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+
+@pytest.fixture
+def run_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run the command of a benchmark in this process; results in ``tmp_path``.
+
+    Its ranks are forks, unless another program starts them.
+    """
+    start, said = launch._start, []
+
+    def fork(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes] | ForkedProcess:
+        program, flag, *rest = command
+        if (program, flag) != (sys.executable, "-m"):
+            return start(command, env)
+        said.append(tmp_path / f"stderr-{len(said)}")
+        return ForkedProcess(as_main, rest[0], rest[1:], cwd=ROOT, env=env, stderr=said[-1])
+
+    def run(name: str, *args: str) -> None:
+        monkeypatch.setattr(launch, "_start", fork)
+        monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}", *args, *QUICK, str(tmp_path)])
+        try:
+            importlib.import_module(f"benchmarks.{name}.__main__").main()
+        except RuntimeError as error:
+            pytest.fail("\n".join([str(error), *(path.read_text() for path in said)]))
+
+    return run
 
 
 def test_a_run_removes_what_killed_runs_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,9 +63,11 @@ def test_a_run_removes_what_killed_runs_have_left(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == [f"bench-{os.getpid()}-abc"]
 
 
-def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path) -> None:
+def test_allreduce_measures_every_candidate_and_finds_right_sums(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
     options = ["--ranks", "2", "--sizes", "4", "40000"]
-    run_benchmark("allreduce", tmp_path, *options, "--mpi", "MPICH")
+    run_benchmark("allreduce", *options, "--mpi", "MPICH")
     results = Results.load(tmp_path / "allreduce-2-mpich.json")
     names = {"smddp", "smddp zero-copy", "gloo", "do-nothing", "MPICH (C)", "MPICH (mpi4py)"}
     floors = {"floor", "floor zero-copy"}
@@ -51,8 +76,10 @@ def test_allreduce_measures_every_candidate_and_finds_right_sums(tmp_path: Path)
     assert (tmp_path / "allreduce-2-mpich.png").exists()
 
 
-def test_collectives_measure_every_operation_without_mpi(tmp_path: Path) -> None:
-    run_benchmark("collectives", tmp_path, "--sizes", "4096", "--mpi")
+def test_collectives_measure_every_operation_without_mpi(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    run_benchmark("collectives", "--sizes", "4096", "--mpi")
     results = Results.load(tmp_path / "collectives-2-none.json")
     assert {case for case, _ in results.cases()} == {
         "broadcast",
@@ -64,13 +91,15 @@ def test_collectives_measure_every_operation_without_mpi(tmp_path: Path) -> None
     assert set(results.candidates()) == {"smddp", "gloo", "do-nothing", "floor", after_a_call("floor")}
 
 
-def test_collectives_between_hosts_are_measured_beside_the_networks_own_time(tmp_path: Path) -> None:
+def test_collectives_between_hosts_are_measured_beside_the_networks_own_time(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
     try:
         with two_networks():
             pass
     except PermissionError as error:
         pytest.skip(str(error))
-    run_benchmark("hosts", tmp_path, "--sizes", "4", "100000", "--operations", "all_reduce", "gather")
+    run_benchmark("hosts", "--sizes", "4", "100000", "--operations", "all_reduce", "gather")
     results = Results.load(tmp_path / "hosts-2-2-float32.json")
     assert {case for case, _ in results.cases()} == {"all_reduce", "gather"}
     assert results.p50("all_reduce", 100_000, "network's own time") == 800  # so many bytes leave each host
@@ -78,32 +107,41 @@ def test_collectives_between_hosts_are_measured_beside_the_networks_own_time(tmp
     assert crossed is not None and 100_000 <= crossed < 150_000  # the second: with all that the others need
 
 
-def test_ddp_measures_a_small_model(tmp_path: Path) -> None:
-    run_benchmark("ddp", tmp_path, "--widths", "16")
+def test_ddp_measures_a_small_model(run_benchmark: Callable[..., None], tmp_path: Path) -> None:
+    run_benchmark("ddp", "--widths", "16")
     names = {"smddp", "smddp zero-copy", "gloo", "do-nothing"}
     assert set(Results.load(tmp_path / "ddp-2.json").candidates()) == names
 
 
-def test_the_pipeline_is_measured_beside_torchs_and_one_process(tmp_path: Path) -> None:
-    run_benchmark("pipeline", tmp_path, "--cases", "tiny", "--microbatches", "2")
+def test_the_pipeline_is_measured_beside_torchs_and_one_process(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    run_benchmark("pipeline", "--cases", "tiny", "--microbatches", "2")
     names = {"one process", "torch 1F1B", "opensmd", "stages alone"}
     assert set(Results.load(tmp_path / "pipeline-2.json").candidates()) == names
 
 
 def test_one_partition_is_measured_beside_plain_pytorch(tmp_path: Path) -> None:
-    command = ["--cases", "tiny", "--microbatches", "1", "2"]
-    run_benchmark("one_partition", tmp_path, *command)
+    command = f"{sys.executable} -m benchmarks.one_partition --cases tiny --microbatches 1 2".split()
+    done = subprocess.run(
+        [*command, *QUICK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     results = Results.load(tmp_path / "one-partition.json")
     assert set(results.candidates()) == {"plain PyTorch", "opensmd"}
     assert [microbatches for _, microbatches in results.cases()] == [1, 2]
 
 
-def test_sharded_parameters_are_measured_beside_torchs_own(tmp_path: Path) -> None:
-    run_benchmark("sharded", tmp_path, "--widths", "64")
+def test_sharded_parameters_are_measured_beside_torchs_own(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    run_benchmark("sharded", "--widths", "64")
 
 
-def test_tensor_parallelism_is_measured_beside_torchs_own(tmp_path: Path) -> None:
-    run_benchmark("tensor_parallel", tmp_path, "--widths", "64")
+def test_tensor_parallelism_is_measured_beside_torchs_own(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    run_benchmark("tensor_parallel", "--widths", "64")
     names = {"opensmd over smddp", "DTensor over gloo", "DTensor over smddp"}
     assert set(Results.load(tmp_path / "tensor-parallel-2.json").candidates()) == names
 

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "tests/scripts/legacy/train.py"
+TUTORIAL = "tests/scripts/legacy/tutorial.py"
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -45,10 +47,10 @@ def test_a_script_of_2018_trains_on_two_processes_to_the_same_weights() -> None:
 
 def test_two_nodes_make_one_job() -> None:
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
-    nodes = [start(*common, f"--node_rank={rank}", SCRIPT, "--backend=gloo") for rank in range(2)]
+    nodes = [start(*common, f"--node_rank={rank}", SCRIPT, "--backend=gloo", "--place") for rank in range(2)]
     outcomes = [finish(node) for node in nodes]
     assert [code for code, _, _ in outcomes] == [0, 0], outcomes
-    assert [out.split(":")[0] for _, out, _ in outcomes] == ["rank 0 local 0", "rank 1 local 0"]
+    assert [out for _, out, _ in outcomes] == ["rank 0 local 0: 2.0\n", "rank 1 local 0: 2.0\n"]
 
 
 def test_a_failing_rank_ends_the_others_with_its_exit_code() -> None:
@@ -94,7 +96,7 @@ def test_scripts_start_under_torchs_own_launcher_too() -> None:
         f"--master-port={free_port()}",
     ]
     done = subprocess.run(
-        [*command, SCRIPT, "--backend=gloo"],
+        [*command, SCRIPT, "--backend=gloo", "--place"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -115,19 +117,15 @@ def test_the_example_of_2017_learns() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_tutorial_of_2017_runs_in_processes_that_it_forks_itself(size: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "tests/scripts/legacy/tutorial.py", str(size), str(free_port())],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+def test_the_tutorial_of_2017_runs_in_processes_that_it_forks_itself(size: int, tmp_path: Path) -> None:
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"}
+    arguments = [str(size), str(free_port())]
+    script = ForkedProcess(as_main, TUTORIAL, arguments, cwd=ROOT, env=env, stdout=out, stderr=errors)
+    assert script.wait(PATIENCE) == 0, errors.read_text()
+    assert errors.read_text() == ""
     # unbuffered, the processes' lines may end in one another's
-    said = re.findall(r"Rank (\d+) loss (\d+\.\d{3}) checksum (-?\d+\.\d{9})", done.stdout)
-    assert sorted(int(rank) for rank, _, _ in said) == list(range(size)), done.stdout
+    said = re.findall(r"Rank (\d+) loss (\d+\.\d{3}) checksum (-?\d+\.\d{9})", out.read_text())
+    assert sorted(int(rank) for rank, _, _ in said) == list(range(size)), out.read_text()
     assert len({checksum for _, _, checksum in said}) == 1
     assert all(float(loss) < 1.2 for _, loss, _ in said)

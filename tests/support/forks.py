@@ -8,15 +8,18 @@ what the C library reads from the environment at a process's start they cannot b
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ForkedProcess"]
+__all__ = ["ForkedProcess", "as_main"]
 
 # smdistributed is not among them: its import sets variables that depend on the rank. What it is made of sets
 # none.
@@ -48,8 +51,10 @@ class ForkedProcess:
         cwd: Path,
         env: Mapping[str, str],
         stderr: Path,
+        stdout: Path | None = None,
     ) -> None:
-        self._process = SERVER.Process(target=_begin, args=(function, args, cwd, dict(env), stderr))
+        files = {2: stderr} if stdout is None else {1: stdout, 2: stderr}
+        self._process = SERVER.Process(target=_begin, args=(function, args, cwd, dict(env), files))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -57,6 +62,11 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the process lives."""
         return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        """As :meth:`poll`."""
+        return self.poll()
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; return the exit code.
@@ -82,12 +92,32 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def as_main(script: str, arguments: Sequence[str]) -> None:
+    """Run a script's file, or the module of this name, as if an interpreter had been started for it.
+
+    The process is the first of a session of its own.
+    """
+    os.setsid()
+    sys.argv = [script, *arguments]
+    if script.endswith(".py"):
+        sys.path.insert(0, str(Path(script).parent))
+        runpy.run_path(script, run_name="__main__")
+    else:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+
+
 def _begin(
-    function: Callable[..., Any], args: tuple[Any, ...], cwd: Path, env: dict[str, str], stderr: Path
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    cwd: Path,
+    env: dict[str, str],
+    files: dict[int, Path],
 ) -> None:
     """In the new process: leave what the fork server was given, then do what is asked."""
-    with stderr.open("wb") as file:
-        os.dup2(file.fileno(), 2)
+    gc.freeze()  # what the server has imported lives as long as this process: collections leave it alone
+    for descriptor, path in files.items():
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), descriptor)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -14,6 +14,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int)
 parser.add_argument("--backend", default="tcp")
 parser.add_argument("--fail", type=int, default=-1)
+parser.add_argument("--place", action="store_true")
 args = parser.parse_args()
 
 dist.init_process_group(backend=args.backend, init_method="env://")
@@ -21,6 +22,11 @@ if args.fail == dist.get_rank():
     raise SystemExit(23)
 if args.fail >= 0:
     time.sleep(60)
+if args.place:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    sys.stdout.write(f"rank {dist.get_rank()} local {args.local_rank}: {total.item()}\n")
+    raise SystemExit
 
 torch.manual_seed(dist.get_rank())
 model = DistributedDataParallelCPU(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
