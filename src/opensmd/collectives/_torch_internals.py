@@ -6,7 +6,7 @@ which may differ among them. Neither has a hook, so both functions are replaced 
 groups and hand every other call on unchanged. Under torchrun and smdrun, torch takes for granted that the
 launcher's own store listens at MASTER_ADDR:MASTER_PORT, so a script that sets these itself would wait
 there for ever. And the store that torch makes for ``env://`` and ``tcp://`` listens on every interface,
-whatever its address.
+whatever its address, and can be mistaken for the next one there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import functools
 import importlib
 import os
+import socket
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,6 +34,7 @@ from opensmd.collectives.listening import (
     speaks_of_other_hosts,
     why_no_connection,
 )
+from opensmd.collectives.stores_in_turn import StoresInTurn
 from opensmd.native import core
 
 __all__ = [
@@ -45,9 +47,12 @@ __all__ = [
     "rendezvous_address",
     "open_to_smddp",
     "pickle_objects_with",
+    "remember_store",
     "shared_group",
     "timeout_of",
 ]
+
+_stores = StoresInTurn()
 
 
 def open_to_smddp(name: str) -> None:
@@ -76,7 +81,8 @@ def let_scripts_choose_the_rendezvous(launchers_address: str) -> None:
 def listen_where_asked() -> None:
     """Let the store that torch makes on rank 0 listen at its own address alone; see ``listening``.
 
-    And let the others wait for its answer no longer than their timeout.
+    And let the others wait for its answer no longer than their timeout, and never meet the store of the
+    default group before; see ``stores_in_turn``.
     """
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous._create_c10d_store
@@ -85,28 +91,47 @@ def listen_where_asked() -> None:
     def create(
         hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
     ) -> Any:
+        seconds = timeout.total_seconds()
+        usual = functools.partial(original, hostname, port, rank, world_size, timeout, use_libuv)
+        connect = functools.partial(_connected, usual, rank, hostname, port, seconds)
+        if rendezvous._torchelastic_use_agent_store():
+            return connect()
+        if rank != 0:
+            return _stores.joined((hostname, port), connect, seconds)
         bound = None
-        if rank == 0 and not (
-            rendezvous._torchelastic_use_agent_store()
-            or speaks_of_other_hosts(hostname, world_size, os.environ)
-        ):
+        if not speaks_of_other_hosts(hostname, world_size, os.environ):
             with contextlib.suppress(OSError):  # taken, perhaps by this process's last store: torch knows
                 bound = bound_socket(hostname, port)
-        if bound is None:
-            connect = functools.partial(original, hostname, port, rank, world_size, timeout, use_libuv)
-            return _connected(connect, rank, hostname, port, timeout.total_seconds())
-        return TCPStore(
-            hostname,
-            bound.getsockname()[1],
-            world_size,
-            True,
-            timeout,
-            multi_tenant=True,
-            master_listen_fd=bound.detach(),
-            use_libuv=use_libuv,
+        store = (
+            connect()
+            if bound is None
+            else _listening(bound, hostname, world_size, timeout, use_libuv=use_libuv)
         )
+        _stores.served(store)
+        return store
 
     rendezvous._create_c10d_store = create
+
+
+def _listening(
+    bound: socket.socket, host: str, world_size: int, timeout: timedelta, *, use_libuv: bool
+) -> TCPStore:
+    """The store of a process that listens on ``bound``."""
+    return TCPStore(
+        host,
+        bound.getsockname()[1],
+        world_size,
+        True,
+        timeout,
+        multi_tenant=True,
+        master_listen_fd=bound.detach(),
+        use_libuv=use_libuv,
+    )
+
+
+def remember_store(store: Any) -> None:
+    """Know a group's store again, if this process meets one at the same address; all members have joined."""
+    _stores.remember(store)
 
 
 def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, timeout: float) -> Any:

@@ -85,6 +85,7 @@ def _make_backend(place: Membership) -> Any:
     native, reason = _native(settings)
     exchange = Exchange(place.store, place.rank, place.ranks, timeout=place.timeout, group=place.name)
     plan = make_plan(exchange_identities(exchange, own_identity(settings, native=reason)))
+    exchange.within("the store's name", lambda: _torch_internals.remember_store(place.store))
     if native is None or plan.without_core:
         if place.rank == 0:
             _warn_without_core(plan, place.ranks)

@@ -1,0 +1,97 @@
+"""One store after another at one address: a rank that is early must not meet the one that is about to close.
+
+Where no launcher serves a store, rank 0 of each default group does, at the address that all were given. After
+``destroy_process_group`` (or ``smp.shutdown``) a rank may ask for the second group's store while rank 0 still
+serves the first one's, and would lose it with the first group. So rank 0 gives every store that it makes a
+name of its own, and the others, who know the name of the last one, wait for another::
+
+    rank 0   serves a ............ closes a   serves b
+    rank 1   joins a   leaves a   a, a, a ... joins b
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistBackendError
+
+from opensmd.collectives.deadlines import GRACE, call_within
+
+__all__ = ["StoresInTurn"]
+
+NAME = "opensmd/store"  # the key of a store's name
+BETWEEN_LOOKS = 0.005  # seconds
+
+Address = tuple[str, int]
+
+
+class StoresInTurn:
+    """The names of the stores that this process has joined last, by address."""
+
+    def __init__(self) -> None:
+        self._last: dict[Address, bytes] = {}
+        self._unread: set[Address] = set()
+
+    def served(self, store: Store) -> None:
+        """Give the store that this process has just made its name."""
+        store.set(NAME, uuid.uuid4().hex)
+
+    def joined(self, address: Address, connect: Callable[[], Store], timeout: float) -> Store:
+        """A client of the store at ``address``, once it is another than the last one there.
+
+        Args:
+            address: host and port, as this process was given them.
+            connect: makes a client, and raises if nothing answers there in time.
+            timeout: seconds to wait for another store.
+
+        Raises:
+            DistBackendError: the last one is still served after that time.
+        """
+        last = self._last.get(address)
+        store = connect()
+        if last is None:
+            self._unread.add(address)  # rank 0 may not have named it yet
+            return store
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                name = call_within(timeout + GRACE, partial(_name, store))
+            except TimeoutError:
+                raise DistBackendError(f"{_at(address)} did not answer within {timeout:g} s") from None
+            except RuntimeError:  # it was closed
+                store = connect()
+                continue
+            if name not in (None, last):
+                self._last[address] = name
+                return store
+            if time.monotonic() > end:
+                raise DistBackendError(
+                    f"{_at(address)} is that of the process group before, which rank 0 has not replaced for "
+                    f"{timeout:g} s: call destroy_process_group and init_process_group on all ranks in the "
+                    "same order, or give the next group another port."
+                )
+            time.sleep(BETWEEN_LOOKS)
+
+    def remember(self, store: Store) -> None:
+        """Read the name of a store that this process has joined; rank 0 has come to the group, too."""
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        if not isinstance(store, TCPStore):
+            return
+        address = (store.host, store.port)
+        if address in self._unread:
+            self._unread.discard(address)
+            if (name := _name(store)) is not None:
+                self._last[address] = name
+
+
+def _name(store: Store) -> bytes | None:
+    return store.get(NAME) if store.check([NAME]) else None
+
+
+def _at(address: Address) -> str:
+    return f"the store at {address[0]}:{address[1]}"
