@@ -13,14 +13,25 @@ from tests.support.patience import PATIENCE
 
 FIRST_LINES = {
     "import torch.distributed.deprecated as dist": "dist.init_process_group.__module__",
+    "import opensmd.legacy as dist": "dist.init_process_group.__module__",
+}
+# Python imports torch first for each of them, so that they can share that, in forks.
+AFTER_TORCH = {
     "from torch.distributed.deprecated import all_reduce": "all_reduce.__module__",
     "import torch.nn.parallel.deprecated as nnp": "nnp.DistributedDataParallel.__module__",
     "from torch.nn.parallel.deprecated import DistributedDataParallelCPU as D": "D.__module__",
     "import torch": "torch.nn.parallel.deprecated.DistributedDataParallelCPU.__module__",
     "import torch.distributed": "torch.distributed.deprecated.reduce_op.__module__",
-    "import opensmd.legacy as dist": "dist.init_process_group.__module__",
     "import torch.distributed.deprecated.launch as launch": "launch.main.__module__",
 }
+FORKS = """
+import os, sys, torch
+for script in sys.argv[1:]:
+    if os.fork() == 0:
+        exec(script, {})
+        sys.exit()
+    assert os.wait()[1] == 0
+"""
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,19 +45,12 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def test_every_old_import_works_as_the_first_line_of_a_script() -> None:
-    # one interpreter a line, all at once
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", f"{line}\nprint({shown})"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for line, shown in FIRST_LINES.items()
-    ]
-    for process, line in zip(running, FIRST_LINES, strict=True):
-        out, errors = process.communicate(timeout=PATIENCE)
-        assert out.startswith("opensmd.legacy"), (line, errors)
+    alone = [python("-W", "error", "-c", f"{line}\nprint({shown})") for line, shown in FIRST_LINES.items()]
+    scripts = [f"{line}\nprint({shown})" for line, shown in AFTER_TORCH.items()]
+    forks = python("-W", "error", "-c", FORKS, *scripts)
+    said = [line for done in (*alone, forks) for line in done.stdout.splitlines()]
+    assert len(said) == len(FIRST_LINES) + len(AFTER_TORCH), [done.stderr for done in (*alone, forks)]
+    assert all(line.startswith("opensmd.legacy") for line in said), said
 
 
 def test_the_old_name_and_the_new_one_are_one_package() -> None:

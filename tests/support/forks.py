@@ -36,6 +36,9 @@ PRELOADED = [
     "opensmd.modelparallel.step",
     "pytest",
     "psutil",
+    # what most of its models need, where it is installed
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.bert.modeling_bert",
 ]
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(PRELOADED)

@@ -37,7 +37,7 @@ FAMILIES = (
     "attributes",
     "calls",
 )
-LONG = 20  # steps
+LONG = 12  # steps
 SCHEDULES = ("interleaved", "v", "simple", "zero_bubble", "1f1b")
 CHOICES = {"stages": int, "microbatches": int, "placement": str, "schedule": str, "replicas": int}
 
