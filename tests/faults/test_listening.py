@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.deprecated as legacy
 
-from opensmd.collectives.listening import bound_socket
+from opensmd.collectives.stores.listening import bound_socket
 from opensmd.legacy.rendezvous.host import is_local
 from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, free_port, run_once

@@ -27,14 +27,14 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
-from opensmd.collectives.deadlines import GRACE, call_within
-from opensmd.collectives.listening import (
+from opensmd.collectives.stores.deadlines import GRACE, call_within
+from opensmd.collectives.stores.in_turn import StoresInTurn
+from opensmd.collectives.stores.listening import (
     LOOPBACK,
     bound_socket,
     speaks_of_other_hosts,
     why_no_connection,
 )
-from opensmd.collectives.stores_in_turn import StoresInTurn
 from opensmd.native import core
 
 __all__ = [
@@ -79,10 +79,10 @@ def let_scripts_choose_the_rendezvous(launchers_address: str) -> None:
 
 
 def listen_where_asked() -> None:
-    """Let the store that torch makes on rank 0 listen at its own address alone; see ``listening``.
+    """Let the store that torch makes on rank 0 listen at its own address alone; see ``stores.listening``.
 
     And let the others wait for its answer no longer than their timeout, and never meet the store of the
-    default group before; see ``stores_in_turn``.
+    default group before; see ``stores.in_turn``.
     """
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous._create_c10d_store

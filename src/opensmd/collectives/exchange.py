@@ -14,8 +14,8 @@ from typing import TypeVar
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistBackendError
 
-from opensmd.collectives.deadlines import GRACE, call_within
 from opensmd.collectives.sealed import open_text, seal_text
+from opensmd.collectives.stores.deadlines import GRACE, call_within
 
 __all__ = ["Exchange"]
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from opensmd.collectives.exchange import Exchange
-from opensmd.collectives.listening import gloo_is_on_loopback
+from opensmd.collectives.stores.listening import gloo_is_on_loopback
 from opensmd.environment.settings import Settings
 
 __all__ = ["Identity", "GroupPlan", "exchange_identities", "make_plan", "own_identity", "share_arena"]

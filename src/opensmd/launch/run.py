@@ -177,7 +177,7 @@ def _prepare(options: Options) -> None:
     cores = affinity.local_cores()
     os.environ.pop(OF_LAUNCHER, None)  # of an smdrun around this one
     if options.nnodes == 1:
-        from opensmd.collectives.listening import keep_on_loopback
+        from opensmd.collectives.stores.listening import keep_on_loopback
 
         keep_on_loopback()
         os.environ[OF_LAUNCHER] = secrets.token_hex(32)

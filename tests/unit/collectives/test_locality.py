@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opensmd.collectives.listening import speaks_of_other_hosts
 from opensmd.collectives.locality import Claim, Locality, localities, own_claim
+from opensmd.collectives.stores.listening import speaks_of_other_hosts
 
 
 def silent(hosts: str) -> list[Claim]:

@@ -22,8 +22,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from opensmd.collectives.listening import LOOPBACK, served_store
 from opensmd.collectives.sealed import job_secret
+from opensmd.collectives.stores.listening import LOOPBACK, served_store
 from opensmd.launch.stores.sealed_store import SealedStore
 
 __all__ = ["BACKEND", "register"]

@@ -10,8 +10,13 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError
 
-from opensmd.collectives.deadlines import call_within
-from opensmd.collectives.listening import LOOPBACK, address_of_interface, served_store, why_no_connection
+from opensmd.collectives.stores.deadlines import call_within
+from opensmd.collectives.stores.listening import (
+    LOOPBACK,
+    address_of_interface,
+    served_store,
+    why_no_connection,
+)
 from opensmd.legacy._torch_internals import Store, TCPStore
 from opensmd.legacy.rendezvous.host import Process, reachable_addresses
 from opensmd.legacy.settings import Deadline

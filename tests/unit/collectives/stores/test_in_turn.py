@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from torch.distributed import DistBackendError, PrefixStore, TCPStore
 
-from opensmd.collectives.stores_in_turn import StoresInTurn
+from opensmd.collectives.stores.in_turn import StoresInTurn
 from tests.support.ranks import free_port
 
 HOST = "127.0.0.1"

@@ -19,7 +19,7 @@ from functools import partial
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistBackendError
 
-from opensmd.collectives.deadlines import GRACE, call_within
+from opensmd.collectives.stores.deadlines import GRACE, call_within
 
 __all__ = ["StoresInTurn"]
 
