@@ -34,7 +34,6 @@ from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import (
     AliasFamily,
     Tag,
-    highest_home,
     put_tag,
     tag_of,
     tags_of,
@@ -114,10 +113,8 @@ class CallRunner:
 
     # --- values and random numbers ---------------------------------------------------------------------
 
-    def value(self, call: Call) -> Any:
-        """Run at the highest home something that yields a Python value, and tell it to all."""
-        home = highest_home(call.tags)
-        assert home is not None
+    def value(self, call: Call, home: int) -> Any:
+        """Run at ``home`` something that yields a Python value, and tell it to all."""
         tensors = self.transfers.bring_all(call, home)
         number = self.microbatch.next_point()
         self.microbatch.point = f"the value of {call.name} from pipeline rank {home}"

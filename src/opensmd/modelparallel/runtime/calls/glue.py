@@ -28,7 +28,7 @@ from opensmd.modelparallel.runtime.calls.operations import (
 from opensmd.modelparallel.runtime.side_effects.written import STATISTICS, written_by_function
 from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA, getter, setter
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
-from opensmd.modelparallel.runtime.tensors.tags import highest_home, real_tensor, tag_of
+from opensmd.modelparallel.runtime.tensors.tags import Tag, highest_home, real_tensor, tag_of
 
 __all__ = ["Glue"]
 
@@ -80,7 +80,7 @@ class Glue(TorchFunctionMode):
     def _intercept(self, call: Call, home: int) -> Any:
         run, func, args, kwargs = self._run, call.function, call.args, call.kwargs
         if func in READS_VALUE:
-            return run.value(call)
+            return run.value(call, home)
         call.written = written_by_function(func, args, kwargs)
         # Statistics are no destination: the operation stays with its input, and what it has written there
         # travels.
@@ -94,14 +94,11 @@ class Glue(TorchFunctionMode):
         return run.run_at(home, call)
 
     def _requires_grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        tag = tag_of(args[0])
-        assert tag is not None
-        return tag.requires_grad
+        return _tag_of_first(args).requires_grad
 
     def _set_requires_grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Of a parameter on all ranks, as each has its own object of that name."""
-        tensor, tag = args[0], tag_of(args[0])
-        assert tag is not None
+        tensor, tag = args[0], _tag_of_first(args)
         if not isinstance(tensor, nn.Parameter):
             return self._intercept(Call(_name(func), func, func, args, kwargs, [tensor], [tag]), tag.home)
         wanted = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
@@ -135,8 +132,7 @@ class Glue(TorchFunctionMode):
 
     def _data(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter's numbers, past autograd: most likely to make new ones of them."""
-        tag = tag_of(args[0])
-        assert tag is not None
+        tag = _tag_of_first(args)
         if isinstance(args[0], nn.Parameter) and tag.home == self._run.rank:
             self._run.settle()
             self._run.wait_for_earlier()
@@ -147,15 +143,13 @@ class Glue(TorchFunctionMode):
         return iter(self._of_first(Tensor.unbind, (args[0], 0)))
 
     def _of_first(self, func: Function, args: tuple[Any, ...], *, lasting: bool = False) -> Any:
-        tag = tag_of(args[0])
-        assert tag is not None
+        tag = _tag_of_first(args)
         call = Call(_name(func), func, func, args, {}, [args[0]], [tag], lasting=lasting)
         return self._intercept(call, tag.home)
 
     def _hook(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hooks on a tensor act at its home only."""
-        tag = tag_of(args[0])
-        assert tag is not None
+        tag = _tag_of_first(args)
         if tag.home != self._run.rank:
             return _NoHook()
         self._run.settle()
@@ -205,6 +199,13 @@ class _NoHook:
 
     def remove(self) -> None:
         """Nothing is registered here."""
+
+
+def _tag_of_first(args: tuple[Any, ...]) -> Tag:
+    """The tag of the tensor that a method or an attribute was asked of: without one it would not be here."""
+    tag = tag_of(args[0])
+    assert tag is not None
+    return tag
 
 
 @functools.cache
