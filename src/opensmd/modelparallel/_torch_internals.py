@@ -56,6 +56,8 @@ _stack_height = torch._C._len_torch_function_stack
 _mode_at = torch._C._get_function_stack_at
 _pop_mode = torch._C._pop_torch_function_stack
 _push_mode = torch._C._push_on_torch_function_stack
+# Whether autocast is on in this thread, for any kind of device.
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _WEIGHT_HOOKS = (WeightNorm, SpectralNorm, BasePruningMethod)
 _REENTRANT_NODE: type = torch_checkpoint.CheckpointFunction._backward_cls
 # torch 2.14 has split the first off the second, which remains for callers outside torch and calls it.
@@ -230,11 +232,6 @@ def makes_weight(module: nn.Module) -> bool:
 def takes_hooks(module: nn.Module) -> bool:
     """Whether hooks can be put on a module; scripted ones refuse them."""
     return not isinstance(module, torch.jit._script.RecursiveScriptModule)
-
-
-def any_autocast() -> bool:
-    """Whether autocast is on in this thread, for any kind of device."""
-    return bool(torch._C._is_any_autocast_enabled())
 
 
 def any_modes() -> bool:

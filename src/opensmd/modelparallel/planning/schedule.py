@@ -196,7 +196,7 @@ class TableOrder:
         self.forwards_first = forwards_first
         self._row = row
         self._early, self._weights_last, self._last_goes_last = early, weights_last, last_goes_last
-        self._places, self._forwards, self._backwards = places.all, places.forwards, places.backwards
+        self._forwards, self._backwards, self._weights = places.forwards, places.backwards, places.weights
         self._choices = places.choices
         self._most_under_way = most_active if window is None else min(most_active, window)
         self._done = 0  # that many microbatches from the first
@@ -205,20 +205,21 @@ class TableOrder:
     def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
         """See :class:`Policy`."""
         progress, chunks, weights = standing
-        first, count = self._done, len(progress)
+        first, count, last_chunk = self._done, len(progress), self.chunks - 1
         while first < count and progress[first] is _DONE:
-            first += 1
-        self._done = first
+            self._done = first = first + 1
         waiting: list[tuple[int, int]] = []
         kept, fresh, forwards, under_way = len(weights), -1, 0, 0
         for microbatch in range(first, count):
             state = progress[microbatch]
-            if state is _DONE:
-                continue
             if state is _NEW:
                 fresh = microbatch  # and all after it
                 break
-            chunk = min(chunks[microbatch], self.chunks - 1) if self.chunks > 1 else 0
+            if state is _DONE:
+                continue
+            chunk = chunks[microbatch]
+            if chunk > last_chunk:
+                chunk = last_chunk
             under_way += 1
             kept += chunk + 1
             if state is _AT_BACKWARD or state is _BACKWARD:
@@ -233,9 +234,9 @@ class TableOrder:
             waiting.append((self._forwards[0][fresh], fresh))
         if len(waiting) > 1:
             waiting.sort()
-        left = self._earliest(weights) if weights else None
+        left, first_weights = self._earliest(weights) if weights else (None, math.inf)
         for place, microbatch in waiting:
-            if left is not None and not self._weights_last and left[0] < place:
+            if first_weights < place:
                 break
             state = progress[microbatch]
             if state is _NEW:
@@ -246,7 +247,7 @@ class TableOrder:
                 continue
             elif can_go_on(microbatch):
                 return self._choices[microbatch]
-        return None if left is None else left[1]
+        return None if left is None else Choice(*left)
 
     def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
         """See :class:`Policy`."""
@@ -254,14 +255,15 @@ class TableOrder:
             return False
         return any(state is not _DONE for state in progress[:-1])
 
-    def _earliest(self, weights: Sequence[tuple[int, int]]) -> tuple[float, Choice]:
-        """The weight gradients that come first in the row, and where."""
+    def _earliest(self, weights: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], float]:
+        """The weight gradients that come first in the row, and where; at the end those that come last."""
         if self._weights_last:
-            return math.inf, Choice(*weights[0])
-        return min(
-            (self._places.get(Action("W", microbatch, chunk), math.inf), Choice(microbatch, chunk))
-            for microbatch, chunk in weights
-        )
+            return weights[0], math.inf
+        earliest = weights[0] if len(weights) == 1 else min(weights, key=self._place_of_weights)
+        return earliest, self._weights.get(earliest, math.inf)
+
+    def _place_of_weights(self, weights: tuple[int, int]) -> tuple[float, tuple[int, int]]:
+        return self._weights.get(weights, math.inf), weights
 
     def _has_room(self, place: int, kept: int, standing: Standing) -> bool:
         """Whether a forward may begin."""
@@ -294,14 +296,14 @@ class _Places(NamedTuple):
     """Where the actions of a row are.
 
     Attributes:
-        all: the place of each.
         forwards, backwards: those of a kind, by chunk and microbatch.
+        weights: those of weight gradients, by (microbatch, chunk), as far as the row has them.
         choices: of each microbatch, made once.
     """
 
-    all: Mapping[Action, int]
     forwards: Sequence[Sequence[int]]
     backwards: Sequence[Sequence[int]]
+    weights: Mapping[tuple[int, int], int]
     choices: Sequence[Choice]
 
     @staticmethod
@@ -318,8 +320,11 @@ class _Places(NamedTuple):
                 for chunk in chunks
             ]
 
+        weights = {
+            (action.microbatch, action.chunk): place for action, place in places.items() if action.kind == "W"
+        }
         microbatches = range(1 + max(action.microbatch for action in row))
-        return _Places(places, of_kind("F"), of_kind("B"), [Choice(each) for each in microbatches])
+        return _Places(of_kind("F"), of_kind("B"), weights, [Choice(each) for each in microbatches])
 
 
 class FixedOrder:

@@ -88,6 +88,7 @@ class Engine:
         self._config = config
         self._sum_warning = sum_warning
         self._control_device = control_device(group)
+        self._timeline = recorder(dist.get_rank())
         self._threads = Threads()
         self._record = Record()
         self._offloading = offloading
@@ -262,11 +263,9 @@ class Engine:
             )
         run.backward_pass.begin(run.microbatch, tensors, grad_tensors, retain_graph, share=share)
 
-    @staticmethod
-    def _hand_to_timeline(record: Record) -> None:
-        wanted = recorder(dist.get_rank())
-        if wanted is not None:
-            wanted.add(
+    def _hand_to_timeline(self, record: Record) -> None:
+        if self._timeline is not None:
+            self._timeline.add(
                 Span(PIPELINE, stretch.kind, stretch.start_ns, stretch.end_ns, stretch.microbatch)
                 for stretch in record.stretches
             )

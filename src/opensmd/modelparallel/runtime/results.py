@@ -7,6 +7,7 @@ together; large ones as soon as they are there, where messages may overtake one 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.memory_layout import arranged, in_memory_order, strides_kept
-from opensmd.modelparallel.runtime.tensors.tags import Form, form_of, real_tensor, tags_of
+from opensmd.modelparallel.runtime.tensors.tags import Form, form_of, tags_of
 
 __all__ = ["Results"]
 
@@ -44,6 +45,11 @@ class _ResultPart(NamedTuple):
     def is_small(self) -> bool:
         """Whether it travels with others."""
         return self.elements * self.form[2].itemsize <= _SMALL_BYTES
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a single number without axes, such as a loss."""
+        return not self.form[0]
 
     def leaving(self) -> Tensor:
         """The elements of the part as they travel."""
@@ -98,7 +104,8 @@ class Results:
         tensors = self._tensors[index]
         structure.collect(value, tensors)
         tags = tags_of(tensors)
-        context.escaped.require_replicated(tensors, tags, "the step function has returned")
+        if None in tags:
+            context.escaped.require_replicated(tensors, tags, "the step function has returned")
         for place, (leaf, tag) in enumerate(zip(tensors, tags, strict=True)):
             # Computed on all ranks: nothing to send.
             if tag is None:
@@ -106,9 +113,7 @@ class Results:
                 continue
             data: Tensor | None = None
             if tag.home == context.rank:
-                real = real_tensor(leaf)
-                data = real.detach()
-                tensors[place] = data
+                tensors[place] = data = (leaf if tag.real is None else tag.real).detach()
             form = form_of(leaf, tag)
             part = _ResultPart(index, place, math.prod(form[0]), form, data)
             self._parts[tag.home].append(part)
@@ -125,13 +130,15 @@ class Results:
     def received(self) -> list[Any]:
         """All results; waits for what is still to come."""
         for home, parts in enumerate(self._parts):
+            if not parts:
+                continue
             # Microbatches end in another order on every rank; messages must be put together alike.
             parts.sort(key=lambda part: part[:2])
             for together in _messages(parts):
                 if home != self._context.rank:
                     self._receive(home, together)
                 elif self._context.transport.ordered or together[0].is_small:
-                    self._send(together[0], torch.cat([part.leaving() for part in together]))
+                    self._send(together[0], _joined(together))
         for microbatch, place in self._in_graphs:
             tensors = self._tensors[microbatch]
             # Something that requires gradients, for autograd to make a node that can answer.
@@ -146,9 +153,8 @@ class Results:
         counts = [part.elements for part in together]
         first = together[0]
         numbers = self._context.transport.receive(home, _tag(first), sum(counts), first.form[2])
-        pieces = torch.split(numbers, counts) if len(together) > 1 else [numbers]
-        for part, piece in zip(together, pieces, strict=True):
-            self._tensors[part.microbatch][part.place] = part.arrived(piece)
+        for part, tensor in zip(together, _apart(together, numbers, counts), strict=True):
+            self._tensors[part.microbatch][part.place] = tensor
 
 
 def _messages(parts: list[_ResultPart]) -> list[list[_ResultPart]]:
@@ -162,6 +168,22 @@ def _messages(parts: list[_ResultPart]) -> list[list[_ResultPart]]:
             alone.append([part])
     # By dtype, because torch.cat promotes: an integer among floats would come back rounded.
     return [*small.values(), *alone]
+
+
+def _joined(together: list[_ResultPart]) -> Tensor:
+    """The elements of what travels together; of losses, the usual case, in one operation."""
+    numbers = [part.data for part in together if part.is_number and part.data is not None]
+    if len(numbers) == len(together):
+        return torch.stack(numbers)
+    return torch.cat([part.leaving() for part in together])
+
+
+def _apart(together: list[_ResultPart], numbers: Tensor, counts: list[int]) -> Sequence[Tensor]:
+    """The tensors whose elements have come as a vector; the other way of :func:`_joined`."""
+    if all(part.is_number for part in together):
+        return numbers.unbind()
+    pieces = torch.split(numbers, counts)
+    return [part.arrived(piece) for part, piece in zip(together, pieces, strict=True)]
 
 
 def _tag(first: _ResultPart) -> int:

@@ -87,7 +87,7 @@ class CallRunner:
         """
         leaves: list[Tensor] = []
         structure.collect(args, leaves)
-        if kwargs:
+        if kwargs and not structure.are_values(kwargs.values()):
             structure.collect([*kwargs.values()], leaves)
         tags = tags_of(leaves)
         if self._changed.memories:
@@ -303,6 +303,9 @@ class CallRunner:
         """The arguments with the tensors that are here."""
         args, kwargs = call.args, call.kwargs
         if not all(map(operator.is_, tensors, call.leaves)):
+            # Nearly all modules are given tensors and nothing else.
+            if len(args) == len(tensors) and all(map(operator.is_, args, call.leaves)):
+                return tuple(tensors), kwargs
             replacements: Iterator[Any] = iter(tensors)
             args = structure.substitute(args, replacements)
             if kwargs:

@@ -78,7 +78,7 @@ class TensorDescription:
         """A tensor like it without data."""
         # Given strides, torch takes twice as long, and a rank makes a placeholder for nearly every call.
         stride = None if self.is_contiguous else self.stride
-        return Placeholder(self.shape, stride, self.dtype, local_device(self.device))
+        return Placeholder.of_form(self.shape, stride, self.dtype, local_device(self.device))
 
 
 class Change(NamedTuple):

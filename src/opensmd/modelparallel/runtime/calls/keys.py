@@ -43,11 +43,11 @@ def _named_key(kwargs: dict[str, Any]) -> tuple[Any, ...]:
 
 def argument_key(value: Any) -> Any:
     """What all ranks know alike of an argument; hashable."""
+    if isinstance(value, Tensor):
+        return tensor_key(value)
     kind = type(value)
     if kind in _VALUES:
         return (kind, value)
-    if isinstance(value, Tensor):
-        return tensor_key(value)
     if isinstance(value, (int, float, str)):
         return (kind, value)
     if isinstance(value, (tuple, list)):

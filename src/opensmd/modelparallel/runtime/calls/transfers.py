@@ -15,7 +15,13 @@ from torch.distributed.tensor import DTensor
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
-from opensmd.modelparallel.runtime.messages.transport import Kind, Message, gradient_messages, make_tag
+from opensmd.modelparallel.runtime.messages.transport import (
+    Kind,
+    Message,
+    gradient_messages,
+    gradient_tag,
+    make_tag,
+)
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors.memory_layout import in_memory_order, is_sparse, strides_kept
@@ -131,16 +137,16 @@ class Transfers:
                 "that parallelize_module has split whole on one partition with smp.set_partition"
             )
         shape, stride, _ = form_of(real, tag)
-        check = _shape_check(shape)
         # A detached tensor is no part of the graph, so that nothing of this is recorded.
         data = in_memory_order(real.detach(), shape, stride)
         self._has_sent = True
-        self._transport.send(target, make_tag(Kind.TENSOR, self._microbatch.index, number, check), data)
+        message = make_tag(Kind.TENSOR, self._microbatch.index, number, _shape_check(shape))
+        self._transport.send(target, message, data)
         self._context.sent_since_flush = True
         if grad:
             # The node of autograd is made now, at the same program point as the receiver's: both then have
             # the same place in the order of their rank's backward (see graph_edges).
-            back = make_tag(Kind.GRADIENT, self._microbatch.index, number, check)
+            back = gradient_tag(message)
             messages = gradient_messages(target, back)
             token = self._transport.send_edge(
                 real, target, back, lambda: self._wait_for_gradient(messages, shape)
@@ -149,8 +155,7 @@ class Transfers:
 
     def _receive(self, like: Tensor, tag: Tag, number: int, grad: bool) -> Tensor:
         source, (shape, stride, dtype) = tag.home, form_of(like, tag)
-        check = _shape_check(shape)
-        message = (source, make_tag(Kind.TENSOR, self._microbatch.index, number, check))
+        message = (source, make_tag(Kind.TENSOR, self._microbatch.index, number, _shape_check(shape)))
         kept = strides_kept(shape, stride)
         if self._has_sent and self._turns.chunked:
             self._enter_next_chunk(message)
@@ -162,8 +167,7 @@ class Transfers:
             received = self._transport.take(*message, shape, kept, dtype)
         if not grad:
             return received
-        back = make_tag(Kind.GRADIENT, self._microbatch.index, number, check)
-        result, token = self._transport.receive_edge(received, source, back)
+        result, token = self._transport.receive_edge(received, source, gradient_tag(message[1]))
         self._microbatch.edges.arrive(number, token)
         return result
 

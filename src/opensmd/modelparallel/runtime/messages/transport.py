@@ -55,6 +55,8 @@ def make_tag(kind: int, microbatch: int, number: int, check: int = 0) -> int:
 
 
 ABORT = make_tag(Kind.ABORT, 0, 0)
+_TENSOR_TO_GRADIENT = make_tag(Kind.GRADIENT, 0, 0) - make_tag(Kind.TENSOR, 0, 0)
+_GRADIENT_TO_NONE = make_tag(Kind.NO_GRADIENT, 0, 0) - make_tag(Kind.GRADIENT, 0, 0)
 
 
 class Transport(Protocol):
@@ -116,14 +118,18 @@ def open_transport(group: dist.ProcessGroup, device: torch.device) -> Transport:
     return GroupTransport(group, device)
 
 
+def gradient_tag(tag: int) -> int:
+    """The tag of the gradient of what has the tag of kind TENSOR."""
+    return tag + _TENSOR_TO_GRADIENT
+
+
 def gradient_messages(source: int, tag: int) -> list[Message]:
     """The two messages of which one tells of a gradient."""
     return [(source, tag), (source, _without_gradient(tag))]
 
 
 def _without_gradient(tag: int) -> int:
-    step = 1 << (_MICROBATCH_BITS + _NUMBER_BITS + _CHECK_BITS)
-    return tag + (Kind.NO_GRADIENT - Kind.GRADIENT) * step
+    return tag + _GRADIENT_TO_NONE
 
 
 class MailboxTransport:

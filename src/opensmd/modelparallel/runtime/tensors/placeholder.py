@@ -30,11 +30,13 @@ class Placeholder(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(
-        cls, shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, device: torch.device
+    def of_form(
+        shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, device: torch.device
     ) -> Placeholder:
+        """A placeholder; ``stride`` None for a contiguous one."""
+        # No constructor: a rank makes one for nearly every call, and each Python frame costs.
         made: Placeholder = Tensor._make_wrapper_subclass(
-            cls, shape, strides=stride, dtype=dtype, device=device, requires_grad=False
+            Placeholder, shape, strides=stride, dtype=dtype, device=device
         )
         return made
 

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import io
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
 
 __all__ = [
+    "are_values",
     "dump_if_possible",
     "can_be_dumped",
     "collect",
@@ -56,6 +57,11 @@ def collect(structure: Any, found: list[Tensor]) -> None:
     elif is_dataclass(structure):
         for field in dataclasses.fields(structure):
             collect(getattr(structure, field.name, None), found)
+
+
+def are_values(values: Iterable[Any]) -> bool:
+    """Whether all are plain: what most calls name are texts and numbers."""
+    return _VALUES.issuperset(map(type, values))
 
 
 def tensors_in(structure: Any) -> list[Tensor]:

@@ -129,11 +129,6 @@ class Tag:
     def requires_grad(self, value: bool) -> None:
         self._requires_grad = value
 
-    @property
-    def sources(self) -> tuple[Tag, ...]:
-        """What the tensor's values have come from, through whichever of its views."""
-        return self.parents if self._family is None else self.parents + self._family.parents
-
     def __reduce__(self) -> tuple[Any, ...]:
         return (Tag, (self.home, self.requires_grad))
 
@@ -147,7 +142,9 @@ def ancestors(tags: Iterable[Tag]) -> set[Tag]:
         tag = left.pop()
         if tag not in found:
             found.add(tag)
-            left.extend(tag.sources)
+            left += tag.parents
+            if tag._family is not None:
+                left += tag._family.parents
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.schedule import (
@@ -71,7 +71,7 @@ class RankSchedule:
     in_order: bool
     virtual_stages: int = 1
 
-    @property
+    @cached_property
     def chain(self) -> bool:
         """Whether all tensors go to higher stages."""
         crossings = self.plan.crossings

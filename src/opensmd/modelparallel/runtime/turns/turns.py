@@ -244,7 +244,8 @@ class Turns:
     ) -> None:
         """Where a microbatch is, and what it waits for."""
         self.progress[index] = progress
-        self._chunks[index] = self._microbatches[index].chunk
+        if self.chunked:
+            self._chunks[index] = self._microbatches[index].chunk
         self._messages[index] = messages
         self._until[index] = until
 
