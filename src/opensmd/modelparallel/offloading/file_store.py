@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opensmd.modelparallel.offloading.arena import Arena
 
-__all__ = ["FileStore", "InFile"]
+__all__ = ["FileStore", "FromFile", "InFile"]
 
 
 class FileStore:
@@ -45,7 +45,7 @@ class InFile:
         size = int(tensor.numel()) * tensor.element_size()
         self._offset = store.arena.take(size)
         self._writing: Future[None] = store.writer.submit(
-            _write, store.arena, ordered, ordered._version, self._offset
+            _write, store.arena, [ordered], ordered._version, self._offset
         )
         weakref.finalize(self, store.arena.give_back, self._offset, size).atexit = False
 
@@ -61,19 +61,44 @@ class InFile:
         """
         self._writing.result()
 
-    def fetch(self) -> Future[Tensor]:
+    def fetch(self) -> FromFile:
         """Begin to read the tensor."""
-        return self._store.reader.submit(self._read)
+        read: list[Tensor] = []
+        return FromFile(self._store.reader.submit(self._read, read), read)
 
-    def _read(self) -> Tensor:
+    def _read(self, read: list[Tensor]) -> None:
         self._writing.result()
         tensor = torch.empty(self._shape, dtype=self._dtype)
         self._store.arena.read(tensor, self._offset)
         inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
-        return tensor.permute(inverse)
+        read.append(tensor.permute(inverse))
 
 
-def _write(arena: Arena, ordered: Tensor, version: int, offset: int) -> None:
+class FromFile:
+    """A tensor on its way back.
+
+    Args:
+        reading: ends when it is there.
+        read: it is here then. Not the future's result: the thread keeps the future for a while after its end.
+    """
+
+    def __init__(self, reading: Future[None], read: list[Tensor]) -> None:
+        self._reading = reading
+        self._read = read
+
+    def result(self) -> Tensor:
+        """The tensor, as soon as it is there; asked for once.
+
+        Raises:
+            OSError: it could not be written or read.
+        """
+        self._reading.result()
+        return self._read.pop()
+
+
+def _write(arena: Arena, given: list[Tensor], version: int, offset: int) -> None:
+    """Write the tensor in ``given``, and take it out: the thread keeps its arguments beyond the end."""
+    ordered = given.pop()
     arena.write(ordered.contiguous(), offset)
     if ordered._version != version:
         raise RuntimeError(

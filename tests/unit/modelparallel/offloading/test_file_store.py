@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from opensmd.modelparallel.offloading.file_store import FileStore
+from opensmd.modelparallel.runtime.tensors.storages import StorageReference
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
@@ -25,6 +29,34 @@ def test_a_tensor_comes_back_with_its_values_strides_and_type(tmp_path: Path, dt
         assert stored.is_written()
     assert store.put(images).fetch().result().is_contiguous(memory_format=torch.channels_last)
     assert not list(tmp_path.iterdir()), "the file has no name that could be left behind"
+
+
+class Hoarder(ThreadPoolExecutor):
+    """Keeps all that it was given and that came of it, as a thread does until its turn comes again."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.kept: list[Any] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(fn, *args, **kwargs)
+        self.kept.append((args, kwargs, future))
+        return future
+
+
+def test_threads_that_are_late_keep_no_tensor_in_memory(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path))
+    store.writer, store.reader = Hoarder(), Hoarder()
+    tensor = torch.ones(4)
+    before = StorageReference(tensor.untyped_storage())
+    stored = store.put(tensor)
+    del tensor
+    stored.wait_until_written()
+    assert before.expired()
+    tensor = stored.fetch().result()
+    after = StorageReference(tensor.untyped_storage())
+    del tensor
+    assert after.expired()
 
 
 def test_room_is_used_again_when_nobody_refers_to_a_tensor(tmp_path: Path) -> None:
