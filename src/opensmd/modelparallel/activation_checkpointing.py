@@ -17,7 +17,7 @@ from opensmd.modelparallel.offloading.regions import checkpointed
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.state import state
 
-__all__ = ["checkpoint", "checkpoint_sequential", "set_activation_checkpointing"]
+__all__ = ["checkpoint", "checkpoint_layers", "checkpoint_sequential", "set_activation_checkpointing"]
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
@@ -101,6 +101,23 @@ def set_activation_checkpointing(
         return _run_checkpointed(plain, args, kwargs, preserve_rng_state)
 
     module.forward = run
+
+
+def checkpoint_layers(module: nn.Module, names: Sequence[str]) -> None:
+    """Checkpoint the layers of ``module`` that the setting ``auto`` has chosen.
+
+    Raises:
+        ValueError: it has no such layer.
+    """
+    known = dict(module.named_modules())
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"auto has chosen to checkpoint module {name!r}, which this model lacks: its factory must "
+                "return the same model as the script wraps"
+            )
+        whole = "contiguous" if isinstance(known[name], nn.Sequential) else "each"
+        set_activation_checkpointing(known[name], strategy=whole)
 
 
 def _run_checkpointed(

@@ -30,7 +30,7 @@ from opensmd.environment.sagemaker import json_object
 from opensmd.modelparallel.planning.schedule import most_active
 from opensmd.modelparallel.planning.schedules.names import Pipeline
 
-__all__ = ["Config", "load_config", "parse_pairs"]
+__all__ = ["Automatic", "Config", "load_config", "parse_pairs"]
 
 VARIABLE = "SM_HP_MP_PARAMETERS"
 OPTION = "--mp_parameters"
@@ -77,6 +77,22 @@ _WITHOUT_EFFECT = {
 }
 
 
+class Automatic(BaseModel):
+    """What ``auto`` chooses a strategy from.
+
+    Attributes:
+        model: ``module:factory``, which returns the model and the step of one batch, as for ``smd plan``.
+        batch: samples of that batch, which replicas and microbatches share out.
+        memory_gib: of a rank; by default its share of the host's.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    batch: int = Field(ge=1)
+    memory_gib: float | None = Field(default=None, gt=0.0)
+
+
 class Config(BaseModel):
     """The effective settings of model parallelism.
 
@@ -100,6 +116,8 @@ class Config(BaseModel):
         prescaled_batch: the ranks that share a stage are given the same batch. False: each has its own, and
             distributed modules work on all of them.
         skip_tracing: partition by the sizes of parameters alone, without a dry run.
+        auto: what to choose partitions, replicas, schedule, microbatches and checkpoints from; settings that
+            are given are kept.
         replan: follow a better plan after two steps if these have taken other times than planned.
         offload_activations: inputs of checkpointed layers leave memory until their backward is near.
         activation_loading_horizon: of so many layers they may be in memory.
@@ -143,6 +161,7 @@ class Config(BaseModel):
     prescaled_batch: bool = False
     skip_tracing: bool = False
     replan: bool = False
+    auto: Automatic | None = None
     fp16: bool = False
     bf16: bool = False
     sharded_data_parallel_degree: int = Field(default=1, ge=0)
@@ -191,6 +210,16 @@ class Config(BaseModel):
             raise ValueError("expected a number, not a truth value")
         return value
 
+    @field_validator("auto", mode="before")
+    @classmethod
+    def _auto_names_a_model(cls, value: Any) -> Any:
+        if value is True:
+            raise ValueError(
+                "groups of ranks are made before there is a model to choose for; name one, as in "
+                '{"model": "my_package.models:build", "batch": 64}'
+            )
+        return value or None
+
     @field_validator("placement_strategy")
     @classmethod
     def _placement(cls, value: str) -> str:
@@ -225,6 +254,9 @@ class Config(BaseModel):
             )
         self._require_virtual_stages()
         self._require_movable()
+        hinder = ("tensor_parallel_degree", "sharded_data_parallel_degree", "shard_optimizer_state")
+        if self.auto is not None and (asked := [name for name in hinder if self._asks(name)]):
+            raise ValueError(f"auto does not choose for {' and '.join(asked)}")
         self._refuse_absent()
         return self
 

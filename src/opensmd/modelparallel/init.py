@@ -13,6 +13,7 @@ from opensmd.collectives.locality import meet
 from opensmd.collectives.sealed import seal_objects_of_torch
 from opensmd.environment.variables import fill
 from opensmd.modelparallel.config import Config, load_config
+from opensmd.modelparallel.dry_run.automatic import choose_settings
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
 from opensmd.modelparallel.ranks.groups import Groups
@@ -32,6 +33,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     settings, or with none (transformers makes one when it is imported), does nothing; one with more settings
     adds them as long as no model is wrapped.
 
+    With ``auto`` the first rank chooses what is not given, for all.
+
     Raises:
         ValueError: unknown, bad or contradictory settings, a number of ranks that does not fit them, or a
             LOCAL_RANK that does not fit the hosts on which the ranks met.
@@ -41,7 +44,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         return
     cfg = load_config(config)
     if state.initialized:
-        if cfg != state.cfg:
+        # what ``auto`` has chosen is beside what was given
+        if cfg != state.cfg and not _given(cfg).items() <= _given(state.cfg).items():
             _add_settings(cfg)
         return
     seal_objects_of_torch()
@@ -49,10 +53,15 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if owns_world:
         _join_world()
     size, rank = dist.get_world_size(), dist.get_rank()
+    layers: tuple[str, ...] = ()
+    if cfg.auto is not None:
+        assert dist.group.WORLD is not None
+        cfg, layers = choose_settings(cfg, cfg.auto, dist.group.WORLD)
     grid = _grid(cfg, size)
     locality = meet()
     groups = Groups(grid, rank)
     state.fill(cfg=cfg, grid=grid, groups=groups, rank=rank, locality=locality, owns_world=owns_world)
+    state.checkpointed_layers = layers
     if owns_world:
         atexit.register(shutdown)
 

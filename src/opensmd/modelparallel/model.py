@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from opensmd.collectives.buckets import require_bucket_size
 from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
+from opensmd.modelparallel.activation_checkpointing import checkpoint_layers
 from opensmd.modelparallel.delayed.delayed_parameter import goes_on
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.dry_run.first_plan import PlanRequest, agree_on_plan
@@ -102,6 +103,7 @@ class DistributedModel(NotForDDP, ModelState):
         require_passes(backward_passes_per_step)
         require_bucket_size(bucket_cap_mb, "smp.DistributedModel")
         half = smp_state.cfg.half_dtype
+        checkpoint_layers(module, smp_state.checkpointed_layers)
         with goes_on(module) as root:
             root.add_module("module", distributed := distribute(module))
             if half is not None:

@@ -141,6 +141,7 @@ class State:
         optimizers: the script's DistributedOptimizers by identity, the latest last.
         scalers: the script's GradScalers, in the order in which it made them, and the loss scale.
         offloading: of checkpointed activations; None without the setting offload_activations.
+        checkpointed_layers: those that the setting ``auto`` wants to be computed again in backward.
         loss_scale: of the settings fp16 and bf16; None without a DistributedOptimizer.
         sharding_mesh: over which parameters are sharded; None where they are not.
         undoing: what ``smp.shutdown`` calls, such as to give torch its own functions back.
@@ -161,6 +162,7 @@ class State:
         self.optimizers: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
         self.scalers: WeakValueDictionary[int, WrappedScaler] = WeakValueDictionary()
         self.loss_scale: SharedScale | None = None
+        self.checkpointed_layers: tuple[str, ...] = ()
         self.offloading: Offloading | None = None
         self.engine: Engine | None = None
         self.sharding_mesh: DeviceMesh | None = None

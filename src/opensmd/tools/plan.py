@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
+import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import torch
 from rich.console import Console
 from torch import nn
 
+if TYPE_CHECKING:
+    from opensmd.modelparallel.planning.trace import ModelTrace
+
 __all__ = ["plan"]
+
+SHOWN = 6  # strategies
 
 
 @click.command()
@@ -36,6 +39,9 @@ __all__ = ["plan"]
 )
 @click.option("--shard-optimizer", is_flag=True, help="All replicas share out the optimizer's state.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16", "bf16"]), default="fp32", show_default=True)
+@click.option("--auto", "ranks", type=click.IntRange(1), metavar="RANKS", help="Choose how to use so many.")
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples, with --auto.")
+@click.option("--memory", type=click.FloatRange(0), metavar="GIB", help="Of a rank, with --auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
     target: str,
@@ -52,6 +58,9 @@ def plan(
     sharded: int,
     shard_optimizer: bool,
     precision: str,
+    ranks: int | None,
+    batch: int,
+    memory: float | None,
     as_json: bool,
 ) -> None:
     """Show the plan, the memory of each rank and the predicted bubble for a model.
@@ -64,6 +73,10 @@ def plan(
 
     The last table has what a rank keeps with --tensor, --replicas, --sharded and --precision, of which the
     model is one of FP32.
+
+    With --auto the factory's step is that of a whole batch of --batch samples, and partitions, replicas,
+    schedule, microbatches and activation checkpoints are chosen for so many ranks of --memory each: the
+    chosen ones and the next best are shown, with what is predicted of them.
     """
     from opensmd.modelparallel.dry_run.capture import capture, describe
     from opensmd.modelparallel.planning.partition import partition
@@ -83,6 +96,11 @@ def plan(
         raise click.BadParameter(str(error), param_hint="--sharded") from error
     model, call = _load(target)
     trace = describe(model) if call is None else capture(model, call, times=times)
+    if ranks is not None:
+        _show_strategies(
+            trace, ranks=ranks, batch=batch, memory=memory, optimizer_bytes=optimizer_bytes, as_json=as_json
+        )
+        return
     weight = memory_weight if memory_weight is not None else (0.2 if optimize == "speed" else 0.8)
     made = partition(
         trace,
@@ -99,38 +117,34 @@ def plan(
         console = Console(width=width)
         console.print(plan_table(made, microbatches=microbatches))
         console.print(rank_table(made, sharing))
-        ranks = partitions * tensor * replicas
-        console.print(f"{ranks} ranks: {partitions} partitions x {tensor} x {replicas} replicas")
+        all_ranks = partitions * tensor * replicas
+        console.print(f"{all_ranks} ranks: {partitions} partitions x {tensor} x {replicas} replicas")
     for note in made.notes:
         click.echo(note, err=True)
 
 
 def _load(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:
     """Import and call the factory; return the model and its step, if there is one."""
-    module_name, colon, attribute = target.partition(":")
-    if not colon or not attribute:
-        raise click.BadParameter(f"{target!r} is not of the form module:factory", param_hint="MODULE:FACTORY")
-    sys.path.insert(0, str(Path.cwd()))
+    from opensmd.modelparallel.dry_run.factory import model_and_step
+
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+        return model_and_step(target)
+    except ValueError as error:
         raise click.BadParameter(str(error), param_hint="MODULE:FACTORY") from error
-    made = factory()
-    if isinstance(made, nn.Module):
-        return made, None
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise click.ClickException(
-            f"{target} returned {type(made).__name__}; expected a model, (model, call) or (model, inputs)"
-        )
-    model, second = made
-    if isinstance(second, dict):
-        return model, lambda: model(**second)
-    if isinstance(second, tuple | list):
-        return model, lambda: model(*second)
-    if isinstance(second, torch.Tensor):
-        return model, lambda: model(second)
-    if callable(second):
-        return model, second
-    raise click.ClickException(
-        f"{target} returned a model and {type(second).__name__}; expected a function, inputs or a tensor"
-    )
+
+
+def _show_strategies(
+    trace: ModelTrace, *, ranks: int, batch: int, memory: float | None, optimizer_bytes: float, as_json: bool
+) -> None:
+    from opensmd.modelparallel.planning.strategy import Choices, strategies
+    from opensmd.modelparallel.report.strategies import strategies_json, strategy_table
+
+    limit = math.inf if memory is None else memory * (1 << 30)
+    choices = Choices(ranks=ranks, batch=batch, memory_bytes=limit, optimizer_bytes=optimizer_bytes)
+    found = strategies(trace, choices)[:SHOWN]
+    if as_json:
+        click.echo(strategies_json(found))
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(strategy_table(found))
+    if found[0].rank_bytes > limit:
+        click.echo(f"none fits {memory} GiB a rank: the first needs the least", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -98,3 +99,17 @@ def test_smd_plan_explains_what_it_cannot_use(target: str, message: str) -> None
     result = CliRunner().invoke(plan_command, [target])
     assert result.exit_code != 0
     assert message in result.output
+
+
+def test_smd_plan_chooses_a_strategy_for_so_many_ranks() -> None:
+    arguments = [f"{HERE}:model_and_step", "--auto", "2", "--batch", "8"]
+    shown = CliRunner().invoke(plan_command, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "Strategies, the chosen one first" in shown.output and "microbatches" in shown.output
+    made = json.loads(CliRunner().invoke(plan_command, [*arguments, "--json"]).output)
+    assert made["chosen"]["partitions"] * made["chosen"]["replicas"] == 2
+    assert made["settings"]["microbatches"] == made["chosen"]["microbatches"]
+    assert len(made["next"]) == 5 and made["chosen"]["seconds"] <= made["next"][0]["seconds"]
+    assert Plan.from_json(json.dumps(made["plan"])).stages == made["chosen"]["partitions"]
+    tight = CliRunner().invoke(plan_command, [*arguments, "--memory", "0.000001"])
+    assert "none fits 1e-06 GiB a rank" in tight.stderr

@@ -1,0 +1,99 @@
+"""The setting ``auto``: the first rank chooses a strategy, and all ranks take its settings."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from typing import Any
+
+import torch.distributed as dist
+from rich.console import Console
+
+from opensmd.modelparallel.config import Automatic, Config
+from opensmd.modelparallel.dry_run.capture import capture, describe
+from opensmd.modelparallel.dry_run.factory import model_and_step
+from opensmd.modelparallel.exceptions import PeerFailed
+from opensmd.modelparallel.planning.strategy import Choices, Strategy, layers_of, strategies
+from opensmd.modelparallel.ranks.heartbeat import keep_waiting, wait_for
+from opensmd.modelparallel.report.strategies import strategy_table
+
+__all__ = ["choose_settings"]
+
+logger = logging.getLogger("opensmd.modelparallel")
+
+SHOWN = 6
+
+
+def choose_settings(cfg: Config, auto: Automatic, group: dist.ProcessGroup) -> tuple[Config, tuple[str, ...]]:
+    """The settings with what has been chosen, and the layers to set checkpoints around; on all ranks.
+
+    Args:
+        cfg: what was given; it is kept.
+        auto: its part about choosing.
+        group: of all ranks.
+
+    Raises:
+        ValueError: the model cannot be made, or nothing is left to choose.
+        PeerFailed: that happened on the first rank.
+    """
+    told: list[Any] = [None]
+    failure: Exception | None = None
+    if dist.get_rank(group) == 0:
+        with keep_waiting(group):
+            try:
+                told = [_chosen(cfg, auto, dist.get_world_size(group))]
+            except Exception as error:
+                failure, told = error, [f"{type(error).__name__}: {error}"]
+    else:
+        wait_for(0, group, "chooses a strategy")
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    if failure is not None:
+        raise failure
+    if isinstance(told[0], str):
+        raise PeerFailed(f"rank 0 could not choose a strategy: {told[0]}")
+    settings, layers = told[0]
+    given = cfg.model_dump(include=cfg.model_fields_set)
+    return Config(**{**settings, **given}), layers
+
+
+def _chosen(cfg: Config, auto: Automatic, ranks: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    module, step = model_and_step(auto.model)
+    trace = describe(module) if step is None else capture(module, step)
+    limit = _share_of_memory() if auto.memory_gib is None else auto.memory_gib * (1 << 30)
+    found = strategies(trace, _choices(cfg, auto, ranks, limit))[:SHOWN]
+    _say(found, limit)
+    return found[0].settings(), tuple(layers_of(trace)) if found[0].checkpointing else ()
+
+
+def _choices(cfg: Config, auto: Automatic, ranks: int, memory: float) -> Choices:
+    """What is left to choose: what the script has given is not."""
+    given = cfg.model_fields_set
+    partitions = {cfg.pipeline_parallel_degree} if "pipeline_parallel_degree" in given else None
+    if "ddp" in given and not cfg.ddp:
+        partitions = {ranks}
+    return Choices(
+        ranks=ranks,
+        batch=auto.batch,
+        memory_bytes=memory,
+        partitions=partitions,
+        microbatches={cfg.microbatches} if "microbatches" in given else None,
+        pipelines={cfg.pipeline} if "pipeline" in given else None,
+    )
+
+
+def _share_of_memory() -> float:
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return whole / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _say(found: list[Strategy], limit: float) -> None:
+    out = io.StringIO()
+    Console(file=out, width=110, force_terminal=False).print(strategy_table(found))
+    logger.info("Strategy:\n%s", out.getvalue())
+    if found[0].rank_bytes > limit:
+        logger.warning(
+            "auto: no strategy fits %.2f GiB a rank; the one that needs least was chosen, %.2f GiB",
+            limit / (1 << 30),
+            found[0].rank_bytes / (1 << 30),
+        )

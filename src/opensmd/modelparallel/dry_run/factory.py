@@ -1,0 +1,54 @@
+"""A model that is named as ``module:factory``, for a plan that is made before a script has its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["model_and_step"]
+
+
+def model_and_step(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:
+    """Import and call a factory; return the model and its step, if there is one.
+
+    Args:
+        target: ``module:factory``, looked for in the working directory, too. The factory returns the model
+            and its step, or inputs, or the model alone.
+
+    Raises:
+        ValueError: it cannot be imported, or returns something else.
+    """
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not attribute:
+        raise ValueError(f"{target!r} is not of the form module:factory")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{target!r}: {error}") from error
+    made = factory()
+    if isinstance(made, nn.Module):
+        return made, None
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise ValueError(
+            f"{target} returned {type(made).__name__}; expected a model, (model, call) or (model, inputs)"
+        )
+    model, second = made
+    if isinstance(second, dict):
+        return model, lambda: model(**second)
+    if isinstance(second, tuple | list):
+        return model, lambda: model(*second)
+    if isinstance(second, torch.Tensor):
+        return model, lambda: model(second)
+    if callable(second):
+        return model, second
+    raise ValueError(
+        f"{target} returned a model and {type(second).__name__}; expected a function, inputs or a tensor"
+    )

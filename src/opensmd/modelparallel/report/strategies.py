@@ -1,0 +1,59 @@
+"""Strategies as a table and as JSON: the chosen one and the next best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from opensmd.modelparallel.planning.strategy import Strategy
+
+__all__ = ["strategies_json", "strategy_table"]
+
+_NUMBERS = (
+    "partitions",
+    "replicas",
+    "pipeline",
+    "microbatches",
+    "checkpointing",
+    "seconds",
+    "bubble",
+    "rank_bytes",
+)
+
+
+def strategy_table(found: Sequence[Strategy]) -> Table:
+    """A row for each, the chosen one first."""
+    table = Table(title="Strategies, the chosen one first")
+    headings = ("partitions", "replicas", "pipeline", "microbatches", "checkpoints", "step", "bubble", "rank")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for each in found:
+        table.add_row(
+            str(each.partitions),
+            str(each.replicas),
+            each.pipeline if each.partitions > 1 else "",
+            str(each.microbatches),
+            "yes" if each.checkpointing else "",
+            f"{each.seconds * 1e3:.2f} ms",
+            f"{each.bubble:.1%}",
+            f"{each.rank_bytes / (1 << 20):,.1f} MiB",
+        )
+    return table
+
+
+def strategies_json(found: Sequence[Strategy]) -> str:
+    """All numbers, and for the chosen one the plan and what ``smp.init`` must be given."""
+    rows: list[dict[str, Any]] = [{name: getattr(each, name) for name in _NUMBERS} for each in found]
+    chosen = found[0]
+    return json.dumps(
+        {
+            "chosen": rows[0],
+            "settings": chosen.settings(),
+            "next": rows[1:],
+            "plan": asdict(chosen.plan),
+        }
+    )

@@ -1,0 +1,89 @@
+"""The whole strategy, chosen by prediction."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.dry_run.capture import capture
+from opensmd.modelparallel.planning.strategy import Choices, Strategy, layers_of, strategies
+from opensmd.modelparallel.planning.trace import ModelTrace
+
+BATCH = 8
+
+
+class Block(nn.Module):
+    """Keeps much more than its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(64, 512)
+        self.narrow = nn.Linear(512, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.narrow(torch.tanh(torch.tanh(torch.tanh(self.wide(x)))))
+        return out
+
+
+@pytest.fixture(scope="module")
+def trace() -> ModelTrace:
+    model = nn.Sequential(*[Block() for _ in range(8)])
+    x = torch.ones(BATCH, 64, 64)
+    return capture(model, lambda: model(x).square().mean())
+
+
+def allowed(**choices: object) -> Choices:
+    return Choices(**{"ranks": 4, "batch": BATCH, **choices})  # type: ignore[arg-type]
+
+
+def combination(strategy: Strategy) -> tuple[int, int, int, bool]:
+    return strategy.partitions, strategy.replicas, strategy.microbatches, strategy.checkpointing
+
+
+@pytest.fixture(scope="module")
+def free(trace: ModelTrace) -> list[Strategy]:
+    """All of them."""
+    return strategies(trace, allowed())
+
+
+def test_every_strategy_uses_all_ranks_and_shares_out_the_batch(free: list[Strategy]) -> None:
+    assert {each.partitions for each in free} == {1, 2, 4}
+    assert {each.pipeline for each in free} == {"interleaved", "zero_bubble", "v"}
+    for each in free:
+        assert each.partitions * each.replicas == 4
+        assert BATCH % (each.replicas * each.microbatches) == 0
+        assert each.plan.stages == each.partitions and -0.01 < each.bubble < 1
+    assert [each.seconds for each in free] == sorted(each.seconds for each in free)
+
+
+def test_with_less_memory_a_slower_strategy_is_chosen_and_the_smallest_if_none_fits(
+    trace: ModelTrace, free: list[Strategy]
+) -> None:
+    limit = free[0].rank_bytes * 0.7
+    found = strategies(trace, allowed(memory_bytes=limit))
+    assert found == [each for each in free if each.rank_bytes <= limit] and found[0] != free[0]
+    least = strategies(trace, allowed(memory_bytes=1.0, partitions={2}))
+    assert least[0].rank_bytes == min(each.rank_bytes for each in free if each.partitions == 2)
+
+
+def test_checkpoints_are_set_around_repeated_layers_and_cost_time_for_memory(trace: ModelTrace) -> None:
+    assert layers_of(trace) == [str(layer) for layer in range(8)]
+    alike = allowed(partitions={2}, microbatches={2}, pipelines={"interleaved"})
+    without, with_checkpoints = sorted(strategies(trace, alike), key=lambda each: each.checkpointing)
+    assert (without.checkpointing, with_checkpoints.checkpointing) == (False, True)
+    assert with_checkpoints.rank_bytes < without.rank_bytes
+    assert 1.1 < with_checkpoints.seconds / without.seconds < 1.6
+
+
+def test_what_is_given_is_kept_and_what_cannot_be_is_refused(trace: ModelTrace) -> None:
+    found = strategies(trace, allowed(partitions={2}, microbatches={2}, checkpointing={False}))
+    assert {combination(each) for each in found} == {(2, 2, 2, False)}
+    settings = {each.pipeline: each.settings() for each in found}
+    expected = {"pipeline_parallel_degree": 2, "microbatches": 2, "pipeline": "v", "ddp": True}
+    assert settings["v"] == expected
+    assert settings["zero_bubble"]["active_microbatches"] == 3
+    with pytest.raises(ValueError, match="partitions must divide the 4 ranks"):
+        strategies(trace, allowed(partitions={3}))
+    with pytest.raises(ValueError, match="got 0 and 8"):
+        allowed(ranks=0)
