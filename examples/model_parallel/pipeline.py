@@ -33,7 +33,7 @@ def chart(path: Path) -> None:
     events = opensmd.pipeline_events()
     if smp.rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opensmd.draw_chart(events, path, title="one step")
+        opensmd.draw_chart(events, path, title="one step", plan=opensmd.current_plan())
         shares = ", ".join(f"rank {rank} {share:.0%}" for rank, share in opensmd.busy_share(events).items())
         print(f"busy in the last step: {shares}; drawn in {path}")
 

@@ -1,4 +1,7 @@
-"""The pipeline's events as a picture: one row a rank, microbatches as coloured blocks, waiting in grey."""
+"""The pipeline's events as a picture: one row a rank, microbatches as coloured blocks, waiting in grey.
+
+With a plan there are two charts on one axis of time: what the plan expected above what was.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.report.events import PipelineEvent, busy_share
+from opensmd.modelparallel.report.expected import expected_events
 
 __all__ = ["draw_chart"]
 
 READABLE = 0.012  # of the whole width; a block narrower than that has no room for its number
 COLOURS = {"forward": "#4c78a8", "backward": "#f58518", "weights": "#eeca3b", "wait": "#dddddd"}
+WORDS = {
+    "forward": "forward (F)",
+    "backward": "backward (B)",
+    "weights": "weight gradients (W)",
+    "wait": "waiting",
+}
 
 
-def draw_chart(events: Sequence[PipelineEvent], path: str | Path, *, title: str = "") -> None:
+def draw_chart(
+    events: Sequence[PipelineEvent], path: str | Path, *, title: str = "", plan: Plan | None = None
+) -> None:
     """Draw ``events`` into the image ``path`` (PNG, or whatever its suffix asks for).
+
+    Args:
+        title: above all.
+        plan: what it expected is drawn above, with the same amount of work (``opensmd.current_plan()``).
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -25,12 +42,26 @@ def draw_chart(events: Sequence[PipelineEvent], path: str | Path, *, title: str 
         raise ValueError(
             "there are no pipeline events to draw; run a step with more than one partition first"
         )
-    figure_class = _figure_class()
-    ranks = sorted({event.rank for event in events})
+    expected = [] if plan is None else expected_events(plan, events)
+    charts = [(f"{title}: expected by the plan".lstrip(": "), expected)] if expected else []
+    charts.append((f"{title}: as it was".lstrip(": ") if expected else title, list(events)))
+    ranks = len({event.rank for event in events})
+    figure = _figure_class()(figsize=(12, len(charts) * (1.0 + 0.7 * ranks) + 0.2), layout="constrained")
+    all_axes = figure.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
     start = min(event.start_ns for event in events)
-    readable = READABLE * (max(event.end_ns for event in events) - start) / 1e6
-    figure = figure_class(figsize=(12, 1.2 + 0.7 * len(ranks)), layout="constrained")
-    axes = figure.add_subplot()
+    width = max(event.end_ns for _, drawn in charts for event in drawn) - start
+    for axes, (heading, drawn) in zip(all_axes, charts, strict=True):
+        _draw(axes, drawn, start, width)
+        axes.set_title(heading)
+    all_axes[-1].set_xlabel("milliseconds")
+    _legend(all_axes[-1])
+    figure.savefig(path, dpi=120)
+
+
+def _draw(axes: Any, events: Sequence[PipelineEvent], start: int, span: int) -> None:
+    """One chart: a row for each rank."""
+    ranks = sorted({event.rank for event in events})
+    readable = READABLE * span / 1e6
     for event in sorted(events, key=lambda event: event.kind != "wait"):
         left, width = (event.start_ns - start) / 1e6, (event.end_ns - event.start_ns) / 1e6
         axes.barh(
@@ -55,15 +86,11 @@ def draw_chart(events: Sequence[PipelineEvent], path: str | Path, *, title: str 
     busy = busy_share(events)
     axes.set_yticks(range(len(ranks)), [f"rank {rank}\n{busy[rank]:.0%} busy" for rank in ranks])
     axes.invert_yaxis()
-    axes.set_xlabel("milliseconds")
-    axes.set_title(title)
-    _legend(axes)
-    figure.savefig(path, dpi=120)
 
 
 def _legend(axes: Any) -> None:
     for kind, colour in COLOURS.items():
-        axes.barh(0, 0, color=colour, label=kind)
+        axes.barh(0, 0, color=colour, label=WORDS[kind])
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(COLOURS), frameon=False)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from opensmd.modelparallel.planning.plan import Plan, StageLoad
 from opensmd.modelparallel.report import busy_share, draw_chart, gather_events, write_pipeline_trace
 from opensmd.modelparallel.report.events import PipelineEvent
+from opensmd.modelparallel.report.expected import expected_events
 from tests.support.ranks import RankPool
 
 
@@ -47,6 +51,46 @@ def test_the_chart_is_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="no pipeline events"):
         draw_chart([], tmp_path / "empty.png")
+
+
+def even_plan() -> Plan:
+    loads = tuple(StageLoad(forward_seconds=1.0, backward_seconds=2.0, in_flight=held) for held in (2, 1))
+    return Plan(stages=2, homes={"": 0}, loads=loads)
+
+
+def test_what_a_plan_expects_has_the_work_of_what_was() -> None:
+    """Two ranks work 70 ms in all."""
+    expected = expected_events(even_plan(), events())
+    rows = {
+        rank: [(event.kind[0], event.microbatch) for event in expected if event.rank == rank]
+        for rank in (0, 1)
+    }
+    assert rows[0] == [
+        ("f", 0), ("f", 1), ("w", -1), ("b", 0), ("w", -1), ("b", 1),
+    ]  # fmt: skip
+    assert rows[1] == [("w", -1), ("f", 0), ("b", 0), ("f", 1), ("b", 1), ("w", -1)]
+    worked = sum(event.end_ns - event.start_ns for event in expected if event.kind != "wait")
+    assert worked == pytest.approx(70e6, rel=1e-6)
+    nothing_known = replace(even_plan(), loads=(StageLoad(), StageLoad()))
+    assert expected_events(nothing_known, events()) == []
+
+
+def test_the_chart_of_a_plan_is_above_and_all_kinds_are_in_the_legend(tmp_path: Path) -> None:
+    """Texts of an SVG are comments beside their outlines."""
+    draw_chart(events(), tmp_path / "chart.svg", title="one step", plan=even_plan())
+    texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "chart.svg").read_text())
+    assert texts.index("one step: expected by the plan") < texts.index("one step: as it was")
+    for word in ("forward (F)", "backward (B)", "weight gradients (W)", "waiting"):
+        assert texts.count(word) == 1
+    draw_chart(events(), tmp_path / "alone.svg", title="one step")
+    assert "expected" not in (tmp_path / "alone.svg").read_text()
+
+
+def test_blocks_without_room_have_no_label(tmp_path: Path) -> None:
+    thin = PipelineEvent(rank=1, microbatch=7, kind="forward", start_ns=41 * 10**6, end_ns=41 * 10**6 + 1000)
+    draw_chart([*events(), thin], tmp_path / "chart.svg")
+    texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "chart.svg").read_text())
+    assert "7" not in texts and "1" in texts
 
 
 def test_without_matplotlib_the_chart_says_what_to_install(
