@@ -20,18 +20,22 @@ from benchmarks.ddp.__main__ import RATIOS as DDP_RATIOS
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid, Ratio, markdown
 from benchmarks.hosts.__main__ import grid as hosts_grid
+from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
 from benchmarks.tensor_parallel.__main__ import RATIOS as TENSOR_PARALLEL_RATIOS
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
-PAGES = [ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "benchmarks-tables.md"]
+PAGES = [
+    ROOT / "docs" / name for name in ("benchmarks.md", "benchmarks-tables.md", "models-that-do-not-fit.md")
+]
 GRIDS = {
     "pipeline": pipeline_grid,
     "allocator": allocator_grid,
     "one partition": one_partition_grid,
     "hosts": hosts_grid,
+    "memory": memory_grid,
 }
 RATIOS = {"ddp step": DDP_RATIOS, "tensor parallel step": TENSOR_PARALLEL_RATIOS}
 BLOCK = re.compile(

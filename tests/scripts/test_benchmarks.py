@@ -16,11 +16,16 @@ from benchmarks.harness.results import Results, human_bytes, human_time, row
 from benchmarks.harness.table import Ratio, markdown
 from benchmarks.hosts.networks import two_networks
 from benchmarks.limits import allowed, least_time, ranks_a_core
+from benchmarks.memory import rank as memory_rank
+from benchmarks.memory.__main__ import FULLEST, TIMES
+from benchmarks.memory.__main__ import grid as memory_grid
+from benchmarks.memory.cases import CASES
 from benchmarks.targets import Found, Target, verdict, worst
 
+from opensmd.modelparallel.init import shutdown
 from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT
+from tests.support.ranks import ROOT, RankPool
 
 QUICK = ["--seconds", "0.01", "--rounds", "1", "--patience", "0", "--out"]
 
@@ -136,6 +141,29 @@ def test_sharded_parameters_are_measured_beside_torchs_own(
     run_benchmark: Callable[..., None], tmp_path: Path
 ) -> None:
     run_benchmark("sharded", "--widths", "64")
+
+
+def memory_and_times(name: str) -> list[float]:
+    """Of small blocks with one of the settings, on a rank."""
+    memory_rank.WIDTH, memory_rank.BLOCKS, memory_rank.ROWS = 16, 2, 32
+    found: list[float] = []
+    for measure in (memory_rank.memory, lambda job: memory_rank.times(job, 0.0)):
+        shutdown()
+        found += measure(memory_rank.Job(name))
+    return found
+
+
+def test_memory_and_time_are_measured_with_each_setting(pool: Callable[[int], RankPool]) -> None:
+    results = Results("memory", "2 processes")
+    for case, number in zip(CASES, range(len(CASES)), strict=True):
+        measured = [FULLEST, TIMES]
+        values = pool(2).run(memory_and_times, case)[0] if number % 4 == 1 else [100.0, 5.0]
+        assert len(values) == 2 and values[1] > 0
+        results.rows += [row(case, 0, what, [value]) for what, value in zip(measured, values, strict=True)]
+        results.rows.append(row(case, 0, "ratio", [2.0]))
+    lines = memory_grid(results).lines
+    assert list(lines[0]) == ["two replicas", "100", "5", "2.00x"]
+    assert [line[0] for line in lines] == list(CASES)
 
 
 def test_tensor_parallelism_is_measured_beside_torchs_own(
