@@ -57,7 +57,7 @@ class Rows:
         mine = own.new_zeros((share, *shape[1:]))
         mine[: own.shape[0]] = own.detach()
         everyone = mine.new_empty((share * self.ranks, *shape[1:]))
-        dist.all_gather_into_tensor(everyone, mine, group=group)
+        dist.all_gather_single(everyone, mine, group=group)
         return everyone[: shape[0]]
 
 
@@ -65,7 +65,7 @@ def gathered(own: Tensor, shape: torch.Size, slicing: Slicing, group: dist.Proce
     """A whole tensor from this rank's slice and those of the others; called on all ranks of ``group``."""
     mine = slicing.padded(own, shape.numel())
     everyone = mine.new_empty(mine.numel() * slicing.ranks)
-    dist.all_gather_into_tensor(everyone, mine, group=group)
+    dist.all_gather_single(everyone, mine, group=group)
     return everyone[: shape.numel()].view(shape)
 
 
@@ -76,7 +76,7 @@ def gather_parameters(parameters: Sequence[nn.Parameter], slicing: Slicing, grou
             [slicing.padded(slicing.cut(parameter.detach()), parameter.numel()) for parameter in bucket]
         )
         everyone = mine.new_empty(mine.numel() * slicing.ranks)
-        dist.all_gather_into_tensor(everyone, mine, group=group)
+        dist.all_gather_single(everyone, mine, group=group)
         rows, first = everyone.view(slicing.ranks, -1), 0
         for parameter in bucket:
             length = slicing.length(parameter.numel())
