@@ -70,6 +70,8 @@ def test_a_job_leaves_a_trace_and_a_page_without_a_line_of_code(tmp_path: Path) 
         assert names[rank].count("all_reduce") >= 50
         assert {"forward 0", "forward 1", "backward 0", "backward 1", "wait"} <= set(names[rank])
     assert names[0].count("send to rank 1") >= 6 and names[1].count("recv from rank 0") >= 6
+    tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert "expected" in tracks, "by the plan"
     early = [e for e in events if e.get("args", {}).get("bytes") == 12 and e["name"].startswith("recv")]
     assert len(early) == 2  # begun before the others and ended after them, and not lost for that
     complete = [e for e in events if e["ph"] == "X"]

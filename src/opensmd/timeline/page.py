@@ -8,11 +8,11 @@ from pathlib import Path
 
 from opensmd.timeline.files import Timeline
 from opensmd.timeline.shares import last_entries, shares, waits_until
-from opensmd.timeline.span import COLLECTIVES, MESSAGES, PIPELINE, Span
+from opensmd.timeline.span import COLLECTIVES, EXPECTED, MESSAGES, PIPELINE, Span
 
 __all__ = ["write_page"]
 
-ROWS = (PIPELINE, COLLECTIVES, MESSAGES)
+ROWS = (PIPELINE, COLLECTIVES, MESSAGES, EXPECTED)
 TEMPLATE = Path(__file__).with_name("page.html")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COLLECTIVES", "COMPUTE", "MESSAGES", "PIPELINE", "Span"]
+__all__ = ["COLLECTIVES", "COMPUTE", "EXPECTED", "MESSAGES", "PIPELINE", "Span"]
 
 PIPELINE = "pipeline"
 COLLECTIVES = "collectives"
 MESSAGES = "messages"
+EXPECTED = "expected"  # of the pipeline, by the plan
 COMPUTE = ("forward", "backward", "weights")  # the pipeline's kinds of work; its other one is "wait"
 
 
@@ -16,7 +17,7 @@ class Span(NamedTuple):
     """A stretch of work or waiting.
 
     Attributes:
-        track: the row that it belongs to, PIPELINE, COLLECTIVES or MESSAGES.
+        track: the row that it belongs to, PIPELINE, COLLECTIVES, MESSAGES or EXPECTED.
         name: what it is, "forward", "all_reduce" or "send to rank 1" for example.
         start_ns, end_ns: ``time.perf_counter_ns()`` of the rank; on one clock for all once they are read.
         microbatch: which one, -1 for none.

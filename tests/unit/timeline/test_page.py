@@ -12,7 +12,7 @@ import pytest
 
 from opensmd.timeline.files import Timeline
 from opensmd.timeline.page import write_page
-from opensmd.timeline.span import COLLECTIVES, PIPELINE, Span
+from opensmd.timeline.span import COLLECTIVES, EXPECTED, PIPELINE, Span
 from tests.support.patience import PATIENCE
 
 
@@ -49,10 +49,17 @@ def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
     if browser is None:
         pytest.skip("no Chromium on PATH")
     page = tmp_path / "timeline.html"
-    write_page(small_timeline(), page)
+    timeline = small_timeline()
+    timeline[0].append(Span(EXPECTED, "forward", 0, 30, 0))
+    timeline[1].append(Span(EXPECTED, "forward", 30, 60, 0))
+    write_page(timeline, page)
     quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", *quiet]
     command += [f"--user-data-dir={tmp_path}/profile", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    # six spans, and one part of waiting
-    assert 'data-drawn="7"' in done.stdout, done.stderr
+    # eight spans, and one part of waiting
+    assert 'data-drawn="9"' in done.stdout, done.stderr
+    assert 'data-expected="2"' in done.stdout
+    legend = done.stdout.partition('id="legend">')[2].partition("</div>")[0]
+    for word in ("forward (F)", "backward (B)", "weight gradients (W)", "bubble", "sends and receives"):
+        assert word in legend

@@ -18,6 +18,8 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.planning.measured import StageTimes, with_times
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.predict import comes_back
+from opensmd.modelparallel.planning.simulate import Part, parts_of_step
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
@@ -37,7 +39,7 @@ from opensmd.modelparallel.runtime.turns.record import Record, Stretch
 from opensmd.modelparallel.runtime.turns.split_choice import SplitChoice
 from opensmd.modelparallel.runtime.turns.threads import Threads
 from opensmd.timeline.recorder import recorder
-from opensmd.timeline.span import PIPELINE, Span
+from opensmd.timeline.span import EXPECTED, PIPELINE, Span
 
 __all__ = ["Engine", "first_inputs"]
 
@@ -122,6 +124,7 @@ class Engine:
         self, placed: PlacedModel, plan: Plan, transport: Transport, random: ReplicatedRandom
     ) -> None:
         self.plan = plan
+        self._parts: dict[int, list[Part]] = {}  # that the plan expects of this rank, by microbatches
         self._placed = placed
         self._context = PipelineContext(
             rank=self._rank,
@@ -264,11 +267,37 @@ class Engine:
         run.backward_pass.begin(run.microbatch, tensors, grad_tensors, retain_graph, share=share)
 
     def _hand_to_timeline(self, record: Record) -> None:
-        if self._timeline is not None:
-            self._timeline.add(
-                Span(PIPELINE, stretch.kind, stretch.start_ns, stretch.end_ns, stretch.microbatch)
-                for stretch in record.stretches
+        if self._timeline is None:
+            return
+        stretches = record.stretches
+        self._timeline.add(
+            Span(PIPELINE, stretch.kind, stretch.start_ns, stretch.end_ns, stretch.microbatch)
+            for stretch in stretches
+        )
+        self._timeline.add(self._expected(stretches))
+
+    def _expected(self, stretches: Sequence[Stretch]) -> list[Span]:
+        """What the plan expects of this rank, in the time for which it has worked in a step."""
+        microbatches = 1 + max((stretch.microbatch for stretch in stretches), default=-1)
+        if not microbatches or not all(load.seconds for load in self.plan.loads):
+            return []
+        if microbatches not in self._parts:
+            parts = parts_of_step(self.plan.loads, microbatches, in_a_v=comes_back(self.plan))
+            self._parts[microbatches] = [part for part in parts if part.stage == self._rank]
+        own = self._parts[microbatches]
+        worked = sum(each.end_ns - each.start_ns for each in stretches if each.kind != "wait")
+        scale, begin = worked / sum(part.end - part.start for part in own), stretches[0].start_ns
+        kinds = {"F": "forward", "B": "backward", "W": "weights"}
+        return [
+            Span(
+                EXPECTED,
+                kinds[part.kind],
+                begin + round(part.start * scale),
+                begin + round(part.end * scale),
+                part.microbatch,
             )
+            for part in own
+        ]
 
     def _begin_step(self, microbatches: int) -> None:
         self._placed.require_no_backward_hooks()
