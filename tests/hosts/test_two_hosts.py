@@ -61,35 +61,41 @@ def run_sums_in_parts(hosts: str) -> list[int]:
     """What several ranks of a host add up in shared memory first; checksums of the results."""
     init_on(hosts)
     rank, size = dist.get_rank(), dist.get_world_size()
-    generator = torch.Generator().manual_seed(0)
     checksums = []
     for count in (1, 8191, 1_700_003):
-        inputs = [torch.randn(count, generator=generator) for _ in range(size)]
+        inputs = {of: drawn(of, count) for of in (range(size) if rank == 0 else [rank])}
         for dtype in (torch.float32, torch.float64, torch.complex64, torch.int64, torch.int8, torch.bfloat16):
-            mine = [(10 * one).to(dtype) for one in inputs]
-            wide = torch.complex128 if dtype.is_complex else torch.float64
-            total = torch.stack(mine).to(wide).sum(0)
-            for op, expected in ((Op.SUM, total), (Op.AVG, total / size)):
-                tensor = mine[rank].clone()
+            for op in (Op.SUM, Op.AVG):
+                tensor = (10 * inputs[rank]).to(dtype)
                 dist.all_reduce(tensor, op)
-                if not dtype.is_floating_point and not dtype.is_complex:
-                    expected = expected.trunc()
-                if dtype == torch.bfloat16:  # rounded on each host and once more
-                    allowed = 2**-7 * torch.stack(mine).float().abs().sum(0)
-                    allowed /= size if op == Op.AVG else 1
-                    assert bool(((tensor - expected).abs() <= allowed).all())
-                else:
-                    torch.testing.assert_close(tensor, expected.to(dtype), rtol=1e-5, atol=1e-4)
                 checksums.append(zlib.crc32(tensor.view(torch.uint8).numpy()))
-        largest = inputs[rank].clone()
+                if rank == 0:  # the others' bits are compared with these
+                    check_sum(tensor, torch.stack([(10 * one).to(dtype) for one in inputs.values()]), op)
+        largest, scaled = inputs[rank].clone(), inputs[rank].clone()
         dist.all_reduce(largest, Op.MAX)
-        assert torch.equal(largest, torch.stack(inputs).amax(0))
-        scaled = inputs[rank].clone()
         dist.all_reduce(scaled, dist._make_nccl_premul_sum(rank + 0.5))
-        torch.testing.assert_close(
-            scaled, sum((r + 0.5) * one for r, one in enumerate(inputs)), rtol=1e-4, atol=1e-4
-        )
+        checksums += [zlib.crc32(tensor.view(torch.uint8).numpy()) for tensor in (largest, scaled)]
+        if rank == 0:
+            assert torch.equal(largest, torch.stack([*inputs.values()]).amax(0))
+            expected = sum((of + 0.5) * one for of, one in inputs.items())
+            torch.testing.assert_close(scaled, expected, rtol=1e-4, atol=1e-4)
     return checksums
+
+
+def drawn(rank: int, count: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank))
+
+
+def check_sum(found: torch.Tensor, inputs: torch.Tensor, op: Any) -> None:
+    expected = inputs.to(torch.complex128 if found.is_complex() else torch.float64).sum(0)
+    expected = expected / len(inputs) if op == Op.AVG else expected
+    if found.dtype == torch.bfloat16:  # rounded on each host and once more
+        allowed = 2**-7 * inputs.float().abs().sum(0) / (len(inputs) if op == Op.AVG else 1)
+        assert bool(((found - expected).abs() <= allowed).all())
+        return
+    if not found.is_floating_point() and not found.is_complex():
+        expected = expected.trunc()
+    torch.testing.assert_close(found, expected.to(found.dtype), rtol=1e-5, atol=1e-4)
 
 
 def run_forms(hosts: str) -> None:

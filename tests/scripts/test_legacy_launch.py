@@ -108,11 +108,23 @@ def test_scripts_start_under_torchs_own_launcher_too() -> None:
     )
 
 
-def test_the_example_of_2017_learns() -> None:
-    code, out, errors = finish(
-        start("--nproc_per_node=2", f"--master_port={free_port()}", "examples/legacy/digits_2017.py")
-    )
-    assert code == 0, errors
+def test_the_example_of_2017_learns(tmp_path: Path) -> None:
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        ForkedProcess(
+            as_main,
+            "examples/legacy/digits_2017.py",
+            [f"--local_rank={rank}"],
+            cwd=ROOT,
+            env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=tmp_path / f"out-{rank}",
+            stderr=tmp_path / f"errors-{rank}",
+        )
+        for rank in range(2)
+    ]
+    for rank, process in enumerate(ranks):
+        assert process.wait(PATIENCE) == 0, (tmp_path / f"errors-{rank}").read_text()
+    out = (tmp_path / "out-0").read_text()
     assert float(out.splitlines()[-1].rpartition(" ")[2]) > 0.85, out
 
 

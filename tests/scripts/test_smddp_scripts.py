@@ -171,7 +171,7 @@ def test_ranks_of_smdrun_exempt_what_torch_made_from_collections(
 
 
 def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
-    command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "place.py")]
+    command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "surroundings.py")]
     allowed = sorted(os.sched_getaffinity(0))
     unbound, narrow = both(
         lambda: run(command, cwd=tmp_path, OMP_PROC_BIND="false"),
@@ -249,7 +249,7 @@ def test_the_same_script_runs_without_the_library_in_a_local_run(tmp_path: Path)
 def test_smdrun_sets_what_a_container_sets_binds_if_wanted_and_leaves_no_empty_folders(
     tmp_path: Path,
 ) -> None:
-    command = [*ON_CPU["smdrun"], "--no-bind", str(SCRIPTS / "place.py")]
+    command = [*ON_CPU["smdrun"], "--no-bind", str(SCRIPTS / "surroundings.py")]
     found = places(run(command, cwd=tmp_path, OMP_NUM_THREADS="3"))
     assert [item["cpus"] for item in found] == [sorted(os.sched_getaffinity(0))] * 2
     assert [item["OMP_NUM_THREADS"] for item in found] == ["3", "3"]
