@@ -54,6 +54,7 @@ def join(backends: Sequence[str], *, patience: float) -> Rank:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     groups = {backend: _group(backend) for backend in backends}
     meeting = Meeting(folder / "meeting", rank, size)
+    meeting.wait(patiently=True)  # Gloo still connects on others when this rank has its group, and may end it
     calm = Cores(meeting, folder, patience=patience)
     return Rank(rank, size, len(available), meeting, calm, groups, library, name, folder)
 
