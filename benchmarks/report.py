@@ -24,6 +24,7 @@ from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
 from benchmarks.tensor_parallel.__main__ import RATIOS as TENSOR_PARALLEL_RATIOS
+from benchmarks.timeline.__main__ import grid as timeline_grid
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
@@ -36,6 +37,7 @@ GRIDS = {
     "one partition": one_partition_grid,
     "hosts": hosts_grid,
     "memory": memory_grid,
+    "timeline": timeline_grid,
 }
 RATIOS = {"ddp step": DDP_RATIOS, "tensor parallel step": TENSOR_PARALLEL_RATIOS}
 BLOCK = re.compile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -172,6 +173,16 @@ def test_tensor_parallelism_is_measured_beside_torchs_own(
     run_benchmark("tensor_parallel", "--widths", "64")
     names = {"opensmd over smddp", "DTensor over gloo", "DTensor over smddp"}
     assert set(Results.load(tmp_path / "tensor-parallel-2.json").candidates()) == names
+
+
+def test_steps_are_measured_without_and_with_a_timeline(
+    run_benchmark: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_benchmark("timeline", "--steps", "DDP, width 64", "split, tiny", "--turns", "2")
+    results = Results.load(tmp_path / "timeline-2.json")
+    assert [case for case, _ in results.cases()] == ["DDP, width 64", "split, tiny"]
+    assert [one.candidate for one in results.rows] == 2 * ["without", *2 * ["with --timeline"], "without"]
+    assert len(re.findall(r"[+-]\d+\.\d% to [+-]\d+\.\d%", capsys.readouterr().out)) == 2
 
 
 def test_ratios_compare_with_the_best_rival_and_above_a_base() -> None:

@@ -1,0 +1,1 @@
+"""What recording a timeline costs a training step."""
