@@ -23,6 +23,7 @@ from benchmarks.hosts.__main__ import grid as hosts_grid
 from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
+from benchmarks.sharded.__main__ import RATIOS as SHARDED_RATIOS
 from benchmarks.tensor_parallel.__main__ import RATIOS as TENSOR_PARALLEL_RATIOS
 from benchmarks.timeline.__main__ import grid as timeline_grid
 
@@ -39,7 +40,11 @@ GRIDS = {
     "memory": memory_grid,
     "timeline": timeline_grid,
 }
-RATIOS = {"ddp step": DDP_RATIOS, "tensor parallel step": TENSOR_PARALLEL_RATIOS}
+RATIOS = {
+    "ddp step": DDP_RATIOS,
+    "sharded step": SHARDED_RATIOS,
+    "tensor parallel step": TENSOR_PARALLEL_RATIOS,
+}
 BLOCK = re.compile(
     r"(<!-- results (?P<name>[\w.-]+)(?: columns: (?P<columns>[^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL
 )

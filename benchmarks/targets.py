@@ -91,6 +91,8 @@ TARGETS = [
     Target("ddp-2", "smddp zero-copy", ["gloo"], 1),
     Target("tensor-parallel-2", "opensmd over smddp", ["DTensor over gloo"], 1.3),
     Target("tensor-parallel-2", "opensmd over smddp", ["DTensor over smddp"], 1),
+    Target("sharded-2", "opensmd over smddp", ["FSDP2 over gloo"], 1.5),
+    Target("sharded-2", "opensmd over smddp", ["FSDP2 over smddp"], 1),
 ]
 
 
