@@ -26,7 +26,7 @@ from tests.support.partitioned import restart, split
 from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, Ranks, run_once
 
-SNAPSHOTS = 10
+SNAPSHOTS = 20
 
 
 def trainee() -> tuple[ModelState, Any]:

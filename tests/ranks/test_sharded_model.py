@@ -50,6 +50,7 @@ class Net(nn.Module):
         self.head = nn.Linear(WIDTH, WIDTH, bias=False)
         self.head.weight = self.embedding.weight
         self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("offset", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.embedding(x)
@@ -156,6 +157,9 @@ def keeps_its_part_alone() -> None:
     training = Training(**BY_BLOCK)
     parts = [each.ds_tensor for each in training.model.parameters() if each.dim() > 0]
     whole = [each.ds_numel for each in training.model.parameters() if each.dim() > 0]
+    shapes = {name: each.shape for name, each in Net().named_parameters()}
+    assert {name: each.ds_shape for name, each in training.model.get_module().named_parameters()} == shapes
+    assert dist.get_world_size(training.optimizer.ds_param_shard_group) == smp.rdp_size()
     assert sum(each.ds_numel for each in parts) <= 1.05 * sum(whole) / smp.rdp_size() + 10 * WIDTH
     before = [each.clone() for each in parts]
     training.train(0)
@@ -309,6 +313,7 @@ def saves_and_goes_on_anywhere(folder: Path) -> None:
         if partial:
             assert content["step"] == 1
             assert content["param_shapes"]["embedding.weight"] == (WIDTH, WIDTH)
+            assert content["buffer_names"] == ["offset"]
         else:
             again.optimizer.load_state_dict(copy.deepcopy(whole))
         losses = [again.train(number) for number in range(1, STEPS)]
