@@ -18,9 +18,9 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -40,19 +40,26 @@ __all__ = ["BuildError", "build", "compile_core", "load"]
 
 UNFINISHED = "building-"
 
+_loaded: list[ModuleType] = []  # at most one
+_loading = threading.Lock()
+
 
 def load(settings: Settings | None = None) -> ModuleType:
     """The compiled core as a module, built first if this machine has not yet done so.
 
+    A process has one, whatever its settings say later: libraries change CXX (peft's BOFT does), and a second
+    core would end the process when it gives torch the same operators again.
+
     Raises:
         BuildError: not Linux, no compiler or no Python headers and nothing in the cache, or a failed build.
     """
-    return _load(settings or Settings.from_environment())
+    with _loading:
+        if not _loaded:
+            _loaded.append(_load(build(settings)))
+        return _loaded[0]
 
 
-@cache
-def _load(settings: Settings) -> ModuleType:
-    library = build(settings)
+def _load(library: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(MODULE, library)
     assert spec is not None and spec.loader is not None
     try:

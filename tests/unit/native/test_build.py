@@ -132,7 +132,8 @@ def test_another_system_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_
         build.build(Settings(cache_dir=tmp_path))
 
 
-def test_a_broken_library_says_what_to_do(tmp_path: Path) -> None:
+def test_a_broken_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "_loaded", [])  # as in a fresh process
     settings = fake_compiler(tmp_path, "2.0")
     base, compiler = recipe.base_key(), find_compiler(settings.compiler)
     assert compiler is not None
@@ -141,6 +142,12 @@ def test_a_broken_library_says_what_to_do(tmp_path: Path) -> None:
     (folder / f"{build.MODULE}.so").write_text("not a library")
     with pytest.raises(build.BuildError, match="cannot be loaded"):
         build.load(settings)
+
+
+def test_a_process_keeps_its_core_when_another_compiler_is_set(tmp_path: Path) -> None:
+    """A second core would give torch the same operators again, which ends the process."""
+    core = build.load()
+    assert build.load(fake_compiler(tmp_path, "4.0")) is core
 
 
 @pytest.mark.parametrize("cxx", ["/bin/false", "no-such-compiler", "/bin/false -m64"])
