@@ -33,13 +33,13 @@ _MOST_OBJECTS = 1024
 
 def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which finds its arguments' contents in every later call as in its first."""
-    first: list[_Contents] = []
+    first: list[_ArgumentsBefore] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if first:
             with first[0].as_they_were():
                 return function(*args, **kwargs)
-        contents = _Contents([*args, *kwargs.values()])
+        contents = _ArgumentsBefore([*args, *kwargs.values()])
         result = function(*args, **kwargs)
         contents.forget_unchanged()
         first.append(contents)
@@ -48,7 +48,7 @@ def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _Contents:
+class _ArgumentsBefore:
     """Of the mutable objects among arguments, and in them."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
