@@ -1,12 +1,13 @@
 """``python -m benchmarks.partition.cuts``: the planner's cut against the best contiguous one.
 
-Units are timed forward in real runs (the quickest of several), and their backward in the ratio of the
+Units are timed forward in real runs (the median of several), and their backward in the ratio of the
 estimates. The best cut is that of the same units whose longest stage is shortest, with messages free.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,7 +25,9 @@ from opensmd.modelparallel.planning.trace import ModelTrace
 def measured_units(subject: Subject, estimated: ModelTrace, rounds: int) -> list[float]:
     """Seconds of every unit, forward and backward."""
     runs = [capture(subject.model, subject.step, times=True).units for _ in range(rounds)]
-    forwards = [min(run[index].forward_seconds for run in runs) for index in range(len(estimated.units))]
+    forwards = [
+        statistics.median(run[index].forward_seconds for run in runs) for index in range(len(estimated.units))
+    ]
     return [
         forward * (1 + unit.backward_seconds / unit.forward_seconds if unit.forward_seconds else 1)
         for forward, unit in zip(forwards, estimated.units, strict=True)
