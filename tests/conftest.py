@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.forks import preload_also
 from tests.support.ranks import RankPool
+
+# What most of its models need. Not for the zoo, where importing it needs preparation.
+preload_also("transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert")
 
 # Tests start hundreds of interpreters; what one of them has compiled, the others need not compile again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ForkedProcess", "as_main"]
+__all__ = ["ForkedProcess", "as_main", "preload_also"]
 
 # smdistributed is not among them: its import sets variables that depend on the rank. What it is made of sets
 # none.
@@ -36,12 +36,14 @@ PRELOADED = [
     "opensmd.modelparallel.step",
     "pytest",
     "psutil",
-    # what most of its models need, where it is installed
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.bert.modeling_bert",
 ]
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(PRELOADED)
+
+
+def preload_also(*modules: str) -> None:
+    """Import these in the server, too, if they are installed; said before the first process is started."""
+    SERVER.set_forkserver_preload([*PRELOADED, *modules])
 
 
 class ForkedProcess:
