@@ -286,7 +286,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return seeing_what_is_saved(self._pack)
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        unit = self.position.current
+        unit, since = self.position.current, self.position.now()
         if unit >= 0 and not self._is_parameter(tensor):
             self.late.save(tensor)
             if self._kept.add(tensor):
@@ -297,6 +297,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             return tensor.detach()
         finally:
             self._packing = False
+            self.unseen.looked_on(unit, since)
 
 
 def _has_further_hooks(module: nn.Module) -> bool:

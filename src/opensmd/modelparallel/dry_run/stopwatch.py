@@ -27,5 +27,14 @@ class Stopwatch:
         """Seconds since some moment."""
         if self._file is None:
             return time.perf_counter()
-        waited = int(os.pread(self._file, 64, 0).split()[1])
-        return time.perf_counter() - waited * 1e-9
+        waited = _waited(self._file)
+        while True:
+            moment = time.perf_counter()
+            # A wait between the two looks is in one of them alone: time would leap ahead, and then back.
+            before, waited = waited, _waited(self._file)
+            if waited == before:
+                return moment - waited * 1e-9
+
+
+def _waited(file: int) -> int:
+    return int(os.pread(file, 64, 0).split()[1])

@@ -22,7 +22,7 @@ from opensmd.modelparallel._torch_internals import replaced_functions
 __all__ = ["UnseenWork", "outweighs"]
 
 # Between two operations pass torch's own overhead and the model's Python: this much, also on a busy machine.
-BETWEEN_OPERATIONS = 0.2e-3
+BETWEEN_OPERATIONS = 0.3e-3
 # Less than this, and less than this share of all estimated work, is no matter for a split.
 LEAST_SECONDS = 2e-3
 LEAST_SHARE = 0.05
@@ -57,6 +57,10 @@ class UnseenWork:
         self._operations[unit] += 1
         if func.namespace not in _OF_TORCH and func.overloadpacket not in flop_registry:
             self._suspected.add(unit)
+        self._in_operations[unit] += self._now() - since
+
+    def looked_on(self, unit: int, since: float) -> None:
+        """Whoever watches ``unit`` has taken the time from ``since`` on."""
         self._in_operations[unit] += self._now() - since
 
     @contextlib.contextmanager

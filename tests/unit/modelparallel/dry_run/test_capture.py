@@ -46,7 +46,7 @@ def best_split(trace: ModelTrace, plan_shared: list[list[int]], weight: float, s
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("weight", [0.2, 0.8])
 def test_real_models_are_split_within_five_percent_of_the_best(name: str, stages: int, weight: float) -> None:
-    trace = capture(*MODELS[name]())
+    trace = capture(*MODELS[name](), has_data=False)  # estimates: what is measured depends on the machine
     plan = partition(trace, stages, memory_weight=weight)
     groups: dict[int, set[int]] = {}
     for names in trace.shared:  # groups that share a unit are one
@@ -70,7 +70,7 @@ def test_real_models_are_split_within_five_percent_of_the_best(name: str, stages
 
 @pytest.mark.parametrize("stages", [2, 4])
 def test_stage_times_of_twelve_equal_layers_are_within_ten_percent(stages: int) -> None:
-    trace = capture(*gpt2(layers=12, width=128))
+    trace = capture(*gpt2(layers=12, width=128), has_data=False)
     plan = partition(trace, stages, memory_weight=0.0, microbatches=8)
     times = [load.seconds for load in plan.loads]
     assert max(times) <= 1.10 * min(times)
@@ -518,7 +518,7 @@ def test_lazy_modules_are_refused_with_a_way_out() -> None:
 
 
 def test_plans_are_the_same_every_time() -> None:
-    plans = {partition(capture(*resnet()), 3).to_json() for _ in range(3)}
+    plans = {partition(capture(*resnet(), has_data=False), 3).to_json() for _ in range(3)}
     assert len(plans) == 1
 
 
