@@ -168,8 +168,10 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
 def _asks_for_cuda(failure: reports.Failure) -> bool:
     if failure.report is None:
         return False
-    # Accelerate divides by the number of devices when a SageMaker container's variables speak of smddp
-    return "cuda" in failure.report.message.lower() or "device_count()" in failure.report.text
+    # Accelerate divides by the number of devices when a SageMaker container's variables speak of smddp,
+    # and torch built for CUDA of a missing NVIDIA driver.
+    message = failure.report.message.lower()
+    return "cuda" in message or "nvidia" in message or "device_count()" in failure.report.text
 
 
 def _prepare(options: Options) -> None:

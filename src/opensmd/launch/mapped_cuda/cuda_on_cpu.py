@@ -109,6 +109,9 @@ def _places() -> Iterator[_Place]:
                 yield owner, name, call
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         yield torch.cuda.nvtx, name, CALLS["synchronize"]
+    # Torch itself asks before it uses one, in optimizers at every step: as if it had been built without.
+    yield torch.accelerator, "current_accelerator", _no_accelerator
+    yield torch.accelerator, "is_available", _not_available
     for name in _TYPES:
         yield torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")
     for name in _FACTORIES:
@@ -118,6 +121,14 @@ def _places() -> Iterator[_Place]:
     yield from _moves()
     yield from _precision()
     yield from _groups()
+
+
+def _no_accelerator(check_available: bool = False) -> None:
+    return None
+
+
+def _not_available() -> bool:
+    return False
 
 
 def _moves() -> Iterator[_Place]:

@@ -49,7 +49,9 @@ def drop_gradients(module: FSDPModule) -> None:
     for each in _parameters(module):
         if hasattr(each, "_unsharded_param"):
             each._unsharded_param.grad = None
-        each.unsharded_accumulated_grad = None
+        # Since torch 2.15 it is the gradient above, and cannot be set.
+        if each.unsharded_accumulated_grad is not None:
+            each.unsharded_accumulated_grad = None
 
 
 def reduce_now(module: FSDPModule) -> None:

@@ -107,6 +107,18 @@ def test_mixed_precision_trains() -> None:
 
 
 @pytest.mark.usefixtures("mapped")
+def test_a_torch_that_was_built_for_cuda_looks_for_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its optimizers ask the accelerator's stream since 2.15."""
+    monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: torch.device("cuda"))
+    assert not torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator() is None
+    weight = torch.ones(2, device="cuda", requires_grad=True)
+    weight.sum().backward()  # type: ignore[no-untyped-call]
+    torch.optim.SGD([weight], lr=0.5).step()
+    assert weight.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.usefixtures("mapped")
 def test_seeding_cuda_makes_draws_repeat() -> None:
     torch.cuda.manual_seed(3)
     first = torch.rand(4, device="cuda")
