@@ -13,9 +13,8 @@ from rich.console import Console
 from opensmd.modelparallel.config import Automatic, Config
 from opensmd.modelparallel.dry_run.capture import capture, describe
 from opensmd.modelparallel.dry_run.factory import model_and_step
-from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.planning.strategy import Choices, Strategy, layers_of, strategies
-from opensmd.modelparallel.ranks.heartbeat import keep_waiting, wait_for
+from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.report.strategies import strategy_table
 
 __all__ = ["choose_settings"]
@@ -37,22 +36,12 @@ def choose_settings(cfg: Config, auto: Automatic, group: dist.ProcessGroup) -> t
         ValueError: the model cannot be made, or nothing is left to choose.
         PeerFailed: that happened on the first rank.
     """
-    told: list[Any] = [None]
-    failure: Exception | None = None
-    if dist.get_rank(group) == 0:
-        with keep_waiting(group):
-            try:
-                told = [_chosen(cfg, auto, dist.get_world_size(group))]
-            except Exception as error:
-                failure, told = error, [f"{type(error).__name__}: {error}"]
-    else:
-        wait_for(0, group, "chooses a strategy")
-    dist.broadcast_object_list(told, group=group, group_src=0)
-    if failure is not None:
-        raise failure
-    if isinstance(told[0], str):
-        raise PeerFailed(f"rank 0 could not choose a strategy: {told[0]}")
-    settings, layers = told[0]
+    settings, layers = from_first_rank(
+        lambda: _chosen(cfg, auto, dist.get_world_size(group)),
+        group,
+        does="chooses a strategy",
+        could_not="choose a strategy",
+    )
     given = cfg.model_dump(include=cfg.model_fields_set)
     return Config(**{**settings, **given}), layers
 

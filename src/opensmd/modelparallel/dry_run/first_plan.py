@@ -16,14 +16,13 @@ from opensmd.collectives.mailbox import has_mailbox
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.dry_run.capture import capture, describe
 from opensmd.modelparallel.dry_run.split_blocks import split_blocks
-from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.manual_partition import fixed_places
 from opensmd.modelparallel.planning.cost import optimizer_state_ratio
 from opensmd.modelparallel.planning.partition import manual_partition, partition
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.schedules.tables import in_a_v, looped
 from opensmd.modelparallel.planning.trace import ModelTrace
-from opensmd.modelparallel.ranks.heartbeat import keep_waiting, wait_for
+from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.runtime.calls.inner_hooks import may_carry
 
 __all__ = ["FirstPlan", "PlanRequest", "agree_on_plan"]
@@ -78,30 +77,19 @@ def agree_on_plan(request: PlanRequest, group: dist.ProcessGroup) -> FirstPlan:
     Raises:
         PeerFailed: planning failed on the first rank; it raises the cause itself.
     """
-    told: list[Any] = [None]
-    failure: BaseException | None = None
-    made: FirstPlan | None = None
-    if dist.get_rank(group) == 0:
-        with keep_waiting(group):
-            try:
-                made = _plan(request, _late_microbatches(request, group))
-                told = [made.plan.to_json()]
-            except BaseException as error:
-                failure = error
-                told = [error_text(error)]
-    else:
-        wait_for(0, group, "runs the step function once to plan the partitions")
-    dist.broadcast_object_list(told, group=group, group_src=0)
-    if failure is not None:
-        raise failure
-    if isinstance(told[0], tuple):
-        raise PeerFailed(f"rank 0 could not partition the model: {told[0][0]}")
-    return made or FirstPlan(Plan.from_json(told[0]))
+    made: list[FirstPlan] = []  # on the first rank
 
+    def plan() -> str:
+        made.append(_plan(request, _late_microbatches(request, group)))
+        return made[0].plan.to_json()
 
-def error_text(error: BaseException) -> tuple[str]:
-    """An error for other ranks; a tuple, because plans are text."""
-    return (f"{type(error).__name__}: {error}",)
+    text = from_first_rank(
+        plan,
+        group,
+        does="runs the step function once to plan the partitions",
+        could_not="partition the model",
+    )
+    return made[0] if made else FirstPlan(Plan.from_json(text))
 
 
 def _plan(request: PlanRequest, late: int | None) -> FirstPlan:
