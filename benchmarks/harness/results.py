@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,23 @@ class Results:
     layout: str
     notes: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
+
+    @staticmethod
+    def joined(parts: Iterable[Results], nothing: str) -> Results:
+        """The rows of several jobs as those of one.
+
+        Raises:
+            SystemExit: there was no job; ``nothing`` says what to do.
+        """
+        whole: Results | None = None
+        for part in parts:
+            if whole is None:
+                whole = part
+            else:
+                whole.rows += part.rows
+        if whole is None:
+            raise SystemExit(nothing)
+        return whole
 
     def save(self, path: Path) -> None:
         """Write as JSON."""

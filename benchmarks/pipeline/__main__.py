@@ -17,18 +17,17 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--microbatches", type=int, nargs="+", default=[4, 8, 16])
     options = parser.parse_args()
-    merged: Results | None = None
-    for case in options.cases:
-        for microbatches in options.microbatches:
-            chosen = ["--case", case, "--microbatches", str(microbatches)]
-            args = [*rank_arguments(options), *chosen]
-            results = launch.run("benchmarks.pipeline.rank", ranks=2, mpi=None, args=args)
-            if merged is None:
-                merged = results
-            else:
-                merged.rows += results.rows
-    if merged is None:
-        raise SystemExit("nothing to measure: give --cases and --microbatches")
+    jobs = (
+        launch.run(
+            "benchmarks.pipeline.rank",
+            ranks=2,
+            mpi=None,
+            args=[*rank_arguments(options), "--case", case, "--microbatches", str(microbatches)],
+        )
+        for case in options.cases
+        for microbatches in options.microbatches
+    )
+    merged = Results.joined(jobs, "nothing to measure: give --cases and --microbatches")
     grid(merged).print()
     merged.save(options.out / "pipeline-2.json")
 

@@ -22,18 +22,14 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--turns", type=int, default=5, help="jobs of each kind, for each step")
     options = parser.parse_args()
-    merged: Results | None = None
-    for step in options.steps:
-        for turn in range(options.turns):
-            # whoever comes second in one turn comes first in the next
-            for kind in (WITHOUT, WITH) if turn % 2 == 0 else (WITH, WITHOUT):
-                results = measure([*rank_arguments(options), "--step", step], kind)
-                if merged is None:
-                    merged = results
-                else:
-                    merged.rows += results.rows
-    if merged is None:
-        raise SystemExit("nothing to measure: give --steps, and --turns of at least 1")
+    jobs = (
+        measure([*rank_arguments(options), "--step", step], kind)
+        for step in options.steps
+        for turn in range(options.turns)
+        # whoever comes second in one turn comes first in the next
+        for kind in ((WITHOUT, WITH) if turn % 2 == 0 else (WITH, WITHOUT))
+    )
+    merged = Results.joined(jobs, "nothing to measure: give --steps, and --turns of at least 1")
     grid(merged).print()
     merged.save(options.out / "timeline-2.json")
 
