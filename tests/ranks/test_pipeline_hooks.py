@@ -194,7 +194,7 @@ def watch_quietly() -> tuple[int, list[str], list[str], list[str]]:
             warnings.simplefilter("always")
             step(data())
             step(data())
-        messages.append([str(warning.message) for warning in caught])
+        messages.append([f"{warning.filename}: {warning.message}" for warning in caught])
         module[0].inner[0].register_forward_hook(lambda *_: None)
     opened = list(model.plan.opened)
     smp.shutdown()
@@ -208,3 +208,4 @@ def test_hooks_whose_tensors_nobody_needs_change_nothing(pool: Pools) -> None:
         assert not opened
         assert not before
         assert len(after) == 1 and "'0.inner.0' has got a forward hook" in after[0]
+        assert after[0].startswith(__file__), "the step's call is what the warning points to"

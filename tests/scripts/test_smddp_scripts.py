@@ -285,14 +285,8 @@ def wait_until_gone(marker: str) -> None:
 
 
 def test_ranks_of_mpirun_start_through_the_commands_of_a_container(tmp_path: Path) -> None:
-    wrapper = [
-        *LAUNCHERS["mpiexec"],
-        "-m",
-        "opensmd.launch.container",
-        "-i",
-        "ml.p4d.24xlarge",
-        "--allow-bypass",
-    ]
+    command = str(BIN / "smddpmprun")
+    wrapper = [*LAUNCHERS["mpiexec"][:-1], command, "-i", "ml.p4d.24xlarge", "--allow-bypass"]
     script = [sys.executable, "-m", "mpi4py", str(SCRIPTS / "place.py")]
     tuned = [
         "SMDDP_AG_SCRATCH_BUFFER_SIZE",
@@ -310,7 +304,7 @@ def test_ranks_of_mpirun_start_through_the_commands_of_a_container(tmp_path: Pat
 
 
 def test_a_container_s_command_runs_a_program_alone_and_names_one_that_is_not_there(tmp_path: Path) -> None:
-    wrapper = [sys.executable, "-m", "opensmd.launch.container"]
+    wrapper = [str(BIN / "smddprun")]
     program = ["sh", "-c", 'echo "$RANK $LOCAL_RANK $WORLD_SIZE"; exit 3']
     done = run([*wrapper, *program], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "0 0 1\n")

@@ -40,7 +40,6 @@ from opensmd.modelparallel.replicas.together import ReplicasTogether
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
-from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
@@ -118,7 +117,6 @@ class DistributedModel(NotForDDP, ModelState):
         self._average = average_grads_across_microbatches
         self._comm_hooks: list[tuple[Any, CommHook]] = []
         self._engine: Engine | None = None
-        self._inner_hooks: InnerHooks | None = None
         self._replicas: Replicas | ReplicasTogether | None = None
         self._placed: PlacedParameters | None = None
         self._plan_check: PlanCheck | None = None
@@ -221,11 +219,14 @@ class DistributedModel(NotForDDP, ModelState):
         step = self._step
         tensors: Any = args[0] if args else kwargs["tensors"]
         roots = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-        inner = step is None or step.in_backward  # a reentrant checkpoint calls it, or a hook
-        if inner or kwargs.get("inputs") is not None or not self._reached_from(roots):
+        if (
+            step is None
+            or step.in_backward  # a reentrant checkpoint calls it, or a hook
+            or kwargs.get("inputs") is not None
+            or not self._reached_from(roots)
+        ):
             original(*args, **kwargs)
             return
-        assert step is not None
         self._sum_warning.plain_backward(step.microbatches)
         with self._counted_backward(step, roots):
             original(*args, **kwargs)
@@ -371,9 +372,7 @@ class DistributedModel(NotForDDP, ModelState):
         self, function: Callable[..., Any], calls: list[Arguments], step: StepUnderWay, detach: bool
     ) -> list[Any]:
         if self._engine is not None:
-            assert self._inner_hooks is not None
-            with self._inner_hooks.watched():
-                return self._engine.run(function, calls, detach=detach, backwards=step.backwards)
+            return self._engine.run(function, calls, detach=detach, backwards=step.backwards)
         results = []
         with replaced_backward(self._plain_backward):
             for microbatch, (args, kwargs) in enumerate(calls):
@@ -404,7 +403,6 @@ class DistributedModel(NotForDDP, ModelState):
             self._engine = Engine(
                 pipeline, smp_state.cfg, self.get_module(), plan, self._sum_warning, smp_state.offloading
             )
-            self._inner_hooks = InnerHooks(self.get_module(), plan, self._engine.escaped)
             smp_state.engine = self._engine
             self._plan_check = PlanCheck(first, self._engine, smp_state.cfg, smp_state.groups)
         if any(self._trace.values()):
@@ -431,7 +429,6 @@ class DistributedModel(NotForDDP, ModelState):
         """Before the third step: what the first two have taken; go on by a better plan if asked to."""
         plan = None if self._plan_check is None or self.joining else self._plan_check.before_step()
         if plan is not None and replan(self, engine, plan):
-            self._inner_hooks = InnerHooks(self.get_module(), plan, engine.escaped)
             self._make_replicas()
             if smp_state.rank == 0:
                 print_plan(plan)

@@ -23,6 +23,7 @@ from opensmd.modelparallel.planning.simulate import Part, parts_of_step
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
+from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
 from opensmd.modelparallel.runtime.messages.transport import Transport, control_device, open_transport
@@ -99,7 +100,7 @@ class Engine:
         placed = PlacedModel(module, plan, self._rank)
         random = ReplicatedRandom(self._agreed_seed(), placed.generators)
         self._schedule: RankSchedule
-        self._follow(placed, plan, open_transport(group, placed.device), random)
+        self._follow(placed, module, plan, open_transport(group, placed.device), random)
         in_order = self._schedule.in_order
         self.errors = StepErrors(group, self._context.transport, self._context.others, in_order=in_order)
         atexit.register(self.close)
@@ -112,7 +113,8 @@ class Engine:
         """
         before = self._context
         before.transport.flush()
-        self._follow(PlacedModel(module, plan, self._rank), plan, before.transport, before.random)
+        placed = PlacedModel(module, plan, self._rank)
+        self._follow(placed, module, plan, before.transport, before.random)
         self._context.begun = before.begun
 
     def follow_times(self, measured: Sequence[StageTimes]) -> None:
@@ -121,7 +123,12 @@ class Engine:
         self._split_choice = SplitChoice(self._schedule)
 
     def _follow(
-        self, placed: PlacedModel, plan: Plan, transport: Transport, random: ReplicatedRandom
+        self,
+        placed: PlacedModel,
+        module: nn.Module,
+        plan: Plan,
+        transport: Transport,
+        random: ReplicatedRandom,
     ) -> None:
         self.plan = plan
         self._parts: dict[int, list[Part]] = {}  # that the plan expects of this rank, by microbatches
@@ -138,6 +145,7 @@ class Engine:
             replicated_memory=placed.replicated_memory,
             offloading=self._offloading,
         )
+        self._inner_hooks = InnerHooks(module, plan, self._context.escaped)
         config = self._config
         self._schedule = RankSchedule(
             plan=plan,
@@ -165,11 +173,6 @@ class Engine:
             StageTimes(forward * 1e-9, (kinds[1].get(index, 0) + kinds[2].get(index, 0)) * 1e-9)
             for index, forward in kinds[0].items()
         ]
-
-    @property
-    def escaped(self) -> EscapedTensors:
-        """What tells tensors that only this rank has from replicated ones."""
-        return self._context.escaped
 
     @property
     def record(self) -> list[Stretch]:
@@ -232,7 +235,8 @@ class Engine:
         )
         self._record = step.record
         try:
-            results = step.run()
+            with self._inner_hooks.watched():
+                results = step.run()
             self._split_choice.step_has_ended(len(calls), step.record)
             return results
         except BaseException as error:

@@ -97,12 +97,12 @@ class OrderedBuffers:
 
     def written(self, tensor: Tensor) -> None:
         """The running microbatch writes into ``tensor``, which may be a buffer of these."""
-        if self._readers and tensor.layout is torch.strided:
+        if self._readers and (run := self._current()) and tensor.layout is torch.strided:
             memory = tensor.untyped_storage()._cdata
             for slot in self._readers:
                 value = slot.value
                 if isinstance(value, Tensor) and _memory(value) == memory:
-                    self._change(slot)
+                    self._change(slot, run)
 
     def read(self, slot: Slot) -> None:
         """The running microbatch is about to read a buffer."""
@@ -120,13 +120,12 @@ class OrderedBuffers:
 
     def set(self, slot: Slot) -> None:
         """The running microbatch is about to set a buffer anew."""
-        if self._current() is not None:
-            self._change(slot)
+        run = self._current()
+        if run is not None:
+            self._change(slot, run)
             self._is_set(slot)
 
-    def _change(self, slot: Slot) -> None:
-        run = self._current()
-        assert run is not None
+    def _change(self, slot: Slot, run: Running) -> None:
         self._changed.add(slot)
         # In any mode: what one mode changes, readers in the others must wait for.
         self._only_read = {known for known in self._only_read if known[0] != slot}
