@@ -1,13 +1,17 @@
 """Who started this process: pure reading of the variables that launchers leave in the environment.
 
 A launcher is recognised by the variables that carry its rank and its size; both must be there. The first
-complete pair of the table wins, so a ``torchrun`` inside an MPI job counts as ``torchrun``.
+complete pair of the table wins, so a ``torchrun`` inside an MPI job counts as ``torchrun``. Where nothing
+has started ranks, but something one process on each of several hosts (``hosts``), those are the ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from opensmd.environment import hosts
+from opensmd.environment.numbers import number
 
 __all__ = ["Launch", "detect"]
 
@@ -75,38 +79,41 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
     """Return what the launcher of this process says, or None for a process started by hand.
 
     Raises:
-        ValueError: a variable holds no number, a rank lies outside its group, or Slurm's variables say that
-            there are other ranks, but not how many.
+        ValueError: a variable holds no number, a rank lies outside its group, or the variables say that there
+            are other ranks, but not how many, or that a launcher was to start them which has not.
     """
     for names in _LAUNCHERS:
-        rank, size = _number(environ, names.rank), _number(environ, names.size)
-        if rank is None or size is None:
+        rank, size = number(environ, names.rank), number(environ, names.size)
+        if rank is None or size is None or _is_a_step_of_slurm(names, rank, size, environ):
             continue
-        local_rank, local_size = _number(environ, names.local_rank), _number(environ, names.local_size)
+        local_rank, local_size = number(environ, names.local_rank), number(environ, names.local_size)
         if names.launcher == "Slurm":
             local_size = _slurm_local_size(environ, size)
         if names.launcher == "torchrun" and local_rank is None:
+            hosts.check_processes_were_started(environ, rank, size)
             # by hand; that rank 0 is on this host, as MASTER_ADDR may say, tells nothing of the others
             local_rank = 0 if size == 1 else None
         _check(names, rank, size)
         return Launch(names.launcher, rank, size, local_rank, local_size)
     _check_no_rank_of_slurm(environ)
-    return None
+    return _process_of_a_host(environ)
 
 
-def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    for name in names:
-        value = environ.get(name, "")
-        if not value:
-            continue
-        try:
-            return int(value)
-        except ValueError:
-            raise ValueError(
-                f"the environment variable {name} is {value!r}; a whole number was expected. "
-                "Unset it or correct it before the script starts."
-            ) from None
-    return None
+def _process_of_a_host(environ: Mapping[str, str]) -> Launch | None:
+    """One process on each of several hosts, which nothing but the host's place tells its rank."""
+    place = hosts.place_of_container(environ)
+    if place is not None:
+        return Launch("SageMaker", place.host, place.hosts, 0, 1)
+    place = hosts.place_of_pod(environ)
+    return None if place is None else Launch("Kubeflow Trainer", place.host, place.hosts, None, None)
+
+
+def _is_a_step_of_slurm(names: _Names, rank: int, size: int, environ: Mapping[str, str]) -> bool:
+    """Whether srun has started this rank, with its support for MPI on: then its own variables say more."""
+    if names.launcher != "MPI (PMI)":
+        return False
+    step = number(environ, ("SLURM_PROCID",)), number(environ, ("SLURM_STEP_NUM_TASKS",))
+    return step == (rank, size)
 
 
 def _check(names: _Names, rank: int, size: int) -> None:
@@ -120,7 +127,7 @@ def _check(names: _Names, rank: int, size: int) -> None:
 
 def _check_no_rank_of_slurm(environ: Mapping[str, str]) -> None:
     """Only rank 0 can be a batch script's own process, in which SLURM_PROCID is 0 as well."""
-    rank = _number(environ, ("SLURM_PROCID",))
+    rank = number(environ, ("SLURM_PROCID",))
     if rank:
         raise ValueError(
             f"SLURM_PROCID={rank} says that this process is one rank of several, but SLURM_STEP_NUM_TASKS, "

@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opensmd.environment.detect import Launch
+from opensmd.environment.numbers import number
 
 __all__ = ["ancestors", "is_free", "master_address", "master_port"]
 
 FIRST_PORT = 20000
 PORTS = 32768 - FIRST_PORT  # Linux hands out ephemeral ports from 32768 upwards
+TORCH_PORT = 29500  # what torchrun takes on several hosts
 SAGEMAKER_PORT = 7777  # what a SageMaker container sets
 LAUNCHERS = (
     "hydra_pmi_proxy",
@@ -53,11 +55,13 @@ def ancestors(pid: int | str = "self") -> list[tuple[int, str]]:
 
 
 def master_address(launch: Launch | None, environ: Mapping[str, str]) -> str | None:
-    """The host of rank 0: loopback on one host, else what Slurm or SageMaker tells; None if nobody does."""
+    """The host of rank 0: loopback on one host, else what the launcher tells; None if it does not."""
     if launch is None or launch.on_one_host:
         return "127.0.0.1"
     if launch.launcher == "Slurm":
         return first_host(environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", "")))
+    if launch.launcher == "Kubeflow Trainer":
+        return environ.get("PET_MASTER_ADDR") or None
     hosts = re.findall(r'"([^"]+)"', environ.get("SM_HOSTS", ""))
     return hosts[0] if hosts else None
 
@@ -72,6 +76,8 @@ def master_port(
         for pid, name in parents:
             if name.startswith(LAUNCHERS):
                 return fold(pid)
+    elif launch.launcher == "Kubeflow Trainer":
+        return number(environ, ("PET_MASTER_PORT",)) or TORCH_PORT
     elif environ.get("SM_HOSTS"):
         return SAGEMAKER_PORT
     job = [environ[name] for name in _JOB_NAMES if environ.get(name)]

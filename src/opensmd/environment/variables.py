@@ -2,11 +2,11 @@
 
 Importing ``smdistributed.dataparallel.torch`` calls :func:`fill`. It adds RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and what a SageMaker container tells a rank, from the variables of
-torchrun, Open MPI, MPICH, Intel MPI, MVAPICH or Slurm. A process started by hand becomes a group of one,
-without a LOCAL_RANK, which frameworks that start their ranks themselves take for a sign that it has been
-done. It never changes a value that is there already. What it added is noted in one more variable, so that a
-program started from such a process (``subprocess.run(["mpiexec", ...])``) is not taken for a member of its
-group.
+torchrun, Open MPI, MPICH, Intel MPI, MVAPICH, Slurm, Kubeflow or SageMaker. A process started by hand
+becomes a group of one, without a LOCAL_RANK, which frameworks that start their ranks themselves take for a
+sign that it has been done. It never changes a value that is there already. What it added is noted in one
+variable, so that what such a process starts (``subprocess.run(["mpiexec", ...])``) is not taken for a member
+of its group.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opensmd.environment.detect import Launch, detect
-from opensmd.environment.master import ancestors, fold, is_free, master_address, master_port
+from opensmd.environment.master import TORCH_PORT, ancestors, fold, is_free, master_address, master_port
 
 __all__ = ["Filling", "current_launch", "fill", "local_rank_is_assumed", "plan", "rank_variables"]
 
-TORCH_PORT = "29500"  # what torchrun takes on several hosts
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_PORT = "7592"  # the port a container tells its scripts, which some of them count on from
 _CONTAINER = ("SM_HOSTS", "SM_TRAINING_ENV")  # any of these: a SageMaker container runs the script
@@ -105,7 +104,7 @@ def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid
         variables["MASTER_ADDR"] = address
         variables["MASTER_PORT"] = str(master_port(launch, given, parents, own_pid))
     elif "MASTER_ADDR" in given:
-        variables["MASTER_PORT"] = TORCH_PORT
+        variables["MASTER_PORT"] = str(TORCH_PORT)
     elif launch is not None and launch.launcher != "torchrun" and launch.rank == 0:
         problems.append(
             f"{launch.launcher} started {launch.size} ranks on several hosts, and nothing tells where rank 0 "

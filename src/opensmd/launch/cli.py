@@ -11,7 +11,7 @@ import click
 
 from opensmd.environment.job_secret import JobSecret
 from opensmd.environment.settings import Settings
-from opensmd.launch import torch_import
+from opensmd.launch import option_values, torch_import
 from opensmd.launch.leftovers import open_files
 from opensmd.launch.output import log_files, streams
 from opensmd.launch.run import Options, run
@@ -32,7 +32,9 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     "--nproc-per-node",
     "--nproc_per_node",
     "ranks",
-    type=click.IntRange(min=1),
+    metavar="INTEGER",
+    callback=option_values.ranks,
+    envvar=["SMDRUN_RANKS", "PET_NPROC_PER_NODE"],
     help="Ranks on this host. Default: one a GPU; without GPUs one a core, at most 8.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
@@ -67,11 +69,42 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     envvar=VARIABLE,
     help="Folder for what every rank did when: trace.json for Perfetto, and timeline.html.",
 )
-@click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of hosts.")
-@click.option("--node-rank", type=click.IntRange(min=0), default=0, help="This host's number, from 0.")
-@click.option("--master-addr", help="Address of host 0; needed with several hosts.")
-@click.option("--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True)
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--nnodes",
+    default="1",
+    metavar="INTEGER",
+    callback=option_values.hosts,
+    show_default=True,
+    envvar=["SMDRUN_NNODES", "PET_NNODES"],
+    help="Number of hosts.",
+)
+@click.option(
+    "--node-rank",
+    type=click.IntRange(min=0),
+    default=0,
+    envvar=["SMDRUN_NODE_RANK", "PET_NODE_RANK"],
+    help="This host's number, from 0.",
+)
+@click.option(
+    "--master-addr",
+    envvar=["SMDRUN_MASTER_ADDR", "PET_MASTER_ADDR"],
+    help="Address of host 0; needed with several hosts.",
+)
+@click.option(
+    "--master-port",
+    type=click.IntRange(1, 65535),
+    default=29500,
+    show_default=True,
+    envvar=["SMDRUN_MASTER_PORT", "PET_MASTER_PORT"],
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    envvar=["SMDRUN_MAX_RESTARTS", "PET_MAX_RESTARTS"],
+    help="Start all ranks again after a failure, so many times.",
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),

@@ -22,6 +22,8 @@ SRUN = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
     "SLURM_STEP_NUM_NODES": "3",
 }
+POD = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "1"}
+CONTAINER = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
 
 CASES = {
     "torchrun": (TORCHRUN, Launch("torchrun", 2, 4, 0, 2)),
@@ -41,6 +43,17 @@ CASES = {
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_NNODES": "1"},
         Launch("Slurm", 1, 2, 1, 2),
     ),
+    "srun --mpi=pmi2": ({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "6"}, Launch("Slurm", 5, 6, 1, 2)),
+    "mpiexec over the nodes of a Slurm step": (
+        {**SRUN, "PMI_RANK": "5", "PMI_SIZE": "12", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+        Launch("MPI (PMI)", 5, 12, 1, 4),
+    ),
+    "a pod of a TrainJob with a process each": (POD, Launch("Kubeflow Trainer", 1, 2, None, None)),
+    "torchrun in such a pod": ({**POD, **TORCHRUN}, Launch("torchrun", 2, 4, 0, 2)),
+    "a TrainJob of one pod": ({**POD, "PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, None),
+    "a container of several": (CONTAINER, Launch("SageMaker", 1, 2, 0, 1)),
+    "mpirun in containers": ({**CONTAINER, **OPEN_MPI}, Launch("Open MPI", 3, 4, 1, 2)),
+    "a container alone": ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, None),
     "torchrun inside an MPI job": ({**HYDRA, **TORCHRUN}, Launch("torchrun", 2, 4, 0, 2)),
     "MPI inside a Slurm allocation": ({**SRUN, **OPEN_MPI}, Launch("Open MPI", 3, 4, 1, 2)),
     "rank and size by hand, rank 0 on this host": (
@@ -76,6 +89,14 @@ def test_each_launcher_is_recognised_by_its_variables(name: str) -> None:
         (
             {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]"},
             "SLURM_PROCID=3 says that this process is one rank of several, but SLURM_STEP_NUM_TASKS",
+        ),
+        ({**POD, "PET_NPROC_PER_NODE": "4"}, "PET_NNODES=2 and PET_NPROC_PER_NODE=4 ask torchrun"),
+        ({**POD, "PET_NPROC_PER_NODE": "auto"}, "PET_NPROC_PER_NODE=auto ask torchrun"),
+        ({**POD, "PET_NNODES": "1:2"}, "PET_NNODES=1:2 and"),
+        ({**POD, "PET_NODE_RANK": "2"}, "needs PET_NODE_RANK, this host's number from 0 to 1; it is '2'"),
+        (
+            {**POD, "PET_NPROC_PER_NODE": "4", "RANK": "1", "WORLD_SIZE": "8"},
+            "WORLD_SIZE=8 counts 4 processes in each of 2 pods",
         ),
     ],
 )

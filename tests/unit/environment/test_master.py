@@ -48,6 +48,13 @@ def test_on_several_hosts_the_job_id_gives_the_port_and_not_the_local_parent() -
     assert here != master_port(TWO_HOSTS, {"PMIX_NAMESPACE": "prterun-host-78@1"}, parents_of(10), own_pid=1)
 
 
+def test_pods_and_containers_meet_at_the_port_that_their_platform_names() -> None:
+    pod = Launch("Kubeflow Trainer", 0, 2, None, None)
+    assert master_port(pod, {"PET_MASTER_PORT": "29400"}, parents_of(10), own_pid=1) == 29400
+    assert master_port(pod, {}, parents_of(10), own_pid=1) == 29500
+    assert master_port(Launch("SageMaker", 0, 2, 0, 1), {"SM_HOSTS": '["a", "b"]'}, [], own_pid=1) == 7777
+
+
 def test_without_a_known_launcher_the_parent_is_the_launcher() -> None:
     parents = [(55, "my-launcher"), (1, "init")]
     assert master_port(ONE_HOST, {}, parents, own_pid=60) == master_port(ONE_HOST, {}, parents, own_pid=61)
@@ -62,6 +69,11 @@ def test_without_a_known_launcher_the_parent_is_the_launcher() -> None:
         (TWO_HOSTS, {"SM_HOSTS": '["algo-1", "algo-2"]'}, "algo-1"),
         (Launch("Slurm", 0, 4, 0, 2), {"SLURM_STEP_NODELIST": "gpu[07-09,12],cpu1"}, "gpu07"),
         (Launch("Slurm", 0, 4, 0, 2), {"SLURM_JOB_NODELIST": "a1,a2"}, "a1"),
+        (
+            Launch("Kubeflow Trainer", 0, 2, None, None),
+            {"PET_MASTER_ADDR": "train-node-0-0.train"},
+            "train-node-0-0.train",
+        ),
     ],
 )
 def test_the_master_is_the_first_host_where_something_tells_it(

@@ -1,0 +1,129 @@
+"""The same two scripts, data parallelism and a split model, come to the same numbers under every launcher.
+
+What can run here is started as users start it. Of the others, processes have exactly the variables that they
+set, as forks of one that has imported torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scripts.launchers.training import expected
+from tests.scripts.test_smddp_scripts import BIN, environment, run
+from tests.support import launchers
+from tests.support.forks import ForkedProcess, as_main
+from tests.support.patience import PATIENCE
+from tests.support.ranks import free_port
+
+SCRIPTS = Path(__file__).parent / "launchers"
+BOTH = str(SCRIPTS / "both.py")
+STARTED = {
+    "smdrun": [str(BIN / "smdrun"), "-n", "2"],
+    "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"],
+    "mpiexec": [str(BIN / "mpiexec"), "-n", "2", sys.executable],
+}
+
+
+def said(output: str, script: str) -> list[dict[str, Any]]:
+    """What each rank said of one script, by rank."""
+    found = [json.loads(text) for text in re.findall(rf"{script} (\{{.*?\}})", output)]
+    return sorted(found, key=lambda place: place["rank"])
+
+
+def assert_trained(output: str, local_sizes: Sequence[int]) -> None:
+    """All ranks came to the losses of one process and know who shares their host."""
+    size = sum(local_sizes)
+    places = [(local, count) for count in local_sizes for local in range(count)]
+    for script in ("ddp", "split"):
+        found = said(output, script)
+        assert [(place["rank"], place["size"]) for place in found] == [(rank, size) for rank in range(size)]
+        for place in found:
+            assert place["losses"] == pytest.approx(expected(), rel=1e-5), script
+    assert [(place["local_rank"], place["local_size"]) for place in said(output, "split")] == places
+
+
+@pytest.mark.parametrize("launcher", STARTED)
+def test_both_scripts_train_under_launchers_that_run_here(launcher: str, tmp_path: Path) -> None:
+    done = run([*STARTED[launcher], BOTH], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_trained(done.stdout, [2])
+    found = said(done.stdout, "ddp")
+    for place in found:
+        assert place["LOCAL_RANK"] == place["SMDATAPARALLEL_LOCAL_RANK"] == str(place["rank"])
+        assert (place["LOCAL_WORLD_SIZE"], place["SMDATAPARALLEL_USE_SINGLENODE"]) == ("2", "1")
+    assert len({place["MASTER_PORT"] for place in found}) == 1
+
+
+@contextlib.contextmanager
+def forked(environments: Sequence[Mapping[str, str]], folder: Path) -> Iterator[list[ForkedProcess]]:
+    """A process for each environment."""
+    common = environment(OMP_NUM_THREADS="1")
+    processes = [
+        ForkedProcess(
+            as_main,
+            BOTH,
+            [],
+            cwd=folder,
+            env={**common, **variables},
+            stdout=folder / f"out-{number}",
+            stderr=folder / f"err-{number}",
+        )
+        for number, variables in enumerate(environments)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def assert_train(environments: Sequence[Mapping[str, str]], local_sizes: Sequence[int], folder: Path) -> None:
+    """Processes with these environments, on so many hosts, train both scripts."""
+    hosts = [host for host, count in enumerate(local_sizes) for _ in range(count)]
+    placed = [
+        {**variables, "OPENSMD_HOST_ID": f"host {host}"}
+        for variables, host in zip(environments, hosts, strict=True)
+    ]
+    with forked(placed, folder) as processes:
+        codes = [process.wait(PATIENCE) for process in processes]
+    errors = "".join((folder / f"err-{number}").read_text() for number in range(len(codes)))
+    assert codes == [0] * len(codes), errors
+    output = "".join((folder / f"out-{number}").read_text() for number in range(len(codes)))
+    assert_trained(output, local_sizes)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "pmi2"), [([2], False), ([1, 1], True)], ids=["one node", "two nodes, --mpi=pmi2"]
+)
+def test_both_scripts_train_as_a_step_of_slurm(tasks: list[int], pmi2: bool, tmp_path: Path) -> None:
+    port = {"MASTER_PORT": str(free_port())}  # what a batch script may export
+    assert_train(
+        [{**task, **port} for task in launchers.srun(os.getpid(), tasks, pmi2=pmi2)], tasks, tmp_path
+    )
+
+
+def test_both_scripts_train_in_the_pods_of_a_pytorch_job(tmp_path: Path) -> None:
+    assert_train(launchers.pytorch_job(2, free_port()), [1, 1], tmp_path)
+
+
+def test_both_scripts_train_in_the_pods_of_a_train_job_without_torchrun(tmp_path: Path) -> None:
+    assert_train(launchers.train_job(2, free_port()), [1, 1], tmp_path)
+
+
+def test_both_scripts_train_in_containers_of_sagemaker_that_nothing_else_has_started(tmp_path: Path) -> None:
+    port = {"MASTER_PORT": str(free_port())}
+    assert_train([{**host, **port} for host in launchers.sagemaker(2)], [1, 1], tmp_path)
+
+
+def test_both_scripts_train_as_ranks_of_open_mpi_on_two_hosts(tmp_path: Path) -> None:
+    port = {"MASTER_PORT": str(free_port())}
+    assert_train([{**host, **port} for host in launchers.open_mpi(2)], [1, 1], tmp_path)
