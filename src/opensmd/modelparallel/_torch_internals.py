@@ -32,6 +32,7 @@ __all__ = [
     "ParametrizationCache",
     "WithoutMode",
     "backward_left_out",
+    "backward_of_node",
     "gathered",
     "is_reentrant_checkpoint",
     "optimizers_asking",
@@ -74,6 +75,13 @@ _CHECKPOINT_GENERATOR = next(
 def is_reentrant_checkpoint(function: type) -> bool:
     """Whether this autograd function is ``torch.utils.checkpoint`` with ``use_reentrant=True``."""
     return function is torch_checkpoint.CheckpointFunction
+
+
+def backward_of_node(context_class: type) -> Function:
+    """What a user's function runs in backward; ``context_class`` is that of the ``ctx`` it is given."""
+    function: Any = context_class._forward_cls  # type: ignore[attr-defined]
+    given: Function = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
+    return given
 
 
 @contextlib.contextmanager

@@ -164,7 +164,11 @@ class SplitBackward:
         """Add to the weights' gradients."""
 
 def split_backward(
-    roots: Sequence[Tensor], gradients: Sequence[Tensor], everything: bool, /
+    roots: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    everything: bool,
+    begins_backward: Callable[[Any], bool],
+    /,
 ) -> SplitBackward | None:
     """A backward of which something can wait; None, and nothing has run, where nothing can."""
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from opensmd.modelparallel._torch_internals import any_autocast
+from opensmd.modelparallel.runtime.backward.inner_backwards import begins_backward
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.native import core
@@ -34,7 +35,7 @@ def first_part(
             ``leaves_everything`` says so.
     """
     try:
-        return core.split_backward(roots, gradients, everything)
+        return core.split_backward(roots, gradients, everything, begins_backward)
     except BuildError:  # of which the process group has told; its transport needs no core
         return None
 

@@ -32,6 +32,14 @@ std::function<void()> callback(py::object callable) {
   };
 }
 
+// Called without Python's lock, while whoever gave `callable` waits.
+BeginsBackward asking(py::handle callable) {
+  return [callable](PyObject* function) {
+    py::gil_scoped_acquire gil;
+    return py::cast<bool>(callable(py::handle(function)));
+  };
+}
+
 }  // namespace
 
 void bind_mailbox(py::module_& module) {
@@ -56,7 +64,12 @@ void bind_mailbox(py::module_& module) {
       .def_property_readonly("leaves_everything", &SplitBackward::leaves_everything)
       .def("run_first", torch::wrap_pybind_function_no_gil([](SplitBackward& self) { self.run_first(); }))
       .def("run_weights", torch::wrap_pybind_function_no_gil([](SplitBackward& self) { self.run_weights(); }));
-  module.def("split_backward", torch::wrap_pybind_function_no_gil(&split_backward));
+  module.def("split_backward", [](const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients,
+                                  bool everything, py::handle begins_backward) {
+    const BeginsBackward asked = asking(begins_backward);
+    py::gil_scoped_release no_gil;
+    return split_backward(roots, gradients, everything, asked);
+  });
   module.def("are_apart", torch::wrap_pybind_function_no_gil(&are_apart));
 }
 

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 
-#include "pipeline/split_graph.hpp"
-
 namespace opensmd {
 namespace {
 
@@ -187,10 +185,11 @@ void SplitBackward::run_weights() {
 }
 
 std::shared_ptr<SplitBackward> split_backward(const std::vector<at::Tensor>& roots,
-                                              const std::vector<at::Tensor>& gradients, bool everything) {
+                                              const std::vector<at::Tensor>& gradients, bool everything,
+                                              const BeginsBackward& begins_backward) {
   if (torch::autograd::AnomalyMode::is_enabled()) return nullptr;
   if (!std::ranges::all_of(roots, [](const at::Tensor& root) { return root.requires_grad(); })) return nullptr;
-  SplitGraph graph(edges_of(roots), everything);
+  SplitGraph graph(edges_of(roots), everything, begins_backward);
   if (!graph.is_split()) return nullptr;
   return std::make_shared<SplitBackward>(std::move(graph), gradients);
 }

@@ -2,6 +2,8 @@
 // optimizer waits for. A rank of a pipeline that would stand idle computes the second part then.
 #pragma once
 
+#include "pipeline/split_graph.hpp"
+
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
@@ -23,9 +25,6 @@ struct PostponedGradient {
   torch::autograd::Edge edge;
   at::Tensor gradient;
 };
-
-// What of a graph leads to another rank, what can wait, and what not.
-struct SplitGraph;
 
 // The backward that begins at some roots. The graph and what it has saved live until both parts have run, or it is
 // dropped. Neither part with Python's lock held.
@@ -56,7 +55,8 @@ class SplitBackward {
 // notice. Linear layers and convolutions run twice, each time for some of their gradients, which takes no longer; of
 // all other nodes those wait that do not lead to another rank. `everything`: also what costs nothing.
 std::shared_ptr<SplitBackward> split_backward(const std::vector<at::Tensor>& roots,
-                                              const std::vector<at::Tensor>& gradients, bool everything);
+                                              const std::vector<at::Tensor>& gradients, bool everything,
+                                              const BeginsBackward& begins_backward);
 
 // Whether backwards from each of `legs` run no node twice, so that they can run one after the other.
 // `weights_too`: nor add to the same weight's gradient.

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/generated/Functions.h>
+#include <torch/csrc/autograd/python_function.h>
 
 #include <algorithm>
 #include <string_view>
@@ -78,16 +79,17 @@ bool is_watched(Node& node) {
   });
 }
 
-SplitGraph::SplitGraph(edge_list starts, bool everything) : roots(std::move(starts)) {
+SplitGraph::SplitGraph(edge_list starts, bool everything, const BeginsBackward& begins_backward)
+    : roots(std::move(starts)) {
   Nodes seen;
   seen.reserve(kUsualSize);
   away.reserve(kUsualSize);
   nodes.reserve(kUsualSize);
-  for (const Edge& root : roots) visit(root.function.get(), seen);
+  for (const Edge& root : roots) visit(root.function.get(), seen, begins_backward);
   divide(everything);
 }
 
-void SplitGraph::visit(Node* root, Nodes& seen) {
+void SplitGraph::visit(Node* root, Nodes& seen, const BeginsBackward& begins_backward) {
   struct Step {
     Node* node;
     size_t next;
@@ -104,20 +106,20 @@ void SplitGraph::visit(Node* root, Nodes& seen) {
       if (edge.is_valid()) enter(edge.function.get());
       continue;
     }
-    leave(node);
+    leave(node, begins_backward);
     path.pop_back();
   }
 }
 
-void SplitGraph::leave(Node* node) {
+void SplitGraph::leave(Node* node, const BeginsBackward& begins_backward) {
   nodes.push_back(node);
   bool leads = sends_gradient(*node);
   if (is_python(*node)) {
     has_python = true;
     const std::string name = node->name();
     leads |= name == "_ReceiveBackward";  // the edges of transports without a mailbox
-    // A reentrant checkpoint begins a backward of its own, which reaches whatever its function has used.
-    leads |= name.find("Checkpoint") != std::string::npos;
+    // A backward of its own, as reentrant checkpoints begin one, reaches whatever its function has used.
+    leads |= begins_backward(static_cast<const torch::autograd::PyNode&>(*node).pyobj());
     compiled_ |= name == "CompiledFunctionBackward";
   }
   once_only_ |= halves(*node) == Halves::kOnceOnly;

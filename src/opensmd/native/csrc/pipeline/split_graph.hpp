@@ -1,15 +1,21 @@
 // Which nodes of a backward can wait, and where it is cut for that: the reading half of split_backward.
 #pragma once
 
+#include <torch/csrc/python_headers.h>
+
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <functional>
 #include <unordered_set>
 #include <vector>
 
 namespace opensmd {
 
 using Nodes = std::unordered_set<torch::autograd::Node*>;
+
+// Whether the Python function of a node begins a backward of its own when the node runs. Called without Python's lock.
+using BeginsBackward = std::function<bool(PyObject* function)>;
 
 bool is_weight(const torch::autograd::Node& node);
 bool is_watched(torch::autograd::Node& node);
@@ -22,7 +28,7 @@ bool is_watched(torch::autograd::Node& node);
 //
 // A node off the way cannot wait if somebody listens to it, or to what comes behind it.
 struct SplitGraph {
-  SplitGraph(torch::autograd::edge_list roots, bool everything);
+  SplitGraph(torch::autograd::edge_list roots, bool everything, const BeginsBackward& begins_backward);
 
   bool leads_away(const torch::autograd::Edge& edge) const {
     return edge.is_valid() && away.contains(edge.function.get());
@@ -40,8 +46,8 @@ struct SplitGraph {
   bool adds_at_once = false;  // the first part adds to a weight's gradient
 
  private:
-  void visit(torch::autograd::Node* root, Nodes& seen);
-  void leave(torch::autograd::Node* node);
+  void visit(torch::autograd::Node* root, Nodes& seen, const BeginsBackward& begins_backward);
+  void leave(torch::autograd::Node* node, const BeginsBackward& begins_backward);
   void divide(bool everything);
   bool must_run_at_once(torch::autograd::Node* node) const;
   bool can_be_divided(torch::autograd::Node* node) const;
