@@ -1,8 +1,8 @@
-"""Which functions of Python in a graph begin a backward of their own, as reentrant activation checkpoints do.
+"""Which functions of Python in a graph begin a backward of their own, as reentrant checkpoints do.
 
-Such a backward reaches whatever the function has used in its forward, of which the graph around it shows nothing:
-it may lead to another rank. So these functions run in a backward's first part. They are known by what
-their ``backward`` names, whatever they are called.
+Such a backward reaches whatever the function has used in its forward, of which the graph around it shows
+nothing: it may lead to another rank. So these functions run in a backward's first part. They are known by
+what their ``backward`` names, whatever they are called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["begins_backward"]
 
 def begins_backward(context: Any) -> bool:
     """Whether a node's function begins a backward; ``context`` is the ``ctx`` that it is given."""
-    return _class_begins_backward(type(context))
+    return _class_begins_backward(context.__class__)
 
 
 @lru_cache(maxsize=256)  # asked for every such node of every backward
