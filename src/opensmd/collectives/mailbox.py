@@ -98,6 +98,10 @@ class Mailbox:
         """Wait until everything sent has left this process's tensors."""
         self._mailbox.flush(timeout)
 
+    def sent(self) -> list[tuple[int, int, int]]:
+        """The latest messages, some thousands: when (``time.perf_counter_ns()``), to which rank, the tag."""
+        return self._mailbox.sent()
+
     def send_edge(
         self, sent: Tensor, peer: int, tag: int, missing: int, expect: Callable[[], None]
     ) -> Tensor:

@@ -1,5 +1,7 @@
 """The pipeline's events as a picture: one row a rank, microbatches as coloured blocks, waiting in grey.
 
+Tensors that leave a rank are small triangles at the edge of its row that points to where they go.
+
 With a plan there are two charts on one axis of time: what the plan expected above what was.
 """
 
@@ -17,6 +19,7 @@ __all__ = ["draw_chart"]
 
 READABLE = 0.012  # of the whole width; a block narrower than that has no room for its number
 COLOURS = {"forward": "#4c78a8", "backward": "#f58518", "weights": "#eeca3b", "wait": "#dddddd"}
+SENDS = "sends"
 WORDS = {
     "forward": "forward (F)",
     "backward": "backward (B)",
@@ -62,7 +65,9 @@ def _draw(axes: Any, events: Sequence[PipelineEvent], start: int, span: int) -> 
     """One chart: a row for each rank."""
     ranks = sorted({event.rank for event in events})
     readable = READABLE * span / 1e6
-    for event in sorted(events, key=lambda event: event.kind != "wait"):
+    _draw_sends(axes, [event for event in events if event.kind == "send"], ranks, start)
+    stretches = [event for event in events if event.kind != "send"]
+    for event in sorted(stretches, key=lambda event: event.kind != "wait"):
         left, width = (event.start_ns - start) / 1e6, (event.end_ns - event.start_ns) / 1e6
         axes.barh(
             ranks.index(event.rank),
@@ -88,10 +93,25 @@ def _draw(axes: Any, events: Sequence[PipelineEvent], start: int, span: int) -> 
     axes.invert_yaxis()
 
 
+def _draw_sends(axes: Any, sends: Sequence[PipelineEvent], ranks: Sequence[int], start: int) -> None:
+    for marker, edge, down in ((7, 0.42, True), (6, -0.42, False)):  # triangles by the point they stand on
+        drawn = [event for event in sends if (event.target > event.rank) is down]
+        axes.scatter(
+            [(event.start_ns - start) / 1e6 for event in drawn],
+            [ranks.index(event.rank) + edge for event in drawn],
+            marker=marker,
+            s=14,
+            color="black",
+            linewidths=0,
+            zorder=3,
+        )
+
+
 def _legend(axes: Any) -> None:
     for kind, colour in COLOURS.items():
         axes.barh(0, 0, color=colour, label=WORDS[kind])
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(COLOURS), frameon=False)
+    axes.scatter([], [], marker=7, s=14, color="black", label=SENDS)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(COLOURS) + 1, frameon=False)
 
 
 def _figure_class() -> Any:

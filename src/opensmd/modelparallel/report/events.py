@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 __all__ = ["KINDS", "RecordedStretch", "PipelineEvent", "busy_share", "gather_events"]
 
-KINDS = ("forward", "backward", "weights", "wait")
+KINDS = ("forward", "backward", "weights", "wait", "send")
 
 
 class RecordedStretch(Protocol):
@@ -27,19 +27,42 @@ class RecordedStretch(Protocol):
     def end_ns(self) -> int: ...
 
 
+class RecordedSend(Protocol):
+    """A tensor or gradient that has left, on the same clock."""
+
+    @property
+    def microbatch(self) -> int: ...
+    @property
+    def target(self) -> int: ...
+    @property
+    def at_ns(self) -> int: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelineEvent:
-    """One stretch of work or waiting. ``microbatch`` is -1 where waiting belongs to none."""
+    """One stretch of work or waiting, or a tensor that leaves the rank, which takes no time of its own.
+
+    Attributes:
+        rank: whose.
+        microbatch: -1 where waiting belongs to none.
+        kind: "forward", "backward", "weights", "wait" or "send".
+        start_ns, end_ns: nanoseconds of the wall clock.
+        target: of a send, the rank it goes to; else -1.
+    """
 
     rank: int
     microbatch: int
     kind: str
     start_ns: int
     end_ns: int
+    target: int = -1
 
 
 def gather_events(
-    record: Iterable[RecordedStretch], group: dist.ProcessGroup | None = None
+    record: Iterable[RecordedStretch],
+    group: dist.ProcessGroup | None = None,
+    *,
+    sent: Iterable[RecordedSend] = (),
 ) -> list[PipelineEvent]:
     """All ranks' records on the wall clock of their hosts. Collective over ``group``; every rank gets all."""
     rank = dist.get_rank(group)
@@ -53,6 +76,17 @@ def gather_events(
             end_ns=event.end_ns + offset,
         )
         for event in record
+    ]
+    mine += [
+        PipelineEvent(
+            rank=rank,
+            microbatch=each.microbatch,
+            kind="send",
+            start_ns=each.at_ns + offset,
+            end_ns=each.at_ns + offset,
+            target=each.target,
+        )
+        for each in sent
     ]
     everyone: list[list[PipelineEvent]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(everyone, mine, group=group)

@@ -31,8 +31,8 @@ def pipeline_events() -> list[PipelineEvent]:
         SMPNotInitializedError: ``smp.init`` has not been called.
         SMPError: no step has run yet.
     """
-    record = _engine("opensmd.pipeline_events").record
-    return gather_events(record, get_mp_process_group())
+    engine = _engine("opensmd.pipeline_events")
+    return gather_events(engine.record, get_mp_process_group(), sent=engine.sent)
 
 
 def _engine(asked: str) -> Engine:

@@ -28,7 +28,7 @@ def write_pipeline_trace(events: Sequence[PipelineEvent], path: str | Path) -> N
             "tid": 0,
             "ts": (event.start_ns - start) / 1e3,
             "dur": (event.end_ns - event.start_ns) / 1e3,
-            "args": {"microbatch": event.microbatch},
+            "args": {"microbatch": event.microbatch} | ({"to": event.target} if event.target >= 0 else {}),
         }
         for event in events
     )

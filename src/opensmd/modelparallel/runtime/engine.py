@@ -26,7 +26,12 @@ from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
-from opensmd.modelparallel.runtime.messages.transport import Transport, control_device, open_transport
+from opensmd.modelparallel.runtime.messages.transport import (
+    Sent,
+    Transport,
+    control_device,
+    open_transport,
+)
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.poisoned_groups import require_sound
@@ -178,6 +183,13 @@ class Engine:
     def record(self) -> list[Stretch]:
         """What this rank did in the latest step."""
         return self._record.stretches
+
+    @property
+    def sent(self) -> list[Sent]:
+        """The tensors and gradients that have left this rank in the latest step."""
+        stretches = self._record.stretches
+        begin = stretches[0].start_ns if stretches else 0
+        return [each for each in self._context.transport.sent() if each.at_ns >= begin]
 
     def close(self) -> None:
         """Let all that was sent leave before the process may end, and end the idle threads."""

@@ -80,10 +80,33 @@ def test_the_chart_of_a_plan_is_above_and_all_kinds_are_in_the_legend(tmp_path: 
     draw_chart(events(), tmp_path / "chart.svg", title="one step", plan=even_plan())
     texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "chart.svg").read_text())
     assert texts.index("one step: expected by the plan") < texts.index("one step: as it was")
-    for word in ("forward (F)", "backward (B)", "weight gradients (W)", "waiting"):
+    for word in ("forward (F)", "backward (B)", "weight gradients (W)", "waiting", "sends"):
         assert texts.count(word) == 1
     draw_chart(events(), tmp_path / "alone.svg", title="one step")
     assert "expected" not in (tmp_path / "alone.svg").read_text()
+
+
+def triangles(path: Path) -> int:
+    """How many markers a chart has, that of the legend included."""
+    return len(re.findall(r"<use ", path.read_text()))
+
+
+def test_what_is_sent_is_a_triangle_and_no_work(tmp_path: Path) -> None:
+    draw_chart(events(), tmp_path / "without.svg")
+    sends = [
+        PipelineEvent(rank=0, microbatch=0, kind="send", start_ns=10**7, end_ns=10**7, target=1),
+        PipelineEvent(rank=1, microbatch=0, kind="send", start_ns=3 * 10**7, end_ns=3 * 10**7, target=0),
+    ]
+    draw_chart([*events(), *sends], tmp_path / "with.svg", plan=even_plan())
+    draw_chart([*events(), *sends], tmp_path / "alone.svg")
+    assert triangles(tmp_path / "alone.svg") == triangles(tmp_path / "without.svg") + 2
+    assert busy_share([*events(), *sends]) == busy_share(events())
+    write_pipeline_trace([*events(), *sends], tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [one["args"] for one in trace if one.get("cat") == "send"] == [
+        {"microbatch": 0, "to": 1},
+        {"microbatch": 0, "to": 0},
+    ]
 
 
 def test_blocks_without_room_have_no_label(tmp_path: Path) -> None:

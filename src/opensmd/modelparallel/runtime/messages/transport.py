@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ __all__ = [
     "GroupTransport",
     "Kind",
     "MailboxTransport",
+    "Sent",
     "Transport",
     "make_tag",
     "open_transport",
@@ -38,7 +40,16 @@ __all__ = [
 Message = tuple[int, int]  # (pipeline rank of the sender, tag)
 Expect = Callable[[], None]
 
+_REMEMBERED = 4096  # messages that have been sent, for a chart of the latest step
 _MICROBATCH_BITS, _NUMBER_BITS, _CHECK_BITS = 10, 16, 10
+
+
+class Sent(NamedTuple):
+    """A tensor or gradient that has left: when (``time.perf_counter_ns()``), to which rank, of whom."""
+
+    at_ns: int
+    target: int
+    microbatch: int
 
 
 class Kind:
@@ -98,6 +109,9 @@ class Transport(Protocol):
 
     def flush(self) -> None:
         """Wait until everything sent may be changed."""
+
+    def sent(self) -> list[Sent]:
+        """The latest tensors and gradients that have left, some thousands, earliest first."""
 
     def require_no_abort(self) -> None:
         """Raise PeerFailed if a rank has announced that it failed; ordered transports cannot know."""
@@ -190,6 +204,9 @@ class MailboxTransport:
     def flush(self) -> None:
         self._mailbox.flush()
 
+    def sent(self) -> list[Sent]:
+        return _tensors_among(self._mailbox.sent())
+
     def require_no_abort(self) -> None:
         for source, tag in self._aborts:
             if self._mailbox.ready(source, tag):
@@ -211,6 +228,7 @@ class GroupTransport:
         self._rank = dist.get_rank(group)
         self._device = device
         self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
+        self._sent: deque[tuple[int, int, int]] = deque(maxlen=_REMEMBERED)
         self._up = group
         self._down = group
         if device.type != "cpu":
@@ -219,6 +237,7 @@ class GroupTransport:
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
         group = self._up if target > self._rank else self._down
         data = sendable(tensor)
+        self._sent.append((time.perf_counter_ns(), target, tag))
         work = dist.isend(data, group=group, tag=_short(tag), group_dst=target)
         assert work is not None
         self._leaving.append((work, data))
@@ -277,6 +296,9 @@ class GroupTransport:
             work, _ = self._leaving.popleft()
             work.wait()
 
+    def sent(self) -> list[Sent]:
+        return _tensors_among(self._sent)
+
     def require_no_abort(self) -> None:
         pass
 
@@ -288,6 +310,16 @@ def abort(transport: Transport, ranks: Sequence[int], text: str) -> None:
     for rank in ranks:
         with contextlib.suppress(RuntimeError):
             transport.send_object(rank, ABORT, text)
+
+
+def _tensors_among(sent: Iterable[tuple[int, int, int]]) -> list[Sent]:
+    """Those of the messages, as (time, target, tag), that carry tensors and gradients."""
+    tensors = []
+    for at, target, tag in sent:
+        of_kind, microbatch = divmod(tag >> (_NUMBER_BITS + _CHECK_BITS), 1 << _MICROBATCH_BITS)
+        if of_kind in (Kind.TENSOR, Kind.GRADIENT):
+            tensors.append(Sent(at, target, microbatch))
+    return tensors
 
 
 def _short(tag: int) -> int:

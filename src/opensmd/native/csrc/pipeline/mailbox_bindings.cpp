@@ -51,6 +51,7 @@ void bind_mailbox(py::module_& module) {
            py::arg("timeout") = kGroupsTimeout, NoGil())
       .def("take", &TensorMailbox::take, NoGil())
       .def("wait_any", &TensorMailbox::wait_any, py::arg("wanted"), py::arg("timeout") = kGroupsTimeout, NoGil())
+      .def("sent", &TensorMailbox::sent, NoGil())
       .def("flush", &TensorMailbox::flush, py::arg("timeout") = kGroupsTimeout, NoGil());
   module.def("send_edge", [](const at::Tensor& sent, std::shared_ptr<TensorMailbox> mailbox, int member, int64_t tag,
                              int64_t missing, py::object expect) {

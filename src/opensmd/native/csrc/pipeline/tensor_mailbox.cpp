@@ -2,10 +2,13 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
+
 namespace opensmd {
 namespace {
 
 constexpr int64_t kOwnTags = int64_t{1} << 40;  // torch's are 32 bits wide
+constexpr size_t kRemembered = 4096;  // messages that this member has sent, for a chart of its latest step
 
 int64_t own(int64_t tag) {
   TORCH_CHECK_VALUE(tag >= 0 && tag < kOwnTags, "a tag must be between 0 and ", kOwnTags - 1, ", got ", tag);
@@ -19,7 +22,20 @@ TensorMailbox::TensorMailbox(const c10::intrusive_ptr<SmddpBackend>& backend)
         return backend->allocateTensor(bytes, at::TensorOptions(at::kByte));
       }) {}
 
+void TensorMailbox::note(int destination, int64_t tag) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  std::lock_guard lock(mutex_);
+  sent_.emplace_back(std::chrono::nanoseconds(now).count(), destination, tag);
+  if (sent_.size() > kRemembered) sent_.pop_front();
+}
+
+std::vector<TensorMailbox::Sent> TensorMailbox::sent() {
+  std::lock_guard lock(mutex_);
+  return {sent_.begin(), sent_.end()};
+}
+
 void TensorMailbox::send(int destination, int64_t tag, const at::Tensor& tensor) {
+  note(destination, tag);
   at::AutoDispatchBelowADInplaceOrView plain;  // nothing of this is recorded for a backward
   const at::Tensor data = tensor.resolve_conj().resolve_neg().contiguous();
   if (data.nbytes() < kBlockBytes) return post(destination, tag, data);

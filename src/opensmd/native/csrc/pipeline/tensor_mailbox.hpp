@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ namespace opensmd {
 class TensorMailbox {
  public:
   using Wanted = std::vector<std::pair<int, int64_t>>;  // (source, tag)
+  using Sent = std::tuple<int64_t, int, int64_t>;  // (nanoseconds of the monotonic clock, destination, tag)
 
   explicit TensorMailbox(const c10::intrusive_ptr<SmddpBackend>& backend);
 
@@ -37,6 +39,8 @@ class TensorMailbox {
   size_t wait_any(Wanted wanted, milliseconds timeout);
   // Waits until everything sent has left its tensors.
   void flush(milliseconds timeout);
+  // The latest messages of this member, some thousands, earliest first.
+  std::vector<Sent> sent();
 
  private:
   struct Leaving {
@@ -44,6 +48,7 @@ class TensorMailbox {
     at::Tensor data;
   };
 
+  void note(int destination, int64_t tag);
   void post(int destination, int64_t tag, const at::Tensor& data);
   at::Tensor arriving(int source, int64_t tag, at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
                       milliseconds timeout);
@@ -54,6 +59,7 @@ class TensorMailbox {
   std::mutex mutex_;
   Blocks blocks_;
   std::deque<Leaving> leaving_;
+  std::deque<Sent> sent_;
 };
 
 }  // namespace opensmd
