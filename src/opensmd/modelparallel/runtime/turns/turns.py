@@ -214,7 +214,7 @@ class Turns:
         # As if it waited: the policy chooses among those that wait, and this is to be one of them.
         self._set(microbatch.index, progress, messages)
         choice = self._pick()
-        self._set(microbatch.index, _RUNNING)
+        self.progress[microbatch.index] = _RUNNING
         return choice == (microbatch.index, None)
 
     # --- the course of a step --------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Turns:
         messages: Sequence[Message] = (),
         until: Callable[[], bool] | None = None,
     ) -> None:
-        """Where a microbatch is, and what it waits for."""
+        """Where a microbatch is that does not run, and what it waits for."""
         self.progress[index] = progress
         if self.chunked:
             self._chunks[index] = self._microbatches[index].chunk
@@ -268,7 +268,7 @@ class Turns:
         # The turn may have come back only so that this thread unwinds its stack: nobody else can.
         if self.error is not None:
             raise StepAborted
-        self._set(index, _RUNNING)
+        self.progress[index] = _RUNNING
         self._record.begin(index, kind)
 
     def _hand_over(self, chosen: int | None) -> None:
@@ -333,7 +333,7 @@ class Turns:
     def _advance(self, index: int) -> None:
         """Run a microbatch until its stack is not needed any more."""
         backward = self.progress[index] is _AT_BACKWARD
-        self._set(index, _RUNNING)
+        self.progress[index] = _RUNNING
         self._record.begin(index, "backward" if backward else "forward")
         awaited: Sequence[Message] | None = None
         try:
@@ -348,7 +348,8 @@ class Turns:
                 self.error, self.failed = located(error, microbatch), microbatch
         self._record.end()
         if awaited is None:
-            self._set(index, _DONE)
+            self.progress[index] = _DONE
+            self._until[index] = None  # which may refer to what the step has made
             self._left -= 1
         else:
             self._set(index, _AT_BACKWARD, awaited)
@@ -397,14 +398,10 @@ class Turns:
         return None
 
     def _may_go_on(self, index: int) -> bool:
-        if not self._is_held(index):
+        if self.progress[index] is not _AT_BACKWARD or not self._policy.holds(index, self.progress):
             until, messages = self._until[index], self._messages[index]
             # What it waits for may have been brought about by another microbatch, without a message.
-            if (
-                (until is None and not messages)
-                or (until is not None and until())
-                or self._has_come(messages)
-            ):
+            if self._has_come(messages) or (not messages if until is None else until()):
                 return True
         self._refused.append(index)
         return False
