@@ -378,6 +378,8 @@ def _settings(setup: Setup, *, by_hand: bool) -> dict[str, Any]:
         "pipeline": setup.schedule,
         **setup.config,
     }
+    if setup.schedule == "searched v":
+        settings.update(pipeline="searched", virtual_stages=2)
     if setup.replicas > 1:
         settings["ddp"] = True
     if by_hand:

@@ -39,6 +39,7 @@ FAMILIES = (
 )
 LONG = 12  # steps
 SCHEDULES = ("interleaved", "v", "simple", "zero_bubble", "1f1b")
+SEARCHED = ("searched", "searched v")  # each for a second or two, so on request only
 CHOICES = {"stages": int, "microbatches": int, "placement": str, "schedule": str, "replicas": int}
 
 
@@ -68,7 +69,7 @@ def every_setup(case: Case) -> Iterator[Setup]:
     for replicas, stages in itertools.product((1, 2), (2, 4)):
         if replicas > 1 and not case.replicas:
             continue
-        for schedule, microbatches in itertools.product(SCHEDULES, case.microbatches):
+        for schedule, microbatches in itertools.product((*SCHEDULES, *SEARCHED), case.microbatches):
             for placement in case.placements(stages):
                 yield Setup(stages, microbatches, placement, schedule, replicas)
 

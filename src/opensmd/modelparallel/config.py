@@ -103,6 +103,7 @@ class Config(BaseModel):
             rank would wait), ``"simple"`` (all forwards first), ``"1f1b"``, ``"zero_bubble"``, ``"v"`` or
             ``"searched"`` (for the times of the stages).
         virtual_stages: how many stages of the model each partition has; default 2 for ``"v"``, else 1.
+            With ``"searched"`` at most 2, which then lie in a V.
         active_microbatches: most microbatches in flight; default partitions + 2.
         optimize: what the partitioner favours, ``"memory"`` or ``"speed"``.
         memory_weight: 0 balances time only, 1 memory only; default 0.8, or 0.2 with ``optimize="speed"``.
@@ -261,15 +262,21 @@ class Config(BaseModel):
         return self
 
     def _require_virtual_stages(self) -> None:
-        """Of the schedules only two are made for several stages a partition."""
+        """Of the schedules only some are made for several stages a partition."""
         wanted = self.virtual_stages
         if self.pipeline == "v" and wanted != 2:
             raise ValueError(
                 f"pipeline='v' gives every partition two stages, so virtual_stages={wanted} is not possible"
             )
-        if self.pipeline not in ("v", "interleaved") and wanted != 1:
+        if self.pipeline == "searched" and wanted > 2:
             raise ValueError(
-                f"virtual_stages={wanted} needs pipeline='interleaved' or 'v', and this is {self.pipeline!r}"
+                f"pipeline='searched' is for one stage a partition, or for two that lie in a V, so "
+                f"virtual_stages={wanted} is not possible"
+            )
+        if self.pipeline not in ("v", "interleaved", "searched") and wanted != 1:
+            raise ValueError(
+                f"virtual_stages={wanted} needs pipeline='interleaved', 'v' or 'searched', and this is "
+                f"{self.pipeline!r}"
             )
 
     def _require_movable(self) -> None:

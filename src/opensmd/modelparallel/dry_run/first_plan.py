@@ -146,7 +146,9 @@ def virtual_stages(cfg: Config) -> Sequence[Sequence[int]] | None:
     if cfg.virtual_stages == 1:
         return None
     partitions = cfg.pipeline_parallel_degree
-    return in_a_v(partitions) if cfg.pipeline == "v" else looped(partitions, cfg.virtual_stages)
+    if cfg.pipeline == "interleaved":
+        return looped(partitions, cfg.virtual_stages)
+    return in_a_v(partitions)
 
 
 def _what_hooks_carry(request: PlanRequest) -> ModelTrace | None:

@@ -34,6 +34,7 @@ from opensmd.modelparallel.planning.schedules.tables import (
     Action,
     ChunkTimes,
     Table,
+    fused,
     in_a_v,
     looped,
     require_counts,
@@ -62,7 +63,7 @@ def searched(
 
     Args:
         stages: of each rank, by chunk, counted in the order of the forward (:func:`.tables.looped`,
-            :func:`.tables.in_a_v`).
+            :func:`.tables.in_a_v`, also as :func:`.tables.fused` leaves that).
         times: of each stage.
         microbatches: of the step.
         most_kept: for how many microbatches, counted once a chunk, every rank may keep activations.
@@ -94,6 +95,8 @@ def published(stages: Sequence[Sequence[int]], microbatches: int) -> Iterator[Ta
             yield make(ranks, microbatches)
     elif layout == in_a_v(ranks):
         yield zero_bubble_v(ranks, microbatches)
+    elif layout == fused(zero_bubble_v(ranks, microbatches)).stages:
+        yield fused(zero_bubble_v(ranks, microbatches))
     elif layout == looped(ranks, chunks) and microbatches % ranks == 0:
         yield interleaved(ranks, microbatches, chunks=chunks)
 

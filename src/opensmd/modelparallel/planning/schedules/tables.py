@@ -98,7 +98,7 @@ def require_counts(ranks: int, microbatches: int, chunks: Sequence[int] = (1,)) 
 def fused(table: Table) -> Table:
     """``table`` with stages that follow each other on one rank as one, as a program passes them at once.
 
-    In a V that is the last rank, whose two stages are in the middle of the model.
+    In a V that is the last rank, whose two stages are in the middle of the model. Stages are counted anew.
     """
     rows, stages = [], []
     for row, own in zip(table.rows, table.stages, strict=True):
@@ -112,5 +112,6 @@ def fused(table: Table) -> Table:
                 if action.chunk in new[action.kind]
             )
         )
-        stages.append(tuple(own[chunk] for chunk in starts))
-    return Table(table.name, tuple(rows), tuple(stages))
+        stages.append([own[chunk] for chunk in starts])
+    left = sorted(stage for own in stages for stage in own)
+    return Table(table.name, tuple(rows), tuple(tuple(map(left.index, own)) for own in stages))

@@ -49,6 +49,16 @@ def _searched(times: tuple[ChunkTimes, ...], microbatches: int, most_kept: int) 
     return searched(looped(len(times)), times, microbatches, most_kept=most_kept)
 
 
+@lru_cache(maxsize=8)
+def _searched_v(times: tuple[ChunkTimes, ...], microbatches: int) -> Table:
+    """For two equal chunks a rank, within the memory of the first rank of 1F1B."""
+    ranks = len(times)
+    stages = _fused_v(ranks, microbatches).stages
+    limits = [ranks * len(own) for own in stages]
+    halves = [ChunkTimes(*(part / 2 for part in each)) for each in times[:-1]]
+    return searched(stages, [*halves, times[-1], *reversed(halves)], microbatches, most_kept=limits)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankSchedule:
     """The schedule of one rank.
@@ -168,6 +178,8 @@ class RankSchedule:
             return None
         if self.pipeline == "v" and self._comes_back:
             return _table(_fused_v, ranks, microbatches)
+        if self.pipeline == "searched" and self.virtual_stages > 1 and self._comes_back:
+            return _searched_v(self._times, microbatches)
         if self.pipeline == "interleaved" and self._goes_round and microbatches % ranks == 0:
             return _table(_interleaved(self.virtual_stages), ranks, microbatches)
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -15,11 +15,18 @@ from opensmd.modelparallel.planning.schedules.tables import (
     Action,
     ChunkTimes,
     Table,
+    fused,
     in_a_v,
     looped,
 )
+from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 
 SLOW_MIDDLE = [ChunkTimes(1, 1, 1), ChunkTimes(1, 2, 1), ChunkTimes(1, 1, 1)]
+
+
+def as_a_program_passes_a_v(ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The two stages in the middle, both the last rank's, are one."""
+    return fused(zero_bubble_v(ranks, 1)).stages
 
 
 def best_published(
@@ -77,23 +84,48 @@ def test_uneven_stages_have_better_tables_than_the_published_ones(
     assert play(table, costs).seconds < best_published(stages, costs, microbatches, limit)
 
 
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (3, 6), (4, 8)])
+def test_in_a_v_of_unlike_ranks_there_are_better_tables_than_the_published_one(
+    ranks: int, microbatches: int
+) -> None:
+    """Within the memory of that one, which is what 1F1B keeps on its first rank."""
+    stages = as_a_program_passes_a_v(ranks)
+    limits = [ranks * len(own) for own in stages]
+    of_ranks = [(1.0, 2.0, 1.0), (1.5, 1.5, 1.0), (1.0, 2.0, 1.0), (1.0, 1.5, 1.5)]
+    times = {
+        stage: ChunkTimes(*(2 * part / len(own) for part in parts))
+        for own, parts in zip(stages, of_ranks, strict=False)
+        for stage in own
+    }
+    costs = [times[stage] for stage in sorted(times)]
+    paper = play(fused(zero_bubble_v(ranks, microbatches)), costs)
+    found = play(searched(stages, costs, microbatches, most_kept=limits, effort=20_000), costs)
+    for played in (paper, found):
+        assert all(kept <= limit for kept, limit in zip(played.kept, limits, strict=True))
+    assert found.seconds < paper.seconds
+
+
 PART = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0])
 
 
 @given(
     ranks=st.integers(1, 4),
-    in_v=st.booleans(),
+    lie=st.sampled_from([looped, in_a_v, as_a_program_passes_a_v]),
     microbatches=st.integers(1, 6),
     more=st.integers(0, 4),
     parts=st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0]), PART, PART), min_size=8, max_size=8),
 )
 @settings(max_examples=40, deadline=None)
 def test_no_published_table_within_the_same_memory_is_shorter(
-    ranks: int, in_v: bool, microbatches: int, more: int, parts: list[tuple[float, float, float]]
+    ranks: int,
+    lie: Callable[[int], tuple[tuple[int, ...], ...]],
+    microbatches: int,
+    more: int,
+    parts: list[tuple[float, float, float]],
 ) -> None:
-    stages = in_a_v(ranks) if in_v else looped(ranks)
+    stages = lie(ranks)
     limit = len(stages[0]) + more
-    times = [ChunkTimes(*each) for each in parts[: ranks * len(stages[0])]]
+    times = [ChunkTimes(*each) for each in parts[: sum(map(len, stages))]]
     table = searched(stages, times, microbatches, most_kept=limit, effort=2000)
     require_sound(table, times, microbatches, limit)
     assert play(table, times).seconds <= best_published(stages, times, microbatches, limit) * (1 + 1e-9)

@@ -65,6 +65,15 @@ def test_only_a_placement_in_a_v_has_the_order_of_a_v() -> None:
         assert other.policy(8, reduces=False).chunks == 1
 
 
+def test_what_is_searched_for_two_stages_a_rank_has_the_order_of_a_v() -> None:
+    settings: dict[str, Any] = {"pipeline": "searched", "virtual_stages": 2}
+    chunks = [schedule(*V, stage=stage, **settings).policy(6, reduces=False).chunks for stage in range(3)]
+    assert chunks == [2, 2, 1]
+    assert schedule((0, 1), (1, 2), **settings).policy(6, reduces=False).chunks == 1
+    assert schedule(*V, pipeline="searched").policy(6, reduces=False).chunks == 1
+    assert [schedule(*V, stage=stage, **settings).most_split(6) for stage in range(3)] == [6, 6, 6]
+
+
 @pytest.mark.parametrize(("microbatches", "chunks"), [(6, 2), (8, 1)])
 def test_stages_in_a_loop_are_interleaved_if_the_ranks_divide_the_microbatches(
     microbatches: int, chunks: int
