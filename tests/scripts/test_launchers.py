@@ -22,7 +22,7 @@ from tests.scripts.test_smddp_scripts import BIN, environment, run
 from tests.support import launchers
 from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
-from tests.support.ranks import free_port
+from tests.support.ranks import ROOT, free_port
 
 SCRIPTS = Path(__file__).parent / "launchers"
 BOTH = str(SCRIPTS / "both.py")
@@ -127,3 +127,49 @@ def test_both_scripts_train_in_containers_of_sagemaker_that_nothing_else_has_sta
 def test_both_scripts_train_as_ranks_of_open_mpi_on_two_hosts(tmp_path: Path) -> None:
     port = {"MASTER_PORT": str(free_port())}
     assert_train([{**host, **port} for host in launchers.open_mpi(2)], [1, 1], tmp_path)
+
+
+PAGE = (ROOT / "docs" / "launchers.md").read_text()
+
+
+def lines_of_shell(section: str) -> str:
+    """What a section of the page has users run in a shell."""
+    text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = re.search(r"```sh\n(.*?)```|\n(?:run: \|)\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found[1] or found[2]
+
+
+@pytest.mark.parametrize(
+    ("section", "hosts"),
+    [
+        (
+            "SkyPilot",
+            [
+                {
+                    "SKYPILOT_NUM_NODES": "2",
+                    "SKYPILOT_NODE_RANK": rank,
+                    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5",
+                }
+                for rank in "01"
+            ],
+        ),
+        (
+            "SageMaker",
+            [{"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": host} for host in ("algo-1", "algo-2")],
+        ),
+    ],
+)
+def test_the_lines_of_the_page_start_smdrun_with_each_hosts_place(
+    section: str, hosts: list[dict[str, str]], tmp_path: Path
+) -> None:
+    stub = tmp_path / "smdrun"
+    stub.write_text('#!/bin/sh\necho "$@"\n')
+    stub.chmod(0o755)
+    master = "10.0.0.4" if section == "SkyPilot" else "algo-1"
+    for number, variables in enumerate(hosts):
+        path = f"{tmp_path}:{BIN}:{os.environ['PATH']}"
+        done = run(["sh", "-c", lines_of_shell(section)], cwd=tmp_path, PATH=path, **variables)
+        assert done.stdout.split() == [
+            *("--nnodes", "2", "--node-rank", str(number), "--master-addr", master, "train.py")
+        ], done.stderr

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["FILE", "OF_LAUNCHER", "PROOF_BYTES", "VARIABLE", "JobSecret", "SecretError"]
+__all__ = ["FILE", "OF_LAUNCHER", "PROOF_BYTES", "VARIABLE", "JobSecret", "SecretError", "given"]
 
 VARIABLE = "OPENSMD_JOB_SECRET"
 FILE = "OPENSMD_JOB_SECRET_FILE"
@@ -51,17 +51,10 @@ class JobSecret:
             ValueError: it is too short, the file cannot be read, or other users can read it.
         """
         env = os.environ if environment is None else environment
-        text, where = env.get(VARIABLE, ""), VARIABLE
-        if not text and env.get(FILE):
-            text, where = _read(Path(env[FILE])), f"{FILE}={env[FILE]}"
-        if not text:
+        text = given(env)
+        if text is None:
             key = env.get(OF_LAUNCHER)
             return None if not key else cls(key.encode(), by_user=False)
-        if len(text) < LEAST:
-            raise ValueError(
-                f"{where}: a job's secret has at least {LEAST} characters, this one has {len(text)}; make "
-                "one with: openssl rand -hex 32"
-            )
         return cls(text.encode())
 
     def proof(self, purpose: str, *parts: bytes) -> bytes:
@@ -97,6 +90,23 @@ class JobSecret:
             f"a message ({purpose}) {why}. Give {VARIABLE}, or {FILE}, alike to all processes of the job on "
             "all hosts; if they have it, somebody else writes to the job's network: see docs/trust.md"
         )
+
+
+def given(environment: Mapping[str, str]) -> str | None:
+    """The secret that the user has given this job, in a variable or in a file.
+
+    Raises:
+        ValueError: as :meth:`JobSecret.from_environment`.
+    """
+    text, where = environment.get(VARIABLE, ""), VARIABLE
+    if not text and environment.get(FILE):
+        text, where = _read(Path(environment[FILE])), f"{FILE}={environment[FILE]}"
+    if text and len(text) < LEAST:
+        raise ValueError(
+            f"{where}: a job's secret has at least {LEAST} characters, this one has {len(text)}; make "
+            "one with: openssl rand -hex 32"
+        )
+    return text or None
 
 
 def _read(path: Path) -> str:

@@ -12,6 +12,8 @@ import click
 from opensmd.environment.job_secret import JobSecret
 from opensmd.environment.settings import Settings
 from opensmd.launch import option_values, torch_import
+from opensmd.launch.hosts.driver import SSH, HostsJob, run_on_hosts
+from opensmd.launch.hosts.host_list import parse_file, parse_list
 from opensmd.launch.leftovers import open_files
 from opensmd.launch.output import log_files, streams
 from opensmd.launch.run import Options, run
@@ -21,6 +23,8 @@ from opensmd.timeline.results import begin_timeline, write_results
 
 __all__ = ["main"]
 
+# Options that the command for several hosts gives to each of them by itself, or takes for itself.
+_OF_HOSTS = {"hosts", "hostfile", "ssh", "ranks", "nnodes", "node_rank", "master_addr", "master_port"}
 _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
 
 
@@ -70,6 +74,17 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     help="Folder for what every rank did when: trace.json for Perfetto, and timeline.html.",
 )
 @click.option(
+    "--hosts",
+    metavar="A:2,B:2",
+    help="Run on these hosts, over ssh, with so many ranks each; A serves as host 0.",
+)
+@click.option(
+    "--hostfile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same from a file with lines such as 'a slots=2'.",
+)
+@click.option("--ssh", default=SSH, show_default=True, help="The command that reaches a host.")
+@click.option(
     "--nnodes",
     default="1",
     metavar="INTEGER",
@@ -118,13 +133,17 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.version_option(package_name="opensmd")
-def main(**options: Any) -> None:
+@click.pass_context
+def main(context: click.Context, /, **options: Any) -> None:
     """Run SCRIPT with ARGS in several processes that find each other through torch.distributed.
 
     Each process has RANK, LOCAL_RANK, WORLD_SIZE and what else a SageMaker container sets. When one fails,
     its traceback is shown first, the others are ended, and smdrun exits as the failed one did.
     """
     streams.prepare()
+    job = _on_hosts(context, options)
+    if job is not None:
+        raise SystemExit(run_on_hosts(job))
     torch_import.without_collector()
     try:
         _look_at(options["script"], module=options["module"], python=options["python"])
@@ -141,6 +160,29 @@ def main(**options: Any) -> None:
     if chosen.timeline is not None:
         _show_timeline(Path(os.environ[VARIABLE]))
     raise SystemExit(status)
+
+
+def _on_hosts(context: click.Context, options: dict[str, Any]) -> HostsJob | None:
+    """The job on several hosts that the options ask for; what belongs to it alone is taken out of them."""
+    listed, file, ssh = (options.pop(name) for name in ("hosts", "hostfile", "ssh"))
+    if not listed and file is None:
+        return None
+    if listed and file is not None:
+        raise click.UsageError("--hosts and --hostfile both say where to run; give one of them")
+    try:
+        hosts = parse_list(listed) if listed else parse_file(file.read_text(), str(file))
+        JobSecret.from_environment()
+    except (ValueError, OSError) as error:
+        raise click.UsageError(str(error)) from None
+    ranks = ["-n", str(options["ranks"])] if options["ranks"] else []
+    return HostsJob(
+        hosts,
+        [*ranks, *option_values.given(context, leave_out=_OF_HOSTS)],
+        [options["script"], *options["args"]],
+        options["master_addr"] or hosts[0].address,
+        options["master_port"],
+        ssh,
+    )
 
 
 def _show_timeline(folder: Path) -> None:

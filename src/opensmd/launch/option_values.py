@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import click
+from collections.abc import Collection
 
-__all__ = ["hosts", "ranks"]
+import click
+from click.core import ParameterSource
+
+__all__ = ["given", "hosts", "ranks"]
 
 
 def ranks(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
@@ -18,6 +21,23 @@ def hosts(_: click.Context, __: click.Parameter, value: str) -> int:
     if colon and least != most:
         raise click.BadParameter(f"{value} is a range, and smdrun starts jobs on a fixed number of hosts")
     return _positive(least)
+
+
+def given(context: click.Context, *, leave_out: Collection[str]) -> list[str]:
+    """The options of a command line, to give them to another one."""
+    words: list[str] = []
+    for option in context.command.params:
+        name = option.name or ""
+        on_line = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if not isinstance(option, click.Option) or not on_line or name in leave_out:
+            continue
+        value = context.params[name]
+        if option.is_flag:
+            words.append((option.opts if value else option.secondary_opts)[0])
+            continue
+        for one in value if option.multiple else [value]:
+            words += [option.opts[0], str(one)]
+    return words
 
 
 def _positive(text: str) -> int:

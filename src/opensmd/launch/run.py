@@ -9,6 +9,7 @@ A guardian does that, and removes what the job needs in the file system, where s
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -28,7 +29,7 @@ from opensmd.launch.leftovers import orphans
 from opensmd.launch.leftovers.guardian import Guardian, job_folder
 from opensmd.launch.output import reports
 from opensmd.launch.output.console import Console
-from opensmd.launch.output.explanation import explain
+from opensmd.launch.output.explanation import FAILED_ELSEWHERE, explain
 from opensmd.launch.output.log_files import LogFiles
 from opensmd.launch.rank import LAUNCHER
 
@@ -116,11 +117,14 @@ def run(options: Options) -> int:
 
 
 def _run_watched(options: Options, console: Console, folder: Path, guardian: Guardian) -> int:
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError
     from torch.distributed.launcher.api import elastic_launch
 
     from opensmd.launch.output.logs import RankLogs
+    from opensmd.launch.stores.other_hosts import OtherHosts
 
     def stop(number: int, _: object) -> None:
         raise SignalException(f"smdrun got signal {number}", signal.Signals(number))
@@ -133,12 +137,13 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
         console.say(f"ended by {stopped.sigval.name}")
         return 128 + int(stopped.sigval)
     logs = RankLogs(console, folder)
+    others = OtherHosts(options.nnodes, functools.partial(orphans.signal_children, spare=[guardian.pid]))
     failures: list[reports.Failure] = []
     status = 0
     with _OutputFolders():
         console.start()
         try:
-            elastic_launch(_launch_config(options, logs), sys.executable)(*_rank_command(options))
+            elastic_launch(_launch_config(options, logs, others), sys.executable)(*_rank_command(options))
         except ChildFailedError as error:
             failures = [
                 reports.Failure(rank, failure.exitcode, reports.read(Path(failure.error_file), rank))
@@ -147,17 +152,24 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
         except SecretError as error:
             status = 1
             console.say(str(error))
+        except (RendezvousClosedError, DistError) as error:
+            status = 1
+            console.say(f"the hosts of this job do not come together: {error}")
         except (SignalException, KeyboardInterrupt) as stopped:
             by = signal.SIGPIPE if console.reader_left else getattr(stopped, "sigval", signal.SIGINT)
             status = 128 + int(by)
         finally:
             signals.ignore()
             if failures or status:
+                others.say_that_this_has_ended()
                 orphans.end_all(spare=[guardian.pid])
             console.finish()
     if status > 128:
         why = ": nobody reads its output any more" * console.reader_left
         console.say(f"ended by {signal.Signals(status - 128).name}{why}")
+    if others.ended_our_ranks and not any(failure.report for failure in failures):
+        console.say(f"the ranks {FAILED_ELSEWHERE}: see the output of that one")
+        return status or 1
     if not failures:
         return status
     if options.device != "cpu" and any(map(_asks_for_cuda, failures)) and not gpu_count(options.device):
@@ -183,6 +195,10 @@ def _prepare(options: Options) -> None:
 
         keep_on_loopback()
         os.environ[OF_LAUNCHER] = secrets.token_hex(32)
+    elif options.master_addr:
+        from opensmd.launch.interface import choose_towards
+
+        choose_towards(options.master_addr, options.master_port)
     os.environ.setdefault("OMP_NUM_THREADS", str(affinity.threads_per_rank(cores, options.ranks)))
     os.environ.update(allocator.keeping_memory(os.environ))
     _build_once()
@@ -232,7 +248,7 @@ def _build_once() -> None:
         os.environ["SMDRUN_BUILD_ERROR"] = str(error).splitlines()[0]
 
 
-def _launch_config(options: Options, logs: Any) -> Any:
+def _launch_config(options: Options, logs: Any, others: Any) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
     from opensmd.launch.stores import rendezvous
@@ -246,7 +262,7 @@ def _launch_config(options: Options, logs: Any) -> Any:
         run_id=str(uuid.uuid4()) if alone else f"smdrun-{options.master_port}",
         rdzv_backend=rendezvous.BACKEND,
         rdzv_endpoint="" if alone else f"{options.master_addr}:{options.master_port}",
-        rdzv_configs={} if alone else {"rank": options.node_rank},
+        rdzv_configs={} if alone else {"rank": options.node_rank, "others": others},
         local_addr="127.0.0.1" if alone else None,
         max_restarts=options.max_restarts,
         logs_specs=logs,

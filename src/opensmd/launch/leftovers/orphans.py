@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 import psutil
 
-__all__ = ["JOB", "adopt", "end_all", "end_job"]
+__all__ = ["JOB", "adopt", "end_all", "end_job", "signal_children"]
 
 JOB = "SMDRUN_JOB"  # the id of the job that a process belongs to, in its environment
 _PR_SET_CHILD_SUBREAPER = 36
@@ -36,6 +36,19 @@ def end_all(*, spare: Collection[int] = ()) -> None:
         spare: ids of children that stay.
     """
     _end([process for process in psutil.Process().children(recursive=True) if process.pid not in spare])
+
+
+def signal_children(number: int, *, spare: Collection[int] = ()) -> None:
+    """Send a signal to this process's own children; who has started them learns how they end.
+
+    Args:
+        number: of the signal.
+        spare: ids of children that get none.
+    """
+    for process in psutil.Process().children():
+        if process.pid not in spare:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
 
 
 def end_job(job: str) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from opensmd.launch.output import reports
 from opensmd.launch.output.console import Console
 
-__all__ = ["explain"]
+__all__ = ["FAILED_ELSEWHERE", "explain"]
+
+FAILED_ELSEWHERE = "of another smdrun failed first"
 
 
 def explain(failures: Sequence[reports.Failure], ended: Mapping[int, int | None], console: Console) -> int:
@@ -27,7 +29,7 @@ def explain(failures: Sequence[reports.Failure], ended: Mapping[int, int | None]
     left = reports.left_early(first, ended, [failure.rank for failure in failures])
     elsewhere = reports.died_elsewhere(first, ended)
     if elsewhere:
-        console.say(f"{_ranks(elsewhere)} of another smdrun failed first: see the output of that one")
+        console.say(f"{_ranks(elsewhere)} {FAILED_ELSEWHERE}: see the output of that one")
         console.say(f"rank {first.rank} failed after {_it(elsewhere)}: {_in_a_line(first, first=True)}")
     elif left:
         console.say(f"{_ranks(left)} ended first, with exit code 0, while others still needed {_it(left)}")

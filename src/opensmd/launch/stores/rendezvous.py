@@ -24,6 +24,8 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from opensmd.collectives.sealed import job_secret
 from opensmd.collectives.stores.listening import LOOPBACK, served_store
+from opensmd.launch.stores.agents_store import AgentsStore
+from opensmd.launch.stores.other_hosts import OtherHosts
 from opensmd.launch.stores.sealed_store import SealedStore
 
 __all__ = ["BACKEND", "register"]
@@ -48,6 +50,7 @@ def _make(parameters: RendezvousParameters) -> RendezvousHandler:
         parameters.max_nodes,
         parameters.run_id,
         int(parameters.config.get("timeout", TIMEOUT)),
+        parameters.config["others"],
     )
 
 
@@ -96,7 +99,16 @@ class OneHost(RendezvousHandler):
 
 
 class SeveralHosts(StaticTCPRendezvous):
-    """torch's static rendezvous, whose store listens only where the agents were sent."""
+    """torch's static rendezvous, whose store listens only where the agents were sent.
+
+    All hosts begin each attempt of the ranks together.
+    """
+
+    def __init__(
+        self, host: str, port: int, rank: int, hosts: int, run_id: str, timeout: int, others: OtherHosts
+    ) -> None:
+        super().__init__(host, port, rank, hosts, run_id, timeout)
+        self._others = others
 
     def get_backend(self) -> str:
         """The handler's name in torch's registry."""
@@ -109,8 +121,15 @@ class SeveralHosts(StaticTCPRendezvous):
                 self.master_addr, self.master_port, self.world_size, timeout=self.timeout
             )
         found = super().next_rendezvous()
-        secret = job_secret()
-        if secret is None:
-            return found
+        self._others.meet(found.store, self.timeout)
+        secret, in_vain = job_secret(), self._others.one_has_ended
+        store = (
+            AgentsStore(found.store, in_vain) if secret is None else SealedStore(found.store, secret, in_vain)
+        )
         ranks_store: Any = found.bootstrap_store_info
-        return RendezvousInfo(SealedStore(found.store, secret), found.rank, found.world_size, ranks_store)
+        return RendezvousInfo(store, found.rank, found.world_size, ranks_store)
+
+    def num_nodes_waiting(self) -> int:
+        """None: no host can join. The agent asks while its ranks run: a time to look at the others."""
+        self._others.look()
+        return 0

@@ -1,0 +1,207 @@
+"""Runs smdrun on several hosts at once: starts it, shows what all of them say, and ends all when one fails.
+
+Every host's smdrun has the same job to do under its own number. What it writes comes whole lines at a time,
+with the ranks in front, as it has put them there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import BinaryIO, TextIO
+
+from opensmd.environment import job_secret
+from opensmd.launch import signals
+from opensmd.launch.hosts.host_list import Host
+from opensmd.launch.hosts.order import Order, command_line, forwarded
+from opensmd.launch.output import streams
+from opensmd.launch.output.explanation import FAILED_ELSEWHERE
+
+__all__ = ["SSH", "HostsJob", "run_on_hosts"]
+
+SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15"
+AFTER_A_FAILURE = 15.0  # seconds in which the other hosts may end by themselves, and say why
+SHUTDOWN = 20.0  # seconds that a host has to end its ranks
+_SSH_FAILED = 255
+_OWN_LINE = b"smdrun: "
+
+
+@dataclass(frozen=True)
+class HostsJob:
+    """A job for several hosts.
+
+    Attributes:
+        hosts: all of them; host 0 comes first.
+        options: of each host's smdrun, without its place among them.
+        script: with its arguments.
+        master_addr: of host 0, as the others know it.
+        master_port: there.
+        ssh: the command that reaches a host; its name and a line for its shell are added.
+    """
+
+    hosts: Sequence[Host]
+    options: Sequence[str]
+    script: Sequence[str]
+    master_addr: str
+    master_port: int
+    ssh: str = SSH
+
+
+@dataclass(eq=False)
+class _Connection:
+    host: Host
+    process: subprocess.Popen[bytes]
+    readers: list[threading.Thread] = field(default_factory=list)
+    failed_after_another: bool = False
+    ended: float | None = None
+
+    def hang_up(self) -> None:
+        """End the job there: its smdrun ends with its input."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+
+class _Output:
+    """The standard streams of this process, for lines from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reader_left = False
+
+    def put(self, out: TextIO, line: bytes) -> None:
+        with self._lock:
+            error = streams.put(out, line.decode(errors="surrogateescape"))
+            self.reader_left |= isinstance(error, BrokenPipeError)
+
+    def say(self, text: str) -> None:
+        self.put(sys.stderr, f"smdrun: {text}\n".encode())
+
+
+def run_on_hosts(job: HostsJob) -> int:
+    """Run a job; return 0, the exit status of the host that failed first, or 128 + a signal."""
+    received: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    signals.listen(stop)
+    output = _Output()
+    connections: list[_Connection] = []
+    try:
+        variables = _variables()
+        for number in range(len(job.hosts)):
+            connections.append(_connect(job, number, variables, output))
+        _wait(connections, received, output)
+    except OSError as error:
+        output.say(f"cannot start {shlex.split(job.ssh)[0]!r}: {error.strerror}")
+        return 2
+    finally:
+        _end(connections)
+    if output.reader_left:
+        return 128 + signal.SIGPIPE
+    if received:
+        output.say(f"ended by {signal.Signals(received[0]).name}")
+        return 128 + received[0]
+    return _status(connections, output)
+
+
+def _variables() -> dict[str, str]:
+    """What all hosts have in their environments; the job has a secret in any case."""
+    secret = job_secret.given(os.environ) or secrets.token_hex(32)
+    return {**forwarded(os.environ), job_secret.VARIABLE: secret}
+
+
+def _connect(job: HostsJob, number: int, variables: dict[str, str], output: _Output) -> _Connection:
+    host = job.hosts[number]
+    place = ["--nnodes", str(len(job.hosts)), "--node-rank", str(number), "--master-addr", job.master_addr]
+    place += ["--master-port", str(job.master_port)]
+    ranks = [] if host.ranks is None else ["-n", str(host.ranks)]
+    folder = os.getcwd()  # noqa: PTH109 - a text for another machine
+    order = Order(folder, variables, [*job.options, *ranks, *place, *job.script])
+    process = subprocess.Popen(
+        [*shlex.split(job.ssh), host.target, command_line(sys.executable, folder, os.environ)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for this process alone
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    connection = _Connection(host, process)
+    for source, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+        reader = threading.Thread(target=_forward, args=(connection, source, out, output), daemon=True)
+        reader.start()
+        connection.readers.append(reader)
+    with contextlib.suppress(BrokenPipeError):  # its exit status tells
+        process.stdin.write(order.to_line())
+        process.stdin.flush()
+    return connection
+
+
+def _forward(connection: _Connection, source: BinaryIO, out: TextIO, output: _Output) -> None:
+    """Show whole lines; what a host's smdrun says itself, with the host's name."""
+    for line in source:
+        whole = line if line.endswith(b"\n") else line + b"\n"
+        if whole.startswith(_OWN_LINE):
+            connection.failed_after_another |= FAILED_ELSEWHERE.encode() in whole
+            whole = b"smdrun on %s: " % connection.host.target.encode() + whole[len(_OWN_LINE) :]
+        output.put(out, whole)
+
+
+def _wait(connections: Sequence[_Connection], received: Sequence[int], output: _Output) -> None:
+    """Until all have ended, a signal has come, nobody reads any more, or others had time after a failure."""
+    while not received and not output.reader_left:
+        now = time.monotonic()
+        for connection in connections:
+            if connection.ended is None and connection.process.poll() is not None:
+                connection.ended = now
+        ended = [connection for connection in connections if connection.ended is not None]
+        failed = [one.ended for one in ended if one.process.returncode and one.ended is not None]
+        if any(one.process.returncode == _SSH_FAILED for one in ended):
+            return  # the others could only wait for a host that never came
+        if len(ended) == len(connections) or (failed and now - min(failed) > AFTER_A_FAILURE):
+            return
+        time.sleep(0.05)
+
+
+def _end(connections: Sequence[_Connection]) -> None:
+    """Hang up, give all hosts time to end their ranks, and show what they still say."""
+    for connection in connections:
+        connection.hang_up()
+    deadline = time.monotonic() + SHUTDOWN
+    for connection in connections:
+        try:
+            connection.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            connection.process.kill()
+            connection.process.wait()
+        for reader in connection.readers:
+            reader.join(1.0)  # what a host has left behind may hold the other end
+
+
+def _status(connections: Sequence[_Connection], output: _Output) -> int:
+    failed = [connection for connection in connections if connection.process.returncode]
+    if not failed:
+        return 0
+
+    def order(connection: _Connection) -> tuple[bool, float]:
+        when = float("inf") if connection.ended is None else connection.ended
+        return connection.failed_after_another, when
+
+    first = min(failed, key=order)
+    code = first.process.returncode
+    if code == _SSH_FAILED:
+        output.say(f"the connection to {first.host.target} failed or was lost: see what ssh says above")
+    else:
+        output.say(f"{first.host.target} failed first; all hosts have ended")
+    return code if code > 0 else 128 - code
