@@ -27,6 +27,10 @@ MIB = 2**20
 
 def allow(mebibytes: int) -> None:
     """Have the kernel refuse this process more memory of its own than so much beyond today's."""
+    # torch imports some of itself with the first optimizer, and starts threads with the first backward.
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.sum().backward()
+    torch.optim.AdamW([parameter]).step()
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now = int(fields["VmData"].split()[0]) * 1024  # what RLIMIT_DATA counts; the kernel writes kB
     resource.setrlimit(resource.RLIMIT_DATA, (now + mebibytes * MIB, resource.RLIM_INFINITY))
