@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import sys
+from collections.abc import Sequence
 
 from benchmarks.harness import launch
 from benchmarks.harness.options import command_parser, rank_arguments
@@ -11,6 +14,8 @@ from benchmarks.harness.table import Grid
 from benchmarks.hosts.networks import CABLE, networks
 from benchmarks.hosts.operations import OPERATIONS, least_bytes
 from benchmarks.hosts.rank import CROSSED
+from benchmarks.hosts.ways import EXACT
+from opensmd.environment.settings import COMPRESSIONS
 
 SIZES = [4, 64 << 10, 1 << 20, 4 << 20]
 LEAST = "least that must cross"
@@ -26,25 +31,36 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--megabits", type=float, default=1000.0, help="of a cable, a second and way")
+    parser.add_argument("--compressed", action="store_true", help="all_reduce in fewer bytes, too")
     options = parser.parse_args()
-    args = [*rank_arguments(options), "--sizes", *map(str, options.sizes)]
-    args += ["--operations", *options.operations, "--dtype", options.dtype]
-    try:
-        with networks(len(options.hosts), options.megabits) as names:
-            places = [
-                place(name) for name, ranks in zip(names, options.hosts, strict=True) for _ in range(ranks)
-            ]
-            results = launch.run(
-                "benchmarks.hosts.rank", ranks=len(places), mpi=None, args=args, places=places
-            )
-    except PermissionError as error:
-        sys.exit(str(error))
+    if options.compressed:
+        options.operations, options.dtype = [EXACT.name], "float32"
+    results = measure(options, options.megabits, COMPRESSIONS if options.compressed else ())
     layout = "+".join(map(str, options.hosts))
     results.layout += f", {layout} on {len(options.hosts)} hosts, {options.dtype}"
     results.notes["network"] = f"{options.megabits:g} Mbit/s each way"
     add_network(results, options.hosts, options.megabits)
+    if options.compressed:
+        results.claim = "compressed"
+        compressed_grid(results).print()
+        results.save(options.out / f"compressed-{layout.replace('+', '-')}-{options.megabits:g}.json")
+        return
     grid(results).print()
     results.save(options.out / f"hosts-{layout.replace('+', '-')}-{options.dtype}.json")
+
+
+def measure(options: argparse.Namespace, megabits: float | None, ways: Sequence[str]) -> Results:
+    """Let ranks measure on hosts whose cables carry so much; all_reduce in these ``ways``, too."""
+    args = [*rank_arguments(options), "--sizes", *map(str, options.sizes)]
+    args += ["--operations", *options.operations, "--dtype", options.dtype, "--ways", *ways]
+    try:
+        with networks(len(options.hosts), megabits) as names:
+            places = [
+                place(name) for name, ranks in zip(names, options.hosts, strict=True) for _ in range(ranks)
+            ]
+            return launch.run("benchmarks.hosts.rank", ranks=len(places), mpi=None, args=args, places=places)
+    except PermissionError as error:
+        sys.exit(str(error))
 
 
 def place(network: str) -> launch.Place:
@@ -85,6 +101,29 @@ def grid(results: Results) -> Grid:
     crossing = ["smddp's bytes over the busiest link", "gloo's", "least that must cross"]
     headings = ["operation", "size", "smddp", "gloo", *crossing, "gloo / smddp", "of the network's limit"]
     return Grid(f"{results.claim}, {results.layout}", headings, lines, left=2)
+
+
+def compressed_grid(results: Results) -> Grid:
+    """A line a size: the time of each compression, and what it gains over the exact sum."""
+    names = ["smddp", *(f"smddp: {way}" for way in COMPRESSIONS)]
+    lines = []
+    for case, nbytes in results.cases():
+        found = {name: results.p50(case, nbytes, name) or math.nan for name in names}
+        crossed = [
+            results.p50(case, nbytes, f"{name}: {CROSSED}") or math.nan for name in (names[0], names[-1])
+        ]
+        lines.append(
+            [
+                human_bytes(nbytes),
+                *(human_time(found[name]) for name in names),
+                *(human_bytes(int(count)) for count in crossed),
+                *(f"{found['smddp'] / found[name]:.2f}x" for name in names[1:]),
+            ]
+        )
+    gains = [f"exact / {way}" for way in COMPRESSIONS]
+    crossing = ["exact: bytes over the busiest link", "int8: bytes"]
+    headings = ["all_reduce of", "exact", *COMPRESSIONS, *crossing, *gains]
+    return Grid(f"{results.claim}, {results.layout}", headings, lines, left=1)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from benchmarks.harness.results import Results, human_bytes, row
 from benchmarks.harness.sampling import Candidate, sample, timed
 from benchmarks.hosts.networks import CABLE
 from benchmarks.hosts.operations import OPERATIONS, Buffers, Operation
+from benchmarks.hosts.ways import EXACT, WAYS
 
 COUNTERS = [Path(f"/sys/class/net/{CABLE}/statistics/{way}_bytes") for way in ("tx", "rx")]
 CROSSED = "bytes over the busiest link"
@@ -25,30 +26,33 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", required=True)
     parser.add_argument("--operations", nargs="+", required=True)
     parser.add_argument("--dtype", required=True)
+    parser.add_argument("--ways", nargs="*", default=[])
     options = parser.parse_args()
     me = join(options.backends, patience=options.patience)
     results = Results("hosts", me.layout)
     for operation in (each for each in OPERATIONS if each.name in options.operations):
         for nbytes in options.sizes:
             buffers = Buffers.of(nbytes, getattr(torch, options.dtype), me.rank, me.size)
-            candidates = [candidate(me, backend, operation, buffers) for backend in me.groups]
+            ways = [(title(backend), backend, operation) for backend in me.groups]
+            if operation.name == EXACT.name:
+                ways += [(f"smddp: {way}", "smddp", WAYS[way]) for way in options.ways]
+            candidates = [candidate(me, *way, buffers) for way in ways]
             found = sample(candidates, me.meeting, me.calm, plan(options))
             results.rows += [row(operation.name, nbytes, name, samples) for name, samples in found.items()]
-            for backend in me.groups:
-                bytes_crossed = crossed(me, backend, operation, buffers)
-                name = f"{title(backend)}: {CROSSED}"
-                results.rows.append(row(operation.name, nbytes, name, [bytes_crossed]))
+            for name, backend, way in ways:
+                bytes_crossed = crossed(me, backend, way, buffers)
+                results.rows.append(row(operation.name, nbytes, f"{name}: {CROSSED}", [bytes_crossed]))
             if me.rank == 0:
                 medians = ", ".join(f"{r.candidate} {r.p50:.4g}" for r in results.rows[-2 * len(found) :])
                 print(f"{operation.name} {human_bytes(nbytes)}: {medians}", flush=True)
     leave(me, results)
 
 
-def candidate(me: Rank, backend: str, operation: Operation, buffers: Buffers) -> Candidate:
-    """One backend, which must first show a right result."""
+def candidate(me: Rank, name: str, backend: str, operation: Operation, buffers: Buffers) -> Candidate:
+    """One way over a backend, which must first show a right result."""
     group = me.groups[backend]
     block = timed(lambda: operation.call(buffers, group))
-    return checked(title(backend), me.meeting, block, buffers.fill, lambda: operation.verify(buffers))
+    return checked(name, me.meeting, block, buffers.fill, lambda: operation.verify(buffers))
 
 
 def crossed(me: Rank, backend: str, operation: Operation, buffers: Buffers) -> float:

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from opensmd.collectives.compression import CompressionState, compression_hook
     from opensmd.collectives.flight import GroupEvent, group_events, write_group_trace
     from opensmd.collectives.stall import stall_report
     from opensmd.environment.settings import Settings
@@ -46,6 +47,9 @@ __all__ = [
     "GroupEvent",
     "write_group_trace",
     "stall_report",
+    # how gradients travel between hosts
+    "CompressionState",
+    "compression_hook",
     # what the environment says
     "Settings",
 ]
@@ -63,6 +67,8 @@ _FOUND_IN = {
     "busy_share": f"{_REPORT}.events",
     "draw_chart": f"{_REPORT}.chart",
     "write_pipeline_trace": f"{_REPORT}.timeline",
+    "CompressionState": "opensmd.collectives.compression",
+    "compression_hook": "opensmd.collectives.compression",
     "group_events": "opensmd.collectives.flight",
     "GroupEvent": "opensmd.collectives.flight",
     "write_group_trace": "opensmd.collectives.flight",

@@ -1,7 +1,10 @@
 // The reduction kernels alone: conversions of narrow floats, NaN, overflow, and the same bits on every instruction set.
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <random>
 
+#include "core/kernels/compression.hpp"
 #include "core/kernels/kernels.hpp"
 #include "core/kernels/narrow_floats.hpp"
 #include "harness.hpp"
@@ -248,5 +251,69 @@ TEST(past_cache, "reducing past the caches gives the same bits, wherever inputs 
 }
 
 }  // namespace
+
+TEST(compressed, "numbers come back as near as a code allows, with the same bits on every instruction set") {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{255}, size_t{256}, size_t{1000}}) {
+    std::vector<float> in(count);
+    for (size_t i = 0; i < count; ++i) in[i] = normal(random) * (i < 256 ? 1e-3f : 1e3f);
+    for (const Compression kind : {Compression::Bf16, Compression::Fp16, Compression::Int8}) {
+      std::vector<char> first;
+      for (const SimdLevel level : levels()) {
+        const Compressor compressor(kind, level);
+        std::vector<char> code(compressor.bytes(count));
+        std::vector<float> out(count);
+        compressor.compress(code.data(), in.data(), count);
+        compressor.expand(out.data(), code.data(), count);
+        if (level == SimdLevel::Generic) first = code;
+        CHECK(code == first, name_of(kind) << " of " << count);
+        for (size_t i = 0; i < count; ++i) {
+          float largest = 0;  // of the block
+          for (size_t j = i / 256 * 256; j < std::min(count, i / 256 * 256 + 256); ++j) {
+            largest = std::max(largest, std::abs(in[j]));
+          }
+          const float allowed = kind == Compression::Int8   ? largest / 253
+                                : kind == Compression::Fp16 ? std::max(std::abs(in[i]) * 0x1p-11f, 0x1p-25f)
+                                                            : std::abs(in[i]) * 0x1p-8f;
+          CHECK(std::abs(out[i] - in[i]) <= allowed, name_of(kind) << ": " << in[i] << " became " << out[i]);
+          CHECK(kind != Compression::Int8 || std::abs(in[i]) < largest || std::abs(out[i] - in[i]) <= largest * 1e-6f,
+                "the largest " << in[i] << " became " << out[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(compressed_sizes, "int8 takes a byte a number and four for each block of them, the others two a number") {
+  CHECK(Compressor(Compression::Int8).bytes(0) == 0 && Compressor(Compression::Int8).bytes(1) == 5, "");
+  CHECK(Compressor(Compression::Int8).bytes(256) == 260 && Compressor(Compression::Int8).bytes(257) == 265, "");
+  CHECK(Compressor(Compression::Bf16).bytes(7) == 14 && Compressor(Compression::Fp16).bytes(7) == 14, "");
+}
+
+TEST(compressed_extremes, "in int8 a number that is not finite makes its block NaN, and tiny ones become zero") {
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  for (const SimdLevel level : levels()) {
+    const Compressor compressor(Compression::Int8, level);
+    for (const float wrong : {kInfinite, -kInfinite, std::numeric_limits<float>::quiet_NaN()}) {
+      std::vector<float> in(600, 1.0f), out(600);
+      in[300] = wrong;
+      std::vector<char> code(compressor.bytes(in.size()));
+      compressor.compress(code.data(), in.data(), in.size());
+      compressor.expand(out.data(), code.data(), in.size());
+      for (size_t i = 0; i < in.size(); ++i) CHECK(std::isnan(out[i]) == (i / 256 == 1), i << ": " << out[i]);
+    }
+    for (const float largest : {0.0f, 1e-44f, 1e-38f, 1e-31f, 1e-29f, 3e38f}) {
+      const std::vector<float> in{largest, -largest, largest / 3};
+      std::vector<float> out(3);
+      std::vector<char> code(compressor.bytes(3));
+      compressor.compress(code.data(), in.data(), 3);
+      compressor.expand(out.data(), code.data(), 3);
+      for (size_t i = 0; i < 3; ++i) {
+        CHECK(std::abs(out[i] - in[i]) <= std::max(largest / 200, 1e-30f), in[i] << " became " << out[i]);
+      }
+    }
+  }
+}
 
 int main(int argc, char** argv) { return harness::run_all(argc, argv); }

@@ -88,9 +88,9 @@ def _make_backend(place: Membership) -> Any:
     exchange.within("the store's name", lambda: _torch_internals.remember_store(place.store))
     if native is None or plan.without_core:
         if place.rank == 0:
-            _warn_without_core(plan, place.ranks)
+            _warn_without_core(plan, place.ranks, settings)
         return _gloo(place, exchange, plan)
-    options = native.Options(place.timeout)
+    options = native.Options(place.timeout, settings.compression or "none")
     common = {
         "names": _names(place, plan),
         "rank": place.rank,
@@ -173,12 +173,15 @@ def _native(settings: Settings) -> tuple[ModuleType | None, str]:
         return None, str(error)
 
 
-def _warn_without_core(plan: GroupPlan, ranks: Sequence[int]) -> None:
+def _warn_without_core(plan: GroupPlan, ranks: Sequence[int], settings: Settings) -> None:
     reasons: dict[str, list[int]] = {}
     for rank, reason in plan.without_core.items():
         reasons.setdefault(reason, []).append(ranks[rank])
     text = " ".join(f"(ranks {', '.join(map(str, who))}) {why}" for why, who in reasons.items())
-    _warn_once(f"smddp: Gloo, which is much slower, serves the group instead of the native core. {text}")
+    exactly = " OPENSMD_COMPRESSION has no effect then." if settings.compression else ""
+    _warn_once(
+        f"smddp: Gloo, which is much slower, serves the group instead of the native core. {text}{exactly}"
+    )
 
 
 @cache

@@ -6,11 +6,14 @@ Each field names its variable; docs/backend.md is the same table for people.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Settings"]
+__all__ = ["COMPRESSIONS", "Settings"]
+
+# How float32 numbers may travel between hosts.
+COMPRESSIONS = ("bf16", "fp16", "int8")
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -29,6 +32,8 @@ class Settings:
         heap_bytes: address space for each rank's zero-copy memory in a group, in bytes
             (``OPENSMD_HEAP_BYTES``, default: half of the machine's memory shared by the group's ranks; only
             pages in use cost memory). Rank 0's value counts.
+        compression: how sums and averages of float32 numbers travel between hosts, one of
+            :data:`COMPRESSIONS` (``OPENSMD_COMPRESSION``, default: exactly). Must be the same on all ranks.
         build_error: why ``smdrun`` could not build the core for its ranks, which then do not try
             (``SMDRUN_BUILD_ERROR``, set by it alone).
     """
@@ -38,6 +43,7 @@ class Settings:
     compiler: str | None = None
     host_id: str | None = None
     heap_bytes: int | None = None
+    compression: str | None = None
     build_error: str | None = None
 
     @classmethod
@@ -54,6 +60,7 @@ class Settings:
             compiler=env.get("CXX") or None,
             host_id=env.get("OPENSMD_HOST_ID") or None,
             heap_bytes=_bytes(env, "OPENSMD_HEAP_BYTES"),
+            compression=_choice(env, "OPENSMD_COMPRESSION", COMPRESSIONS),
             build_error=env.get("SMDRUN_BUILD_ERROR") or None,
         )
 
@@ -75,6 +82,15 @@ def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:
     if text not in _TRUE | _FALSE:
         raise ValueError(f"{name}={env[name]!r}: expected 1 or 0")
     return text in _TRUE
+
+
+def _choice(env: Mapping[str, str], name: str, choices: Sequence[str]) -> str | None:
+    text = env.get(name, "").strip().lower()
+    if not text or text == "none":
+        return None
+    if text not in choices:
+        raise ValueError(f"{name}={env[name]!r}: expected none, {', '.join(choices)}")
+    return text
 
 
 def _bytes(env: Mapping[str, str], name: str) -> int | None:

@@ -15,11 +15,18 @@ def test_settings_come_from_the_environment() -> None:
     )
     assert settings == Settings(Path("/tmp/x"), False, "clang++", None, 4096)
     assert Settings.from_environment({}).native
+    assert Settings.from_environment({}).compression is None
+    assert Settings.from_environment({"OPENSMD_COMPRESSION": "INT8"}).compression == "int8"
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("OPENSMD_NATIVE", "maybe"), ("OPENSMD_HEAP_BYTES", "1 GiB"), ("OPENSMD_HEAP_BYTES", "-1")],
+    [
+        ("OPENSMD_NATIVE", "maybe"),
+        ("OPENSMD_HEAP_BYTES", "1 GiB"),
+        ("OPENSMD_HEAP_BYTES", "-1"),
+        ("OPENSMD_COMPRESSION", "4bit"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=name):

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,11 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 constexpr const char* kBackendName = "smddp";
 
 struct SmddpOptions : c10d::Backend::Options {
-  explicit SmddpOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
-      : Options(kBackendName, timeout) {}
+  explicit SmddpOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout,
+                        Compression compression = Compression::None)
+      : Options(kBackendName, timeout), compression(compression) {}
+
+  Compression compression;  // between hosts, of every sum and average of float32 that all_reduce makes
 };
 
 // What only Python can do for a backend.
@@ -53,6 +57,10 @@ class SmddpBackend : public c10d::Backend {
   // Collectives (collectives.cpp)
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  // Asynchronous. `residual`: none, or as many float32 numbers as `tensor`: they are added to it, and then hold what its
+  // numbers have lost on their way between hosts, for the next call with them.
+  WorkPtr all_reduce_compressed(const at::Tensor& tensor, Reduction reduction, Compression compression,
+                                const std::optional<at::Tensor>& residual);
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
@@ -118,6 +126,9 @@ class SmddpBackend : public c10d::Backend {
   WorkPtr note(WorkPtr work);
 
   void run_all_reduce(const at::Tensor& tensor, const Reducing& how, std::chrono::milliseconds timeout);
+  bool compresses(const at::Tensor& tensor, Reduction reduction) const;  // all that the group adds up (compressed.cpp)
+  void run_all_reduce_compressed(const at::Tensor& tensor, Reduction reduction, Compression compression,
+                                 const std::optional<at::Tensor>& residual, std::chrono::milliseconds timeout);
   void run_all_reduce_coalesced(const Tensors& tensors, const Reducing& how, std::chrono::milliseconds timeout);
   void run_all_reduce_sparse(const at::Tensor& tensor, std::chrono::milliseconds timeout);
   at::Tensor gather_rows(const at::Tensor& rows, const std::vector<int64_t>& counts,

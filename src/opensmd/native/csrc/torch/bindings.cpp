@@ -162,11 +162,20 @@ void bind_group(py::module_& module) {
       });
 }
 
+Compression compression_of(const std::string& name) {
+  for (const auto known : {Compression::None, Compression::Bf16, Compression::Fp16, Compression::Int8}) {
+    if (name == name_of(known)) return known;
+  }
+  throw py::value_error(c10::str("smddp: compression is '", name, "', but there are none, bf16, fp16 and int8"));
+}
+
 void bind_backend(py::module_& module) {
   auto base = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<SmddpOptions, c10::intrusive_ptr<SmddpOptions>>(module, "Options", base.attr("Options"))
-      .def(py::init([](std::chrono::milliseconds timeout) { return c10::make_intrusive<SmddpOptions>(timeout); }),
-           py::arg("timeout") = kBackendDefaultTimeout)
+      .def(py::init([](std::chrono::milliseconds timeout, const std::string& compression) {
+             return c10::make_intrusive<SmddpOptions>(timeout, compression_of(compression));
+           }),
+           py::arg("timeout") = kBackendDefaultTimeout, py::arg("compression") = name_of(Compression::None))
       // split_group copies the options of the parent group.
       .def("__deepcopy__", [](const SmddpOptions& self, const py::dict&) {
         return c10::make_intrusive<SmddpOptions>(self);
@@ -181,6 +190,14 @@ void bind_backend(py::module_& module) {
             return self.allocate(size, at::TensorOptions(dtype).device(device));
           },
           py::arg("size"), py::kw_only(), py::arg("dtype"), py::arg("device"), NoGil())
+      .def(
+          "all_reduce_compressed",
+          [](SmddpBackend& self, const at::Tensor& tensor, bool average, const std::string& compression,
+             const std::optional<at::Tensor>& residual) {
+            return self.all_reduce_compressed(tensor, average ? Reduction::Average : Reduction::Sum,
+                                              compression_of(compression), residual);
+          },
+          py::arg("tensor"), py::kw_only(), py::arg("average"), py::arg("compression"), py::arg("residual"), NoGil())
       .def("spans_hosts", [](const SmddpBackend& self) { return self.shared_group() == nullptr; })
       // torch calls this on ranks outside a new group when a device is bound; NCCL needs it, this backend does not.
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});

@@ -131,6 +131,9 @@ WorkPtr SmddpBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
 }
 
 void SmddpBackend::run_all_reduce(const at::Tensor& tensor, const Reducing& how, Milliseconds timeout) {
+  if (compresses(tensor, how.reduction)) {
+    return run_all_reduce_compressed(tensor, how.reduction, options_->compression, std::nullopt, timeout);
+  }
   ShapeText text(tensor);
   Flat flat(tensor, Flat::Use::ReadWrite);
   auto as = reduced_as(tensor.scalar_type(), how.reduction);

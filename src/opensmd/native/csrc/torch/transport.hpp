@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/group.hpp"
+#include "core/kernels/compression.hpp"
 
 namespace opensmd {
 
@@ -20,6 +21,12 @@ class Transport {
   virtual void barrier(const Call& call) = 0;
   virtual void all_reduce(void* data, size_t count, DType dtype, Reduction reduction, double factor,
                           const Call& call) = 0;
+  // A sum or average of float32 numbers. Between hosts they cross in fewer bytes; `residual`, where it is not null, takes
+  // what that loses of each of them, and is left alone where nothing is lost.
+  virtual void all_reduce_compressed(float* data, size_t count, Reduction reduction, Compression, float* /*residual*/,
+                                     const Call& call) {
+    all_reduce(data, count, DType::F32, reduction, 1.0, call);
+  }
   virtual void reduce(const void* in, void* out, size_t count, DType dtype, Reduction reduction, int root,
                       double factor, const Call& call) = 0;
   virtual void broadcast(void* data, size_t count, DType dtype, int root, const Call& call) = 0;

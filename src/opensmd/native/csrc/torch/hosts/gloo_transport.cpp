@@ -113,6 +113,15 @@ class GlooTransport final : public Transport {
     guarded(signature, call, [&] { levels::all_reduce(on, {signature, call}, data, factor); });
   }
 
+  void all_reduce_compressed(float* data, size_t count, Reduction reduction, Compression compression, float* residual,
+                             const Call& call) override {
+    auto on = levels();
+    auto signature = signature_of(Operation::AllReduce, DType::F32, count, -1, reduction);
+    signature.shape_hash = static_cast<uint64_t>(compression);
+    guarded(signature, call,
+            [&] { levels::all_reduce_compressed(on, {signature, call}, data, compression, residual); });
+  }
+
   void reduce(const void* in, void* out, size_t count, DType dtype, Reduction reduction, int root, double factor,
               const Call& call) override {
     auto on = levels_for(dtype, reduction);

@@ -1,11 +1,13 @@
 // Large: each host adds up in shared memory, a slice for each member that crosses; members of one place on all hosts
 // cut their slice among themselves, send each other what they have of the others' cuts, add up, and send the sums
 // back; each host gathers the slices in shared memory. 2 * bytes * (hosts - 1) / hosts leave a host, however many
-// members it has.
+// members it has. Between hosts cuts and sums may be coded: whoever makes a sum takes for it what the others decode.
 #include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "torch/hosts/levels/coding.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
@@ -15,6 +17,12 @@ namespace {
 
 // Less is not worth several connections at once.
 constexpr size_t kSplitBytes = 32u << 10;
+
+// What members' numbers are multiplied with, and how they are added up.
+struct Adding {
+  Reduction reduction;
+  double factor;
+};
 
 // First members send their hosts' sums to all others, and all hosts add them up alike.
 void carry_all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
@@ -38,13 +46,42 @@ void carry_all_reduce(Levels& on, const Calling& calling, void* data, double fac
   on.local.broadcast(data, count, signature.dtype, 0, call);
 }
 
+// As above. All decode the sums of all hosts, also their own.
+void carry_coded(Levels& on, const Calling& calling, void* data, const Adding& adding, const Coding& coding) {
+  const auto& [signature, call] = calling;
+  const size_t count = signature.count, bytes = count * size_of(signature.dtype);
+  const TwoSums sums(on.layout, signature.dtype, adding.reduction, adding.factor);
+  Agreement::Comparison comparison(on.agreement, signature, call);
+  if (comparison.agreed_here()) {
+    void* own = comparison.first() ? data : nullptr;
+    on.local.reduce(data, own, count, signature.dtype, sums.here, 0, sums.factor, call);
+    if (comparison.first()) coding.encode(comparison.payload_for(on.layout.host()), data, bytes);
+    comparison.post_to_all(coding.bytes(bytes));
+  } else {
+    comparison.post();
+  }
+  comparison.conclude();
+  if (comparison.first() && bytes > 0) {
+    const auto all = static_cast<size_t>(on.layout.hosts());
+    auto decoded = std::make_unique_for_overwrite<char[]>(bytes * all);
+    std::vector<const void*> hosts;
+    for (size_t host = 0; host < all; ++host) {
+      coding.decode(decoded.get() + bytes * host, comparison.payload(static_cast<int>(host)), bytes);
+      hosts.push_back(decoded.get() + bytes * host);
+    }
+    sums.conclude(&data, 1, hosts.data(), on.layout.hosts(), bytes);
+  }
+  on.local.broadcast(data, count, signature.dtype, 0, call);
+}
+
 class LargeAllReduce {
  public:
-  LargeAllReduce(Levels& on, const Calling& calling, void* data, double factor)
+  LargeAllReduce(Levels& on, const Calling& calling, void* data, const Adding& adding, const Coding& coding = {})
       : on_(on),
         calling_(calling),
         dtype_(calling.signature.dtype),
-        sums_(on.layout, dtype_, calling.signature.reduction, factor),
+        sums_(on.layout, dtype_, adding.reduction, adding.factor),
+        coding_(coding),
         data_(static_cast<char*>(data)),
         parts_(Parts::of(calling.signature.count * size_of(dtype_), kMostOfSum, kFewestParts)),
         crossing_(on.wire, calling.call) {}
@@ -70,6 +107,7 @@ class LargeAllReduce {
   struct Travelling {
     Slices slices;  // of the part, for the members of this host
     std::unique_ptr<char[]> inputs;  // from the other hosts, of this member's own cut
+    std::unique_ptr<char[]> leaving, results;  // coded, by host: cuts for it, or the sum of this one's; its sums
     std::vector<size_t> input_receives, result_receives;
   };
 
@@ -92,16 +130,28 @@ class LargeAllReduce {
     Travelling& part = travelling_.emplace_back();
     part.slices = cut(data_ + offset, bytes, dtype_, takers, on_.local.size());
     if (slice_bytes(part) == 0) return;
-    const size_t own = cut_of(part, on_.layout.host()).bytes;
-    part.inputs = std::make_unique_for_overwrite<char[]>(own * static_cast<size_t>(on_.layout.hosts()));
+    const size_t own = coding_.bytes(cut_of(part, on_.layout.host()).bytes);
+    const auto hosts = static_cast<size_t>(on_.layout.hosts());
+    part.inputs = std::make_unique_for_overwrite<char[]>(own * hosts);
+    if (!coding_.none()) {
+      part.leaving = std::make_unique_for_overwrite<char[]>(most_of_code(part) * hosts);
+      part.results = std::make_unique_for_overwrite<char[]>(most_of_code(part) * hosts);
+    }
     for (int step = 1; step < on_.layout.hosts(); ++step) {
       char* into = part.inputs.get() + own * static_cast<size_t>(on_.layout.after(step));
       part.input_receives.push_back(crossing_.receive(into, own, counterpart(step), Stream::Inputs));
       // Nothing comes back before all that is sent from there has arrived.
       const auto [begin, length] = cut_of(part, on_.layout.after(step));
+      char* result = coding_.none() ? slice(part) + begin : code_of(part.results, part, on_.layout.after(step));
       part.result_receives.push_back(
-          crossing_.receive(slice(part) + begin, length, counterpart(step), Stream::Results));
+          crossing_.receive(result, coding_.bytes(length), counterpart(step), Stream::Results));
     }
+  }
+
+  // Of the cut for one host.
+  size_t most_of_code(const Travelling& part) const { return coding_.bytes(cut_of(part, 0).bytes + kLine); }
+  char* code_of(const std::unique_ptr<char[]>& codes, const Travelling& part, int host) const {
+    return codes.get() + most_of_code(part) * static_cast<size_t>(host);
   }
 
   Travelling& at(size_t index) { return travelling_[index - collected_]; }
@@ -117,7 +167,13 @@ class LargeAllReduce {
     if (slice_bytes(part) == 0) return;
     for (int step = 1; step < on_.layout.hosts(); ++step) {
       const auto [begin, length] = cut_of(part, on_.layout.after(step));
-      crossing_.send(slice(part) + begin, length, counterpart(step), Stream::Inputs);
+      char* cut = slice(part) + begin;
+      if (!coding_.none()) {
+        char* code = code_of(part.leaving, part, on_.layout.after(step));
+        coding_.encode(code, cut, length);
+        cut = code;
+      }
+      crossing_.send(cut, coding_.bytes(length), counterpart(step), Stream::Inputs);
     }
   }
 
@@ -127,20 +183,48 @@ class LargeAllReduce {
     for (size_t receive : part.input_receives) crossing_.await_received(receive);
     const auto [begin, length] = cut_of(part, on_.layout.host());
     void* sum = slice(part) + begin;
+    decode_inputs(part, length);
     std::vector<const void*> hosts;
+    const char* inputs = coding_.none() ? part.inputs.get() : decoded_.data();
     for (int host = 0; host < on_.layout.hosts(); ++host) {
-      hosts.push_back(host == on_.layout.host() ? sum : part.inputs.get() + length * static_cast<size_t>(host));
+      hosts.push_back(host == on_.layout.host() ? sum : inputs + length * static_cast<size_t>(host));
     }
     if (length > 0) sums_.conclude(&sum, 1, hosts.data(), on_.layout.hosts(), length);
+    if (!coding_.none()) {
+      char* code = code_of(part.leaving, part, on_.layout.host());
+      coding_.encode_and_round(code, sum, length);
+      sum = code;
+    }
     for (int step = 1; step < on_.layout.hosts(); ++step) {
-      crossing_.send(sum, length, counterpart(step), Stream::Results);
+      crossing_.send(sum, coding_.bytes(length), counterpart(step), Stream::Results);
+    }
+  }
+
+  void decode_inputs(const Travelling& part, size_t length) {
+    if (coding_.none()) return;
+    decoded_.resize(length * static_cast<size_t>(on_.layout.hosts()));
+    const size_t code = coding_.bytes(length);
+    for (int step = 1; step < on_.layout.hosts(); ++step) {
+      const auto host = static_cast<size_t>(on_.layout.after(step));
+      coding_.decode(decoded_.data() + length * host, part.inputs.get() + code * host, length);
+    }
+  }
+
+  void decode_results(const Travelling& part) {
+    if (coding_.none() || slice_bytes(part) == 0) return;
+    for (int step = 1; step < on_.layout.hosts(); ++step) {
+      const int host = on_.layout.after(step);
+      const auto [begin, length] = cut_of(part, host);
+      coding_.decode(slice(part) + begin, code_of(part.results, part, host), length);
     }
   }
 
   void collect(size_t index) {
     Travelling& part = at(index);
     for (size_t receive : part.result_receives) crossing_.await_received(receive);
+    decode_results(part);
     on_.local.all_gather(slice(part), part.slices.outputs(), part.slices.counts.data(), dtype_, calling_.call);
+    left_.push_back(std::move(part.leaving));
     travelling_.pop_front();
     ++collected_;
     if (index + kAhead < parts_.count()) expect(index + kAhead);
@@ -150,10 +234,13 @@ class LargeAllReduce {
   const Calling& calling_;
   const DType dtype_;
   const TwoSums sums_;
+  const Coding coding_;
   char* const data_;
   const Parts parts_;
   std::deque<Travelling> travelling_;  // in order, without those collected
   size_t collected_ = 0;
+  std::vector<char> decoded_;
+  std::vector<std::unique_ptr<char[]>> left_;  // codes of parts collected, which a slow host may still have to take
   Crossing crossing_;  // goes before the memory that it writes to
 };
 
@@ -163,7 +250,19 @@ void all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
   if (on.carries(calling.signature.count * size_of(calling.signature.dtype))) {
     carry_all_reduce(on, calling, data, factor);
   } else {
-    LargeAllReduce(on, calling, data, factor).run();
+    LargeAllReduce(on, calling, data, {calling.signature.reduction, factor}).run();
+  }
+}
+
+// Averages are divided before they are coded, so that no sum is too large for a code.
+void all_reduce_compressed(Levels& on, const Calling& calling, float* data, Compression compression, float* residual) {
+  const bool divides = calling.signature.reduction == Reduction::Average;
+  const Adding adding{divides ? Reduction::PremulSum : Reduction::Sum, divides ? 1.0 / on.layout.size() : 1.0};
+  const Coding coding(compression, data, residual, adding.factor);
+  if (on.carries(coding.bytes(calling.signature.count * sizeof(float)))) {
+    carry_coded(on, calling, data, adding, coding);
+  } else {
+    LargeAllReduce(on, calling, data, adding, coding).run();
   }
 }
 

@@ -5,6 +5,7 @@
 // A file a collective, of the two ways each. Every one compares the calls first. Options are those of core/group.hpp.
 #pragma once
 
+#include "core/kernels/compression.hpp"
 #include "core/protocol/record.hpp"
 #include "torch/hosts/agreement.hpp"
 #include "torch/hosts/layout.hpp"
@@ -31,6 +32,8 @@ struct Calling {
 };
 
 void all_reduce(Levels& on, const Calling& calling, void* data, double factor);
+// A sum or average of float32 numbers, which cross in fewer bytes. `residual`: see coding.hpp.
+void all_reduce_compressed(Levels& on, const Calling& calling, float* data, Compression compression, float* residual);
 void reduce(Levels& on, const Calling& calling, const void* in, void* out, double factor);
 void broadcast(Levels& on, const Calling& calling, void* data);
 void all_gather(Levels& on, const Calling& calling, const void* in, void* const* outs, const size_t* counts);

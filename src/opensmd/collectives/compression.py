@@ -1,0 +1,194 @@
+"""Fewer bytes between hosts for the gradients of DDP: a communication hook and its state.
+
+A bucket is added up in full width in the shared memory of each host; only between hosts do its numbers
+travel as bf16, fp16 or int8 (csrc/torch/hosts/levels/coding.hpp). All ranks end with the same bits. With
+error feedback each rank keeps what it has seen lost on the way and adds it to its next gradients: which rank
+keeps a loss does not matter, because all are added up. So residuals belong to parameters, and survive every
+new cut into buckets.
+
+Without postponed annotations: DDP compares a hook's with its own types.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from opensmd.collectives import _torch_internals
+from opensmd.collectives.name import NAME
+from opensmd.environment.settings import COMPRESSIONS
+
+__all__ = ["CompressionState", "compression_hook"]
+
+# Narrow floats are not made narrower by these.
+_AS_NARROW = {"bf16": (torch.bfloat16, torch.float16), "fp16": (torch.bfloat16, torch.float16)}
+
+
+class CompressionState:
+    """How the gradients of one wrapped model travel between hosts, and what they have lost there.
+
+    Give it to ``register_comm_hook`` of DDP or ``smp.DistributedModel``, with :func:`compression_hook`.
+
+    Args:
+        compression: "bf16", "fp16" or "int8" (a byte a number and a float32 scale for 256 numbers).
+        process_group: of the replicas, of backend smddp; None: the default group. With model parallelism
+            ``smp.get_dp_process_group()``.
+        error_feedback: whether what is lost is added to the next gradients; by default with int8 alone. It
+            takes as much memory as the gradients.
+
+    Raises:
+        ValueError: there is no such compression.
+    """
+
+    def __init__(
+        self,
+        compression: str,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        error_feedback: bool | None = None,
+    ) -> None:
+        if compression not in COMPRESSIONS:
+            raise ValueError(f"compression is {compression!r}, but there are {', '.join(COMPRESSIONS)}")
+        self.compression = compression
+        self.process_group = process_group
+        self.error_feedback = compression == "int8" if error_feedback is None else error_feedback
+        self._residuals = WeakTensorKeyDictionary()  # of parameters, views of their bucket's
+        self._buckets: dict[int, tuple[tuple[int, ...], Tensor]] = {}
+
+    def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """What this rank's gradients of ``model`` have lost and not yet got back, by the parameters' names.
+
+        Each rank has its own. Without them a run goes on as if the last step had been sent exactly.
+        """
+        return {
+            name: self._residuals[parameter].clone().view_as(parameter)
+            for name, parameter in model.named_parameters()
+            if parameter in self._residuals
+        }
+
+    def load_state_dict(self, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+        """Go on with what :meth:`state_dict` gave for a model with the same names.
+
+        Raises:
+            ValueError: a name or a shape is none of the model's; nothing is loaded then.
+        """
+        parameters = dict(model.named_parameters())
+        for name, residual in saved.items():
+            if name not in parameters or parameters[name].shape != residual.shape:
+                found = (
+                    f"shape {tuple(parameters[name].shape)}" if name in parameters else "none of this name"
+                )
+                raise ValueError(
+                    f"the residual of {name!r} has shape {tuple(residual.shape)}, but the model has {found}"
+                )
+        self._buckets.clear()
+        self._residuals.clear()
+        for name, residual in saved.items():
+            self._residuals[parameters[name]] = residual.detach().clone().view(-1)
+
+    def residual_of(self, index: int, parameters: Sequence[Tensor]) -> Tensor:
+        """One run of numbers for a bucket, with what is known of its parameters; used by the hook."""
+        identity = tuple(map(id, parameters))
+        known, residual = self._buckets.get(index, ((), None))
+        if residual is None or known != identity:  # also where DDP has cut its buckets anew
+            residual = self._joined(parameters)
+            for parameter, view in zip(parameters, torch.split(residual, _sizes(parameters)), strict=True):
+                self._residuals[parameter] = view
+            self._buckets[index] = identity, residual
+        return residual
+
+    def take_residual(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """What is known of a bucket's parameters, and no longer after; None where there is nothing."""
+        if not any(parameter in self._residuals for parameter in parameters):
+            return None
+        residual = self._joined(parameters)
+        for parameter in parameters:
+            if parameter in self._residuals:
+                del self._residuals[parameter]
+        self._buckets.clear()
+        return residual
+
+    def _joined(self, parameters: Sequence[Tensor]) -> Tensor:
+        joined = torch.zeros(sum(_sizes(parameters)))
+        for parameter, piece in zip(parameters, torch.split(joined, _sizes(parameters)), strict=True):
+            if parameter in self._residuals:
+                piece.copy_(self._residuals[parameter])
+        return joined
+
+
+def compression_hook(state: CompressionState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the replicas, compressed between hosts.
+
+    Where all replicas are on one host, or the bucket is as narrow already (bf16 and fp16), nothing is lost:
+    it is torch's ``allreduce_hook``.
+
+    Raises:
+        ValueError: the group's backend is not smddp.
+        TypeError: the gradients are of a type that is not compressed.
+        NotImplementedError: they are not on the CPU.
+    """
+    buffer = bucket.buffer()
+    if not _loses(state, buffer):
+        return _exactly(state, bucket)
+    residual = state.residual_of(bucket.index(), bucket.parameters()) if state.error_feedback else None
+    work = _torch_internals.cpu_backend(state.process_group).all_reduce_compressed(
+        buffer, average=True, compression=state.compression, residual=residual
+    )
+    return work.get_future().then(_first)  # type: ignore[no-any-return]
+
+
+def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return done.value()[0]
+
+
+def _exactly(state: CompressionState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    lost = state.take_residual(bucket.parameters())  # in a run on several hosts that was saved
+    if lost is not None:
+        bucket.buffer().add_(lost)
+    return default_hooks.allreduce_hook(state.process_group or _torch_internals.default_group(), bucket)
+
+
+def _loses(state: CompressionState, buffer: Tensor) -> bool:
+    """Whether a bucket is compressed.
+
+    Raises:
+        ValueError, TypeError: it cannot be.
+    """
+    group = state.process_group or _torch_internals.default_group()
+    backend: Any = _torch_internals.cpu_backend(group)
+    name = dist.get_backend(group)
+    if not hasattr(backend, "all_reduce_compressed"):
+        if name != NAME:
+            raise ValueError(
+                f"gradients are compressed between hosts by the backend smddp alone, but group "
+                f"{group.group_name!r} is of {name!r}"
+            )
+        _warn_once(
+            "smddp: gradients are not compressed between hosts, because Gloo serves the group instead of the "
+            "native core"
+        )
+        return False
+    if not backend.spans_hosts() or buffer.dtype in _AS_NARROW.get(state.compression, ()):
+        return False
+    if buffer.dtype != torch.float32:
+        raise TypeError(
+            f"only float32 gradients are compressed to {state.compression} between hosts, but these are "
+            f"{buffer.dtype}. Use float32 parameters, or no hook"
+        )
+    return True
+
+
+def _sizes(parameters: Sequence[Tensor]) -> list[int]:
+    return [parameter.numel() for parameter in parameters]
+
+
+@cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=4)
