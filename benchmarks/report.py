@@ -19,7 +19,9 @@ from benchmarks.collectives.__main__ import ratios as collectives_ratios
 from benchmarks.ddp.__main__ import RATIOS as DDP_RATIOS
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid, Ratio, markdown
+from benchmarks.hosts.__main__ import compressed_grid
 from benchmarks.hosts.__main__ import grid as hosts_grid
+from benchmarks.hosts.prediction import grid as prediction_grid
 from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
@@ -37,6 +39,8 @@ GRIDS = {
     "allocator": allocator_grid,
     "one partition": one_partition_grid,
     "hosts": hosts_grid,
+    "compressed": compressed_grid,
+    "prediction": prediction_grid,
     "memory": memory_grid,
     "timeline": timeline_grid,
 }

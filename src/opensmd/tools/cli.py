@@ -19,6 +19,7 @@ _COMMANDS = {
         "Make a trace and a page of what a job's ranks recorded under OPENSMD_TIMELINE.",
     ),
     "plan": ("opensmd.tools.plan", "plan", "Show how a model would be partitioned."),
+    "plan comm": ("opensmd.tools.plan_comm", "comm", "Predict how long gradients take between hosts."),
 }
 
 
@@ -37,6 +38,13 @@ class _Lazy(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with commands of two words."""
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in _COMMANDS else args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

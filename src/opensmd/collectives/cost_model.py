@@ -1,0 +1,187 @@
+"""How long an all_reduce of gradients takes between hosts, by each of several algorithms. Pure.
+
+Times are made of four things: bytes over a host's link, the delay of every message that is waited for, what
+a core does for every message and every byte that it sends or receives, and adding up in shared memory. What
+can go on at the same time does: the longest counts. Bytes and steps are those of docs/algorithms.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["ALGORITHMS", "Cluster", "Prediction", "predict", "predict_buckets"]
+
+MIB = 1 << 20
+# As the native core cuts what travels (csrc/torch/hosts): constants, which no measurement changes.
+MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
+MOST_OF_PIECE, FEWEST_IN_CHAIN = MIB, 24
+CARRIED_TO_ONE, CARRIED_TO_SEVERAL = 512 << 10, 128 << 10
+LEAST_OF_CUT = 64
+# Bytes that a float32 number travels as, of its four.
+SHARES = {"exact": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts that are all alike, each with one link to a network that carries whatever they send.
+
+    Attributes:
+        hosts: how many.
+        ranks: on each.
+        link: bytes a second over a host's link, each way, without headers.
+        delay: seconds that a message is on its way from one host to another.
+        memory: bytes a second of a tensor that the ranks of a host all_reduce among themselves.
+        sockets: bytes a second that one rank sends or receives, while all others of its host do so, too.
+        coding: bytes a second of float32 numbers that one rank compresses or expands, likewise.
+        message: seconds that sending or receiving a message takes, however small it is.
+    """
+
+    hosts: int
+    ranks: int
+    link: float
+    delay: float = 20e-6
+    memory: float = 5e9
+    sockets: float = 2e9
+    coding: float = 2e9
+    message: float = 5e-6
+
+    def __post_init__(self) -> None:
+        """Refuse what is none.
+
+        Raises:
+            ValueError: a number is not positive; ``delay`` and ``message`` may be 0.
+        """
+        for name in ("hosts", "ranks", "link", "memory", "sockets", "coding"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+        for name in ("delay", "message"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one algorithm needs.
+
+    Attributes:
+        seconds: from the first rank's call to the last one's result.
+        crossing: bytes over the busiest link, one way.
+    """
+
+    seconds: float
+    crossing: float
+
+
+def predict(algorithm: str, cluster: Cluster, nbytes: float) -> Prediction:
+    """One all_reduce of ``nbytes`` of float32 by one of :data:`ALGORITHMS`.
+
+    Raises:
+        KeyError: there is no such algorithm.
+    """
+    if nbytes == 0 or cluster.hosts * cluster.ranks == 1:
+        return Prediction(0.0, 0.0)
+    if cluster.hosts == 1 and algorithm != "ring":
+        return Prediction(nbytes / cluster.memory, 0.0)
+    return ALGORITHMS[algorithm](cluster, nbytes)
+
+
+def predict_buckets(algorithm: str, cluster: Cluster, nbytes: float, bucket: float) -> Prediction:
+    """As many all_reduces, one after the other, as buckets of ``bucket`` bytes hold a model's gradients."""
+    count = max(1, math.ceil(nbytes / bucket))
+    one = predict(algorithm, cluster, nbytes / count)
+    return Prediction(count * one.seconds, count * one.crossing)
+
+
+def _ring(cluster: Cluster, nbytes: float) -> Prediction:
+    """Of all ranks, which knows no hosts, as Gloo's: each step waits for the one before it."""
+    size = cluster.hosts * cluster.ranks
+    steps = 2 * (size - 1)
+    each = nbytes / size
+    crossing = steps * each if cluster.hosts > 1 else 0.0
+    moving = max(each / cluster.link if cluster.hosts > 1 else 0.0, 2 * each / cluster.sockets)
+    waiting = cluster.delay if cluster.hosts > 1 else 0.0
+    return Prediction(steps * (moving + waiting + 2 * cluster.message), crossing)
+
+
+def _tree(cluster: Cluster, nbytes: float) -> Prediction:
+    """A reduce to one rank and a broadcast from it, over a chain of hosts, or a tree of two branches."""
+    parts = max(1, math.ceil(nbytes / _part(nbytes, MOST_OF_PIECE, _fewest_in_chain(cluster.hosts))))
+    fan, depth = _shape(cluster.hosts, parts)
+    each = nbytes / parts
+    moving = max(each / cluster.link, each / cluster.sockets + each / cluster.memory)
+    step = moving + 2 * cluster.message
+    steps = fan * (parts + max(depth - 1, 0))
+    one_way = _comparison(cluster) + steps * step + depth * cluster.delay + each / cluster.memory
+    return Prediction(2 * one_way, fan * nbytes)
+
+
+def _levels(share: float) -> Callable[[Cluster, float], Prediction]:
+    """Ours: sums in shared memory, exchanged between hosts, where ``share`` of each number crosses."""
+
+    def found(cluster: Cluster, nbytes: float) -> Prediction:
+        carried = CARRIED_TO_ONE if cluster.hosts == 2 else CARRIED_TO_SEVERAL // (cluster.hosts - 1)
+        if nbytes * share <= carried:
+            return _carried(cluster, nbytes, share)
+        return _in_parts(cluster, nbytes, share)
+
+    return found
+
+
+def _carried(cluster: Cluster, nbytes: float, share: float) -> Prediction:
+    """The first ranks send their hosts' sums to each other with the comparison of calls."""
+    others = cluster.hosts - 1
+    crossing = others * nbytes * share
+    coding = nbytes * (1 + cluster.hosts) / cluster.coding if share < 1 else 0.0
+    moving = max(crossing / cluster.link, 2 * crossing / cluster.sockets)
+    seconds = _comparison(cluster) + moving + nbytes / cluster.memory + coding
+    return Prediction(seconds, crossing)
+
+
+def _in_parts(cluster: Cluster, nbytes: float, share: float) -> Prediction:
+    """Parts follow one another; while some cross, others are added up."""
+    others = cluster.hosts - 1
+    parts = math.ceil(nbytes / _part(nbytes, MOST_OF_SUM, FEWEST_PARTS))
+    each = nbytes / parts
+    # A rank cuts its slice of the part among the hosts: in lines, so that some of many hosts get none.
+    slice_bytes = each / cluster.ranks
+    cut = max(slice_bytes / cluster.hosts, LEAST_OF_CUT)
+    partners = min(others, slice_bytes / cut)
+    sent = 2 * cut * partners * share  # of a rank: cuts, and its sum to all
+    crossing = sent * cluster.ranks
+    coding = 2 * cut * (partners + 1) * 2 / cluster.coding if share < 1 else 0.0
+    sockets = 2 * sent / cluster.sockets + 4 * partners * cluster.message
+    here = each / cluster.memory
+    steady = max(crossing / cluster.link, here + coding + sockets)
+    seconds = _comparison(cluster) + here + parts * steady + 2 * cluster.delay
+    return Prediction(seconds, parts * crossing)
+
+
+def _comparison(cluster: Cluster) -> float:
+    """The first ranks of all hosts tell each other what is called."""
+    return cluster.delay + 2 * (cluster.hosts - 1) * cluster.message
+
+
+def _part(nbytes: float, most: int, fewest: int) -> float:
+    return min(max(nbytes / fewest, LEAST_OF_PART), most)
+
+
+def _fewest_in_chain(hosts: int) -> int:
+    return FEWEST_IN_CHAIN if hosts > 2 else FEWEST_PARTS
+
+
+def _shape(hosts: int, parts: int) -> tuple[int, int]:
+    """Branches and depth: what needs fewer steps."""
+    depth = math.ceil(math.log2(hosts + 1)) - 1
+    chain, tree = (1, hosts - 1), (2, depth)
+    return min(chain, tree, key=lambda shape: shape[0] * (parts + max(shape[1] - 1, 0)))
+
+
+ALGORITHMS: dict[str, Callable[[Cluster, float], Prediction]] = {
+    "ring": _ring,
+    "tree": _tree,
+    "levels": _levels(SHARES["exact"]),
+    "levels, bf16": _levels(SHARES["bf16"]),
+    "levels, int8": _levels(SHARES["int8"]),
+}
