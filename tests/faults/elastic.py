@@ -1,0 +1,143 @@
+"""Kills ranks of one job again and again, and compares its losses with those of a run that nothing disturbs.
+
+    python -m tests.faults.elastic --kills 20 --seed 1
+
+The job is two copies of a model in two parts; smdrun starts all ranks again after each kill, and they go on
+from the last checkpoint. Losses of steps that are repeated count too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.dying_rank import VARIABLE
+from tests.support.ranks import ROOT
+
+__all__ = ["SCRIPT", "SMALL", "Death", "Run", "losses", "run_dying"]
+
+SCRIPT = ROOT / "examples" / "model_parallel" / "elastic.py"
+DYING = ROOT / "tests" / "faults" / "dying_rank.py"
+SMALL = [
+    "--characters",
+    "20000",
+    "--width",
+    "32",
+    "--layers",
+    "2",
+    "--batch-size",
+    "8",
+    "--microbatches",
+    "2",
+]
+SAVE_EVERY = 3
+MOST_STEPS = 6  # of an attempt, before it is disturbed
+LATEST = 0.05  # seconds after a step
+
+Death = tuple[int, int, float]  # rank, steps of its attempt, seconds after the last
+
+
+@dataclass
+class Run:
+    """What came of a job.
+
+    Attributes:
+        losses: every step's, with those of steps that were repeated.
+        stalls: seconds from each kill to the first step that was new.
+    """
+
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
+
+
+def losses(lines: Iterable[str]) -> list[tuple[int, float]]:
+    """Steps and losses that the script has printed."""
+    found = (re.search(r"step (\d+): loss ([\d.]+)", line) for line in lines)
+    return [(int(match[1]), float(match[2])) for match in found if match is not None]
+
+
+def run_dying(
+    folder: Path,
+    deaths: Sequence[Death],
+    *,
+    ranks: int,
+    steps: int,
+    options: Sequence[str],
+    env: Mapping[str, str],
+) -> Run:
+    """Run the script under smdrun, a rank of which dies in each attempt but the last.
+
+    Raises:
+        RuntimeError: the job did not end well.
+    """
+    command = [sys.executable, "-m", "opensmd.launch.cli", "-n", str(ranks)]
+    command += ["--max-restarts", str(len(deaths)), str(DYING), str(SCRIPT)]
+    command += ["--folder", str(folder / "saved"), "--steps", str(steps), *options]
+    full = {**env, VARIABLE: json.dumps(deaths)}
+    found, newest, killed, again = Run(), 0, 0.0, False
+    with (
+        (folder / "errors").open("w+") as errors,
+        subprocess.Popen(
+            command, cwd=folder, env=full, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as job,
+    ):
+        assert job.stdout is not None
+        for line in job.stdout:
+            killed = float(line.split()[-1]) if "killed at" in line else killed
+            again |= "attempt" in line
+            for step, loss in losses([line]):
+                found.losses.append((step, loss))
+                if step > newest and killed and again:
+                    found.stalls.append(time.time() - killed)
+                    killed = 0.0
+                again, newest = again and step <= newest, max(step, newest)
+        if job.wait():
+            errors.seek(0)
+            raise RuntimeError(f"ended with {job.returncode}\n{errors.read()}")
+    return found
+
+
+def main() -> None:
+    """Run the campaign and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=4)
+    args = parser.parse_args()
+    chosen = random.Random(args.seed)
+    deaths = [
+        (chosen.randrange(args.ranks), chosen.randint(1, MOST_STEPS), chosen.uniform(0, LATEST))
+        for _ in range(args.kills)
+    ]
+    steps = MOST_STEPS * args.kills * 2
+    runs = []
+    for planned in ([], deaths):
+        with tempfile.TemporaryDirectory() as folder:
+            options = [*SMALL, "--save-every", str(SAVE_EVERY)]
+            runs.append(
+                run_dying(
+                    Path(folder), planned, ranks=args.ranks, steps=steps, options=options, env=os.environ
+                )
+            )
+    undisturbed, disturbed = dict(runs[0].losses), runs[1]
+    apart = max(abs(loss - undisturbed[step]) for step, loss in disturbed.losses)
+    stalls = disturbed.stalls
+    print(f"{len(stalls)} kills in {steps} steps; {len(disturbed.losses) - steps} steps were done again")
+    print(f"losses differ from the undisturbed run's by at most {apart:.1e}")
+    print(f"stall per kill: mean {sum(stalls) / len(stalls):.1f} s, longest {max(stalls):.1f} s")
+    if apart > 1e-5 or {step for step, _ in disturbed.losses} != set(range(1, steps + 1)):
+        raise SystemExit("the losses are not those of the undisturbed run")
+
+
+if __name__ == "__main__":
+    main()
