@@ -57,6 +57,10 @@ def test_twenty_steps_keep_the_losses(pool: Pools, name: str) -> None:
     )
 
 
+def test_an_order_that_is_searched_for_in_a_v_trains_like_plain_pytorch(pool: Pools) -> None:
+    check(pool, "sequential", [Setup(2, 4, "automatic", "searched v", steps=4)])
+
+
 def test_one_microbatch_along_a_chain_is_bitwise_equal(pool: Pools) -> None:
     for name, stages in itertools.product(["sequential", "nested"], [2, 3]):
         wrong = compare(pool, "wiring", find("wiring", name), Setup(stages, 1, "chain", steps=20), exact=True)
