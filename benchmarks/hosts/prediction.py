@@ -27,7 +27,7 @@ CANDIDATES = {
 }
 WAYS = [name.removeprefix("smddp: ") for name in CANDIDATES.values() if ":" in name]
 FITTED = 16 * MIB
-SIZES = [2 * MIB, 8 * MIB, 32 * MIB]
+SIZES = [8 * MIB, 32 * MIB]  # a cable lets the first MiB of smaller ones pass at once
 PAYLOAD = 0.955  # of what the cables carry: they count the headers of 1,500-byte frames, 66 each
 
 
@@ -54,14 +54,12 @@ def main() -> None:
 
 
 def unlimited(options: argparse.Namespace) -> Results:
-    """What the cores alone allow: one size, and a call of 4 bytes."""
-    return measure(argparse.Namespace(**{**vars(options), "sizes": [4, FITTED]}), None, WAYS)
+    """What the cores alone allow."""
+    return measure(argparse.Namespace(**{**vars(options), "sizes": [FITTED]}), None, WAYS)
 
 
 def fitted(measured: Results, cluster: Cluster) -> Cluster:
     """The cluster whose cores take as long as these did."""
-    steps = 2 * (cluster.hosts * cluster.ranks - 1)
-    cluster = replace(cluster, message=seconds(measured, 4, "gloo") / (2 * steps))
     for speed, algorithm in (("sockets", "ring"), ("memory", "levels"), ("coding", "levels, int8")):
         wanted = seconds(measured, FITTED, CANDIDATES[algorithm])
         cluster = replace(cluster, **{speed: least(partial(enough, cluster, speed, algorithm, wanted))})
@@ -118,8 +116,7 @@ def grid(results: Results) -> Grid:
 def text_of(cores: Cluster) -> str:
     """What was found of them."""
     speeds = ("memory", "sockets", "coding")
-    found = ", ".join(f"{name} {getattr(cores, name) / 1e9:.2g} GB/s" for name in speeds)
-    return f"{found}, message {cores.message * 1e6:.3g} µs"
+    return ", ".join(f"{name} {getattr(cores, name) / 1e9:.2g} GB/s" for name in speeds)
 
 
 if __name__ == "__main__":
