@@ -84,7 +84,8 @@ def run_dying(
     command += ["--max-restarts", str(len(deaths)), str(DYING), str(SCRIPT)]
     command += ["--folder", str(folder / "saved"), "--steps", str(steps), *options]
     full = {**env, VARIABLE: json.dumps(deaths)}
-    found, newest, killed, again = Run(), 0, 0.0, False
+    found, newest, again = Run(), 0, False
+    killed: list[float] = []  # when, of those after which no step was new yet
     with (
         (folder / "errors").open("w+") as errors,
         subprocess.Popen(
@@ -93,13 +94,13 @@ def run_dying(
     ):
         assert job.stdout is not None
         for line in job.stdout:
-            killed = float(line.split()[-1]) if "killed at" in line else killed
+            killed += [float(line.split()[-1])] if "killed at" in line else []
             again |= "attempt" in line
             for step, loss in losses([line]):
                 found.losses.append((step, loss))
-                if step > newest and killed and again:
-                    found.stalls.append(time.time() - killed)
-                    killed = 0.0
+                if step > newest and again:
+                    found.stalls += [time.time() - when for when in killed]
+                    killed.clear()
                 again, newest = again and step <= newest, max(step, newest)
         if job.wait():
             errors.seek(0)
