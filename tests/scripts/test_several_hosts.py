@@ -113,7 +113,7 @@ def test_a_host_that_cannot_be_reached_ends_the_job_and_is_named(tmp_path: Path)
     ("options", "why"),
     [
         (["--hosts", "a:x"], "'a:x' is no host with a number of ranks"),
-        (["--hosts", "a", "--hostfile", os.devnull], "Error"),
+        (["--hosts", "a", "--hostfile", os.devnull], "--hosts and --hostfile both say where to run"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
