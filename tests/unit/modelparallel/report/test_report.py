@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
+import opensmd
+import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.planning.plan import Plan, StageLoad
 from opensmd.modelparallel.report import busy_share, draw_chart, gather_events, write_pipeline_trace
 from opensmd.modelparallel.report.events import PipelineEvent
 from opensmd.modelparallel.report.expected import expected_events
+from tests.support.partitioned import restart
 from tests.support.ranks import RankPool
 
 
@@ -149,3 +154,31 @@ def test_events_of_all_ranks_come_together_on_one_clock(pool: Callable[[int], Ra
         (1, 1, 11),
     ]
     assert all(before - 10**9 < event.start_ns < after + 10**9 for event in found[0])
+
+
+def sends_of_a_step() -> list[tuple[int, int, int]]:
+    restart(partitions=2, microbatches=2, auto_partition=False, default_partition=0)
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    smp.set_partition(module[1], 1)
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step(x: Tensor) -> None:
+        model.backward(model(x).sum())
+
+    for _ in range(2):
+        step(torch.ones(4, 2))
+    events = opensmd.pipeline_events()
+    return sorted((event.rank, event.target, event.microbatch) for event in events if event.kind == "send")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("backend", ["smddp", "gloo"])
+def test_tensors_and_gradients_of_the_last_step_alone_are_sends(
+    pool: Callable[[int], RankPool], backend: str
+) -> None:
+    found = pool(2).run(sends_of_a_step, backend=backend)
+    assert found[0] == found[1]
+    assert set(found[0]) == {(0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)}
+    if backend == "smddp":  # over gloo a gradient follows the word that there is one
+        assert len(found[0]) == 4
