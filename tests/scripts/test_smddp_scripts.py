@@ -368,7 +368,7 @@ def test_a_signal_to_the_launcher_leaves_no_process_and_no_folder(
         (["--nnodes", "2", "x.py"], "--nnodes 2 needs --master-addr"),
         (["--channel", "training", "x.py"], "expected NAME=PATH"),
         (["--mp-parameters", "nonsense", "x.py"], "key=value"),
-        (["-n", "0", "x.py"], "0 is not in the range"),
+        (["-n", "0", "x.py"], "'0' is no whole number from 1 on"),
         (["--nprocs", "2", "x.py"], "No such option"),
         (["--no-python", "--device", "cpu", "x.py"], "--no-python runs a program as it is"),
     ],
