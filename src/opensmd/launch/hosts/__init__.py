@@ -1,5 +1,5 @@
 """One command that starts smdrun on several hosts over ssh, and ends all that it has started.
 
 Begin with ``driver`` (here) and ``member`` (what ssh starts on each host). ``host_list`` and ``order`` are
-pure.
+pure. Imports ``environment`` and the launcher's files around this folder.
 """

@@ -27,7 +27,7 @@ from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
 from opensmd.modelparallel.runtime.messages.transport import (
-    Sent,
+    SentTensor,
     Transport,
     control_device,
     open_transport,
@@ -185,7 +185,7 @@ class Engine:
         return self._record.stretches
 
     @property
-    def sent(self) -> list[Sent]:
+    def sent(self) -> list[SentTensor]:
         """The tensors and gradients that have left this rank in the latest step."""
         stretches = self._record.stretches
         begin = stretches[0].start_ns if stretches else 0

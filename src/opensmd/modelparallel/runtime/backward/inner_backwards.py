@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,14 +20,17 @@ from opensmd.modelparallel._torch_internals import backward_of_node
 __all__ = ["begins_backward"]
 
 
+# Not by functools.lru_cache, which would keep classes alive, and the models that they refer to.
+_known: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+
 def begins_backward(context: Any) -> bool:
     """Whether a node's function begins a backward; ``context`` is the ``ctx`` that it is given."""
-    return _class_begins_backward(context.__class__)
-
-
-@lru_cache(maxsize=256)  # asked for every such node of every backward
-def _class_begins_backward(context_class: type) -> bool:
-    return _names_backward(backward_of_node(context_class), set())
+    context_class = context.__class__
+    known = _known.get(context_class)
+    if known is None:
+        known = _known[context_class] = _names_backward(backward_of_node(context_class), set())
+    return known
 
 
 def _names_backward(function: Callable[..., Any], seen: set[CodeType]) -> bool:

@@ -31,7 +31,7 @@ __all__ = [
     "GroupTransport",
     "Kind",
     "MailboxTransport",
-    "Sent",
+    "SentTensor",
     "Transport",
     "make_tag",
     "open_transport",
@@ -44,7 +44,7 @@ _REMEMBERED = 4096  # messages that have been sent, for a chart of the latest st
 _MICROBATCH_BITS, _NUMBER_BITS, _CHECK_BITS = 10, 16, 10
 
 
-class Sent(NamedTuple):
+class SentTensor(NamedTuple):
     """A tensor or gradient that has left: when (``time.perf_counter_ns()``), to which rank, of whom."""
 
     at_ns: int
@@ -110,7 +110,7 @@ class Transport(Protocol):
     def flush(self) -> None:
         """Wait until everything sent may be changed."""
 
-    def sent(self) -> list[Sent]:
+    def sent(self) -> list[SentTensor]:
         """The latest tensors and gradients that have left, some thousands, earliest first."""
 
     def require_no_abort(self) -> None:
@@ -204,7 +204,7 @@ class MailboxTransport:
     def flush(self) -> None:
         self._mailbox.flush()
 
-    def sent(self) -> list[Sent]:
+    def sent(self) -> list[SentTensor]:
         return _tensors_among(self._mailbox.sent())
 
     def require_no_abort(self) -> None:
@@ -296,7 +296,7 @@ class GroupTransport:
             work, _ = self._leaving.popleft()
             work.wait()
 
-    def sent(self) -> list[Sent]:
+    def sent(self) -> list[SentTensor]:
         return _tensors_among(self._sent)
 
     def require_no_abort(self) -> None:
@@ -312,13 +312,13 @@ def abort(transport: Transport, ranks: Sequence[int], text: str) -> None:
             transport.send_object(rank, ABORT, text)
 
 
-def _tensors_among(sent: Iterable[tuple[int, int, int]]) -> list[Sent]:
+def _tensors_among(sent: Iterable[tuple[int, int, int]]) -> list[SentTensor]:
     """Those of the messages, as (time, target, tag), that carry tensors and gradients."""
     tensors = []
     for at, target, tag in sent:
         of_kind, microbatch = divmod(tag >> (_NUMBER_BITS + _CHECK_BITS), 1 << _MICROBATCH_BITS)
         if of_kind in (Kind.TENSOR, Kind.GRADIENT):
-            tensors.append(Sent(at, target, microbatch))
+            tensors.append(SentTensor(at, target, microbatch))
     return tensors
 
 
