@@ -414,7 +414,8 @@ def test_what_cannot_start_is_said_in_one_line_before_anything_does(
 def test_a_program_runs_in_every_rank_and_a_file_a_rank_holds_what_it_says(tmp_path: Path) -> None:
     program = tmp_path / "train.sh"
     program.write_text(
-        '#!/bin/sh\necho rank $RANK of $WORLD_SIZE: "$@"\necho aloud >&2\nexit $((RANK * 5))\n'
+        '#!/bin/sh\necho rank $RANK of $WORLD_SIZE: "$@"\necho aloud >&2\ntouch said.$RANK\n'
+        "until [ -e said.0 ] && [ -e said.1 ]; do sleep 0.05; done\nexit $((RANK * 5))\n"
     )
     program.chmod(0o755)
     command = [str(BIN / "smdrun"), "-np", "2", "--log-dir", "logs", "--no-python", "train.sh", "-x", "a b"]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import DistBackendError
+from torch.distributed import DistBackendError, DistError
 
 from opensmd.collectives.stores.deadlines import GRACE, call_within
 
@@ -39,6 +39,7 @@ class StoresInTurn:
     def served(self, store: Store) -> None:
         """Give the store that this process has just made its name."""
         store.set(NAME, uuid.uuid4().hex)
+        store.check([NAME])  # which is answered after it; `set` does not wait until the name is there
 
     def joined(self, address: Address, connect: Callable[[], Store], timeout: float) -> Store:
         """A client of the store at ``address``, once it is another than the last one there.
@@ -52,18 +53,19 @@ class StoresInTurn:
             DistBackendError: the last one is still served after that time.
         """
         last = self._last.get(address)
-        store = connect()
         if last is None:
+            store = connect()
             self._unread.add(address)  # rank 0 may not have named it yet
             return store
         end = time.monotonic() + timeout
+        store = _connected_in_turn(connect, timeout)
         while True:
             try:
                 name = call_within(timeout + GRACE, partial(_name, store))
             except TimeoutError:
                 raise DistBackendError(f"{_at(address)} did not answer within {timeout:g} s") from None
             except RuntimeError:  # it was closed
-                store = connect()
+                store = _connected_in_turn(connect, timeout)
                 continue
             if name not in (None, last):
                 self._last[address] = name
@@ -87,6 +89,21 @@ class StoresInTurn:
             self._unread.discard(address)
             if (name := _name(store)) is not None:
                 self._last[address] = name
+
+
+def _connected_in_turn(connect: Callable[[], Store], timeout: float) -> Store:
+    """A client of whatever store is served; again, if the last one was closed while the client greeted it.
+
+    torch itself tries again only until it is let in. What has lasted longer was another failure.
+    """
+    end = time.monotonic() + timeout / 2
+    while True:
+        try:
+            return connect()
+        except DistError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(BETWEEN_LOOKS)
 
 
 def _name(store: Store) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from torch.distributed import DistBackendError, PrefixStore, TCPStore
+from torch.distributed import DistBackendError, DistNetworkError, PrefixStore, TCPStore
 
 from opensmd.collectives.stores.in_turn import StoresInTurn
 from tests.support.ranks import free_port
@@ -54,6 +54,29 @@ def test_a_store_that_closes_while_a_rank_waits_is_asked_for_again() -> None:
         return calls[-1]
 
     assert rank_1.joined((HOST, port), connect, 5.0) is calls[1]
+
+
+def test_a_store_that_closes_while_it_lets_a_rank_in_is_asked_for_again() -> None:
+    port = free_port()
+    server, rank_0, rank_1 = serve(port), StoresInTurn(), StoresInTurn()
+    store = rank_1.joined((HOST, port), client(port), 1.0)
+    rank_0.served(server)
+    rank_1.remember(store)
+    broken = [
+        DistNetworkError("Failed to recv, got 0 bytes"),
+        DistBackendError("what listens did not answer"),
+    ]
+
+    def connect() -> TCPStore:
+        if broken:
+            rank_0.served(server)
+            raise broken.pop()
+        return client(port)()
+
+    assert rank_1.joined((HOST, port), connect, 5.0).port == port
+    broken += [DistBackendError("another program has the port")]
+    with pytest.raises(DistBackendError, match="another program"):
+        rank_1.joined((HOST, port), connect, 0.0)
 
 
 def test_a_store_without_a_name_is_taken_as_it_is() -> None:
