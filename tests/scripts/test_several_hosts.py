@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.scripts.test_smddp_scripts import BIN, environment
+from tests.scripts.test_smddp_scripts import BIN, environment, run
 from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, free_port
 
@@ -94,16 +94,7 @@ def test_a_host_that_cannot_be_reached_ends_the_job_and_is_named(tmp_path: Path)
     )
     ssh.chmod(0o755)
     (tmp_path / "train.py").touch()
-    command = [*on_hosts(), "--ssh", str(ssh), "train.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run([*on_hosts(), "--ssh", str(ssh), "train.py"], cwd=tmp_path)
     assert done.returncode == 255
     assert "no route to 127.0.0.2\n" in done.stderr
     assert f"smdrun: the connection to {HOSTS[1]} failed or was lost: see what ssh says above" in done.stderr
@@ -119,15 +110,6 @@ def test_a_host_that_cannot_be_reached_ends_the_job_and_is_named(tmp_path: Path)
 def test_what_cannot_be_is_refused_before_anything_starts(
     options: list[str], why: str, tmp_path: Path
 ) -> None:
-    command = [str(BIN / "smdrun"), *options, "train.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run([str(BIN / "smdrun"), *options, "train.py"], cwd=tmp_path)
     assert done.returncode == 2
     assert why in done.stderr
