@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 from opensmd.environment.numbers import number
 
-__all__ = ["Place", "check_processes_were_started", "place_of_container", "place_of_pod"]
+__all__ = [
+    "Place",
+    "check_processes_were_started",
+    "hosts_of_container",
+    "place_of_container",
+    "place_of_pod",
+]
 
 
 @dataclass(frozen=True)
@@ -24,14 +30,20 @@ class Place:
     hosts: int
 
 
-def place_of_container(environ: Mapping[str, str]) -> Place | None:
-    """The place of a SageMaker container among several; None on one host, or outside of such a container."""
+def hosts_of_container(environ: Mapping[str, str]) -> list[str]:
+    """The names of the hosts that a SageMaker container lists; empty outside of one, or if it lists none."""
     try:
         hosts = json.loads(environ.get("SM_HOSTS", "[]"))
     except ValueError:
-        return None
+        return []
+    return hosts if isinstance(hosts, list) and all(isinstance(host, str) for host in hosts) else []
+
+
+def place_of_container(environ: Mapping[str, str]) -> Place | None:
+    """The place of a SageMaker container among several; None on one host, or outside of such a container."""
+    hosts = hosts_of_container(environ)
     current = environ.get("SM_CURRENT_HOST")
-    if not isinstance(hosts, list) or len(hosts) < 2 or current not in hosts:
+    if len(hosts) < 2 or current not in hosts:
         return None
     return Place(hosts.index(current), len(hosts))
 

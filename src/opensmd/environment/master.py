@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opensmd.environment.detect import Launch
+from opensmd.environment.hosts import hosts_of_container
 from opensmd.environment.numbers import number
 
 __all__ = ["ancestors", "is_free", "master_address", "master_port"]
@@ -62,7 +63,7 @@ def master_address(launch: Launch | None, environ: Mapping[str, str]) -> str | N
         return first_host(environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", "")))
     if launch.launcher == "Kubeflow Trainer":
         return environ.get("PET_MASTER_ADDR") or None
-    hosts = re.findall(r'"([^"]+)"', environ.get("SM_HOSTS", ""))
+    hosts = hosts_of_container(environ)
     return hosts[0] if hosts else None
 
 
