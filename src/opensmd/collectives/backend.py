@@ -31,6 +31,7 @@ from opensmd.collectives.topology import GroupPlan, exchange_identities, make_pl
 from opensmd.environment.ignored import warn_of_ignored
 from opensmd.environment.settings import Settings
 from opensmd.native import build
+from opensmd.said_once import warn_once
 
 __all__ = ["NAME", "create", "register"]
 
@@ -179,14 +180,10 @@ def _warn_without_core(plan: GroupPlan, ranks: Sequence[int], settings: Settings
         reasons.setdefault(reason, []).append(ranks[rank])
     text = " ".join(f"(ranks {', '.join(map(str, who))}) {why}" for why, who in reasons.items())
     exactly = " OPENSMD_COMPRESSION has no effect then." if settings.compression else ""
-    _warn_once(
-        f"smddp: Gloo, which is much slower, serves the group instead of the native core. {text}{exactly}"
+    warn_once(
+        f"smddp: Gloo, which is much slower, serves the group instead of the native core. {text}{exactly}",
+        RuntimeWarning,
     )
-
-
-@cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _gloo(place: Membership, exchange: Exchange, plan: GroupPlan) -> Any:

@@ -9,9 +9,7 @@ new cut into buckets.
 Without postponed annotations: DDP compares a hook's with its own types.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.name import NAME
 from opensmd.environment.settings import COMPRESSIONS
+from opensmd.said_once import warn_once
 
 __all__ = ["CompressionState", "compression_hook"]
 
@@ -170,9 +169,10 @@ def _loses(state: CompressionState, buffer: Tensor) -> bool:
                 f"gradients are compressed between hosts by the backend smddp alone, but group "
                 f"{group.group_name!r} is of {name!r}"
             )
-        _warn_once(
+        warn_once(
             "smddp: gradients are not compressed between hosts, because Gloo serves the group instead of the "
-            "native core"
+            "native core",
+            RuntimeWarning,
         )
         return False
     if not backend.spans_hosts() or buffer.dtype in _AS_NARROW.get(state.compression, ()):
@@ -187,8 +187,3 @@ def _loses(state: CompressionState, buffer: Tensor) -> bool:
 
 def _sizes(parameters: Sequence[Tensor]) -> list[int]:
     return [parameter.numel() for parameter in parameters]
-
-
-@cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from opensmd.modelparallel.compatibility.said_once import warn_once
 from opensmd.modelparallel.tensor_parallel import random
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
+from opensmd.said_once import warn_once
 
 __all__ = ["AttentionCore", "FlashAttentionLayer", "alibi_bias"]
 

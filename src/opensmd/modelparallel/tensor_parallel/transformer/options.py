@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from opensmd.modelparallel.compatibility.said_once import warn_once
+from opensmd.said_once import warn_once
 
 __all__ = ["EXTRA_OPTIONS", "LayerOptions", "activation_of", "layer_options"]
 

@@ -9,10 +9,10 @@ __all__ = ["warn_once"]
 
 
 @functools.cache
-def warn_once(message: str) -> None:
+def warn_once(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn about ``message`` the first time.
 
     Warns:
-        UserWarning: the message.
+        category: the message.
     """
-    warnings.warn(message, stacklevel=4)
+    warnings.warn(message, category, stacklevel=4)
