@@ -105,7 +105,7 @@ class Engine:
         placed = PlacedModel(module, plan, self._rank)
         random = ReplicatedRandom(self._agreed_seed(), placed.generators)
         self._schedule: RankSchedule
-        self._follow(placed, module, plan, open_transport(group, placed.device), random)
+        self._follow(placed, open_transport(group, placed.device), random)
         in_order = self._schedule.in_order
         self.errors = StepErrors(group, self._context.transport, self._context.others, in_order=in_order)
         atexit.register(self.close)
@@ -119,7 +119,7 @@ class Engine:
         before = self._context
         before.transport.flush()
         placed = PlacedModel(module, plan, self._rank)
-        self._follow(placed, module, plan, before.transport, before.random)
+        self._follow(placed, before.transport, before.random)
         self._context.begun = before.begun
 
     def follow_times(self, measured: Sequence[StageTimes]) -> None:
@@ -127,15 +127,8 @@ class Engine:
         self._schedule = replace(self._schedule, plan=with_times(self.plan, measured))
         self._split_choice = SplitChoice(self._schedule)
 
-    def _follow(
-        self,
-        placed: PlacedModel,
-        module: nn.Module,
-        plan: Plan,
-        transport: Transport,
-        random: ReplicatedRandom,
-    ) -> None:
-        self.plan = plan
+    def _follow(self, placed: PlacedModel, transport: Transport, random: ReplicatedRandom) -> None:
+        self.plan = placed.plan
         self._parts: dict[int, list[Part]] = {}  # that the plan expects of this rank, by microbatches
         self._placed = placed
         self._context = PipelineContext(
@@ -150,10 +143,10 @@ class Engine:
             replicated_memory=placed.replicated_memory,
             offloading=self._offloading,
         )
-        self._inner_hooks = InnerHooks(module, plan, self._context.escaped)
+        self._inner_hooks = InnerHooks(placed.module, placed.plan, self._context.escaped)
         config = self._config
         self._schedule = RankSchedule(
-            plan=plan,
+            plan=placed.plan,
             stage=self._rank,
             partitions=self._size,
             pipeline=config.pipeline,

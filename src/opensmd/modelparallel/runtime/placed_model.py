@@ -34,6 +34,7 @@ class PlacedModel:
         rank: this rank of the pipeline.
 
     Attributes:
+        module, plan: as given.
         parameters: all of the model's, also those of other ranks.
         trained: which of them are.
         buffers: of modules that are run piece by piece.
@@ -45,6 +46,8 @@ class PlacedModel:
     """
 
     def __init__(self, module: nn.Module, plan: Plan, rank: int) -> None:
+        self.module = module
+        self.plan = plan
         self.device = next((each.device for each in module.parameters()), torch.device("cpu"))
         self.generators = default_generators(self.device)
         self._rank = rank
