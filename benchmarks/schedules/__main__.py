@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.harness import launch
@@ -32,27 +32,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     options = parser.parse_args()
-    merged: Results | None = None
-    for size in options.sizes:
-        ranks, microbatches = map(int, size.split("x"))
-        for number, schedule in enumerate(options.schedules):
-            args = [
-                "--schedule",
-                schedule,
-                "--microbatches",
-                str(microbatches),
-                "--steps",
-                str(options.steps),
-            ]
-            args += ["--peers", *(options.peers if number == 0 else [])]
-            results = launch.run("benchmarks.schedules.rank", ranks=ranks, mpi=None, args=args)
-            if merged is None:
-                merged = results
-            else:
-                merged.rows += results.rows
-    assert merged is not None  # argparse wants at least one size and one schedule
+    jobs = (
+        job(size, schedule, options.steps, options.peers if number == 0 else [])
+        for size in options.sizes
+        for number, schedule in enumerate(options.schedules)
+    )
+    merged = Results.joined(jobs, "nothing to measure: give --sizes and --schedules")
     grid(merged).print()
     merged.save(options.out / "schedules.json")
+
+
+def job(size: str, schedule: str, steps: int, peers: Sequence[str]) -> Results:
+    """Fresh ranks that measure one schedule of ours, and those of torch beside it."""
+    ranks, microbatches = size.split("x")
+    args = ["--schedule", schedule, "--microbatches", microbatches, "--steps", str(steps), "--peers", *peers]
+    return launch.run("benchmarks.schedules.rank", ranks=int(ranks), mpi=None, args=args)
 
 
 def share(results: Results, ranks: str, microbatches: int, candidate: str) -> float:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from benchmarks.hosts.networks import CABLE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,8 +21,7 @@ import smdistributed.modelparallel.torch as smp
 from opensmd.collectives import _torch_internals
 from opensmd.modelparallel.init import shutdown
 from tests.hosts.test_two_hosts import drawn, init_on, values
-from tests.support.networks import started
-from tests.support.patience import PATIENCE
+from tests.support.networks import assert_each_prints_ok
 from tests.support.ranks import run_once
 
 # The most that a number can be off, of the largest in its block, for each time that it is rounded.
@@ -325,8 +323,4 @@ dist.destroy_process_group()
 
 
 def test_fewer_bytes_cross_the_cable(hosts: tuple[str, str], tmp_path: Path) -> None:
-    env = {"GLOO_SOCKET_IFNAME": CABLE}
-    with started(hosts, tmp_path / "script.py", CROSSING, size=4, timeout=PATIENCE, env=env) as processes:
-        for rank, process in enumerate(processes):
-            out, err = process.communicate(timeout=PATIENCE)
-            assert out.strip() == f"ok {rank}", err
+    assert_each_prints_ok(hosts, tmp_path / "script.py", CROSSING, size=4)

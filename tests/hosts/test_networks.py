@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks.hosts.networks import ADDRESSES, CABLE
 
-from tests.support.networks import started
+from tests.support.networks import assert_each_prints_ok, started
 from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, free_port
 
@@ -45,11 +45,7 @@ while True:
 
 
 def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:
-    env = {"GLOO_SOCKET_IFNAME": CABLE}
-    with started(hosts, tmp_path / "script.py", TRAIN, size=4, timeout=PATIENCE, env=env) as processes:
-        for rank, process in enumerate(processes):
-            out, err = process.communicate(timeout=PATIENCE)
-            assert out.strip() == f"ok {rank}", err
+    assert_each_prints_ok(hosts, tmp_path / "script.py", TRAIN, size=4)
 
 
 @pytest.mark.parametrize("text", [UNTIL_CUT, MAKE_UNTIL_CUT], ids=["in calls", "while groups are made"])

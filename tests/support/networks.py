@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.hosts.networks import ADDRESSES
+from benchmarks.hosts.networks import ADDRESSES, CABLE
 
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, free_port
 
-__all__ = ["started"]
+__all__ = ["assert_each_prints_ok", "started"]
 
 BEGIN = """
 import sys, time, torch, torch.distributed as dist
@@ -56,3 +57,12 @@ def started(
         for process in processes:
             process.kill()
             process.wait()
+
+
+def assert_each_prints_ok(hosts: tuple[str, str], script: Path, text: str, *, size: int) -> None:
+    """Run ranks in both namespaces to their end; each is to print "ok" and its number, and nothing else."""
+    env = {"GLOO_SOCKET_IFNAME": CABLE}
+    with started(hosts, script, text, size=size, timeout=PATIENCE, env=env) as processes:
+        for rank, process in enumerate(processes):
+            out, err = process.communicate(timeout=PATIENCE)
+            assert out.strip() == f"ok {rank}", err

@@ -398,7 +398,7 @@ class Turns:
         return None
 
     def _may_go_on(self, index: int) -> bool:
-        if self.progress[index] is not _AT_BACKWARD or not self._policy.holds(index, self.progress):
+        if not self._is_held(index):
             until, messages = self._until[index], self._messages[index]
             # What it waits for may have been brought about by another microbatch, without a message.
             if self._has_come(messages) or (not messages if until is None else until()):
@@ -410,6 +410,7 @@ class Turns:
         return any(map(self._arrivals.ready, messages))
 
     def _is_held(self, index: int) -> bool:
+        """Whether a backward must wait for others, whatever has come."""
         return self.progress[index] is _AT_BACKWARD and self._policy.holds(index, self.progress)
 
     def _wait_for_any(self) -> None:
