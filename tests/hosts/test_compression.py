@@ -81,7 +81,9 @@ def run_refusals() -> None:
     with pytest.raises(TypeError, match=r"only float32 gradients are compressed to int8 .* torch.float64"):
         trained(net().double(), opensmd.CompressionState("int8"), steps=1)
     other = dist.new_group(backend="gloo")
-    with pytest.raises(ValueError, match=r"by the backend smddp alone, but group .* is of 'gloo'"):
+    with pytest.raises(
+        ValueError, match=r"only the backend smddp compresses .* group .* has the backend 'gloo'"
+    ):
         trained(net(), opensmd.CompressionState("bf16", other), steps=1, group=other)
 
 

@@ -146,7 +146,7 @@ def train_on_what_is_kept_late(by_hand: bool, appending: bool) -> str:
 def test_what_leaves_a_module_unseen_does_not_get_into_the_loss(by_hand: bool, appending: bool) -> None:
     for outcome in run_once(2, train_on_what_is_kept_late, by_hand, appending):
         assert outcome.kind == "value", outcome.text
-        assert "has left it by another way than its result" in outcome.value
+        assert "has left it otherwise than as its result" in outcome.value
 
 
 def train_where_the_dry_run_fails() -> tuple[list[str], list[str]]:

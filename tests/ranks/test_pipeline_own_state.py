@@ -191,7 +191,7 @@ def test_modules_that_rename_join_and_convert_what_they_save_go_on_anywhere(
                 assert losses == pytest.approx(wanted[2:], rel=1e-5), (saved, loading)
 
 
-NEEDS_SEVERAL = "is code of its own, which needs data of several partitions at once"
+NEEDS_SEVERAL = "is custom code that needs data of several partitions at once"
 
 
 def save_what_is_on_two_ranks() -> None:

@@ -316,7 +316,7 @@ RESTRICTIONS = {
     "a graph used twice": Restriction(("retain_graph=True",), step=twice_backward),
     "a step inside a step": Restriction(("inside another one",), step=nested),
     "what a module leaves in a list of the script": Restriction(
-        ("has left it by another way than its result", "Return it from the module"), Collected
+        ("has left it otherwise than as its result", "Return it from the module"), Collected
     ),
     "what a hook inside a module carries out": Restriction(
         ("carried a tensor out of module 'opaque'", "Return it from the module", "before the first step"),

@@ -279,7 +279,7 @@ def test_ranks_of_mpirun_start_through_the_commands_of_a_container(tmp_path: Pat
         (0, 2.0, "0"),
         (1, 2.0, "1"),
     ]
-    assert done.stderr.count(f"no effect here: {', '.join(tuned)}.") == 1, done.stderr
+    assert done.stderr.count(f"have no effect here: {', '.join(tuned)}.") == 1, done.stderr
 
 
 def test_a_container_s_command_runs_a_program_alone_and_names_one_that_is_not_there(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_signal_to_the_launcher_leaves_no_process_and_no_folder(
         (["--nnodes", "2", "x.py"], "--nnodes 2 needs --master-addr"),
         (["--channel", "training", "x.py"], "expected NAME=PATH"),
         (["--mp-parameters", "nonsense", "x.py"], "key=value"),
-        (["-n", "0", "x.py"], "'0' is no whole number from 1 on"),
+        (["-n", "0", "x.py"], "'0' is not a whole number of at least 1"),
         (["--nprocs", "2", "x.py"], "No such option"),
         (["--no-python", "--device", "cpu", "x.py"], "--no-python runs a program as it is"),
     ],

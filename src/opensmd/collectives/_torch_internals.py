@@ -227,7 +227,8 @@ def shared_group(group: dist.ProcessGroup | None) -> core.Group:
     backend = cpu_backend(group)
     if not hasattr(backend, "shared_group"):
         raise RuntimeError(
-            f"no shared memory serves this process group: its CPU backend is {backend.name()!r}"
+            f"no shared memory serves this process group: its CPU backend is {backend.name()!r}. Give a "
+            "group of the backend smddp whose ranks are all on one host"
         )
     found: core.Group = backend.shared_group
     return found

@@ -54,7 +54,7 @@ class CompressionState:
         error_feedback: bool | None = None,
     ) -> None:
         if compression not in COMPRESSIONS:
-            raise ValueError(f"compression is {compression!r}, but there are {', '.join(COMPRESSIONS)}")
+            raise ValueError(f"compression={compression!r}: expected one of {', '.join(COMPRESSIONS)}")
         self.compression = compression
         self.process_group = process_group
         self.error_feedback = compression == "int8" if error_feedback is None else error_feedback
@@ -85,7 +85,8 @@ class CompressionState:
                     f"shape {tuple(parameters[name].shape)}" if name in parameters else "none of this name"
                 )
                 raise ValueError(
-                    f"the residual of {name!r} has shape {tuple(residual.shape)}, but the model has {found}"
+                    f"the residual of {name!r} has shape {tuple(residual.shape)}, but the model has {found}. "
+                    "Load what state_dict() of a model with the same parameters gave"
                 )
         self._buckets.clear()
         self._residuals.clear()
@@ -166,8 +167,8 @@ def _loses(state: CompressionState, buffer: Tensor) -> bool:
     if not hasattr(backend, "all_reduce_compressed"):
         if name != NAME:
             raise ValueError(
-                f"gradients are compressed between hosts by the backend smddp alone, but group "
-                f"{group.group_name!r} is of {name!r}"
+                f"only the backend smddp compresses gradients between hosts, but group {group.group_name!r} "
+                f"has the backend {name!r}: use a group of smddp, or no hook"
             )
         warn_once(
             "smddp: gradients are not compressed between hosts, because Gloo serves the group instead of the "

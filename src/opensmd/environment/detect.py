@@ -18,7 +18,7 @@ __all__ = ["Launch", "detect"]
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher told this process.
+    """What a launcher has said about this process.
 
     ``local_rank`` and ``local_size`` are None where the launcher does not tell them.
     """

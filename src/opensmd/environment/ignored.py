@@ -33,7 +33,8 @@ def warn_of_ignored(environ: Mapping[str, str]) -> None:
     names = ignored(environ)
     if names and (launch is None or launch.rank == 0):
         warnings.warn(
-            f"no effect here: {', '.join(names)}. The original libraries were tuned by them; unset them",
+            "these variables tuned the original libraries and have no effect here: "
+            f"{', '.join(names)}. Unset them",
             UserWarning,
             stacklevel=3,
         )

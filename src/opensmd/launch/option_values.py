@@ -19,7 +19,9 @@ def hosts(_: click.Context, __: click.Parameter, value: str) -> int:
     """How many hosts: ``2``, or ``2:2``, as torchrun writes a range; a range of several is refused."""
     least, colon, most = value.partition(":")
     if colon and least != most:
-        raise click.BadParameter(f"{value} is a range, and smdrun starts jobs on a fixed number of hosts")
+        raise click.BadParameter(
+            f"{value} is a range; smdrun starts a job on a fixed number of hosts: give that number"
+        )
     return _positive(least)
 
 
@@ -42,5 +44,5 @@ def given(context: click.Context, *, leave_out: Collection[str]) -> list[str]:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise click.BadParameter(f"{text!r} is no whole number from 1 on")
+        raise click.BadParameter(f"{text!r} is not a whole number of at least 1")
     return int(text)

@@ -79,7 +79,7 @@ class Options:
         if rest["nnodes"] > 1 and not rest["master_addr"]:
             raise ValueError(f"--nnodes {rest['nnodes']} needs --master-addr, the address of host 0")
         if rest["node_rank"] >= rest["nnodes"]:
-            raise ValueError(f"--node-rank {rest['node_rank']} lies outside 0..{rest['nnodes'] - 1}")
+            raise ValueError(f"--node-rank {rest['node_rank']} is outside 0..{rest['nnodes'] - 1}")
         if not rest["python"] and (rest["module"] or rest["device"] == "cpu"):
             raise ValueError("--no-python runs a program as it is: -m and --device cpu are for Python alone")
         channels = {}

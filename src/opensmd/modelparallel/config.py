@@ -287,7 +287,7 @@ class Config(BaseModel):
             raise ValueError("replan=True needs auto_partition=True: places given by hand are kept")
         hinder = (*_HINDERS_MOVES, "sharded_data_parallel_degree", "tensor_parallel_degree")
         if asked := [name for name in hinder if self._asks(name)]:
-            raise ValueError(f"replan=True does not go together with {' and '.join(asked)}")
+            raise ValueError(f"replan=True cannot be combined with {' and '.join(asked)}")
 
     def _asks(self, name: str) -> bool:
         """Whether a setting asks for something; sharding over nobody is written 0 or 1."""
@@ -341,12 +341,12 @@ def load_config(
     unknown = sorted(set(values) - set(Config.model_fields), key=str)
     if unknown:
         valid = sorted({*Config.model_fields, "partitions"})
-        told = ", ".join(f"{name}{_meant(name, valid)}" for name in unknown)
-        raise ValueError(f"unknown modelparallel parameters: {told}. The valid ones are: {', '.join(valid)}")
+        named = ", ".join(f"{name}{_meant(name, valid)}" for name in unknown)
+        raise ValueError(f"unknown modelparallel parameters: {named}. The valid ones are: {', '.join(valid)}")
     try:
         config = Config(**values)
     except ValidationError as error:
-        raise ValueError("modelparallel parameters: " + "; ".join(_told(error))) from None
+        raise ValueError("modelparallel parameters: " + "; ".join(_reasons(error))) from None
     idle = dict.fromkeys(
         () if config.shards_parameters else _OF_SHARDING, "without sharded_data_parallel_degree"
     )
@@ -423,7 +423,7 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
     return {}
 
 
-def _told(error: ValidationError) -> list[str]:
+def _reasons(error: ValidationError) -> list[str]:
     """What is wrong with each key; a default that depends on a wrong value is not the user's matter."""
     return [_of_key(each) for each in error.errors() if each["type"] != "default_factory_not_called"]
 

@@ -127,7 +127,7 @@ def _grid(cfg: Config, size: int) -> RankGrid:
         raise ValueError(
             f"sharded_data_parallel_degree={degree} does not divide the number of replicas, {grid.data} "
             f"({size} ranks of {_count(cfg.pipeline_parallel_degree, 'partition')}, tensor_parallel_degree="
-            f"{cfg.tensor_parallel_degree}): parameters are shared out among so many replicas of a stage"
+            f"{cfg.tensor_parallel_degree}): parameters are shared out among that many replicas of a stage"
         )
     return grid
 

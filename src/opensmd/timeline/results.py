@@ -24,7 +24,7 @@ def begin_timeline(folder: Path) -> Path:
         for path in [*folder.glob("rank-*.tsv"), folder / TRACE, folder / PAGE]:
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise ValueError(f"--timeline {folder}: cannot be written to: {error.strerror}") from error
+        raise ValueError(f"--timeline {folder}: cannot write there: {error.strerror}") from error
     return folder.resolve()
 
 

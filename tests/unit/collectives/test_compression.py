@@ -47,5 +47,5 @@ def test_what_is_saved_is_a_copy_and_belongs_to_names() -> None:
 def test_int8_alone_feeds_back_unless_asked_and_other_names_are_refused() -> None:
     assert CompressionState("int8").error_feedback and not CompressionState("bf16").error_feedback
     assert not CompressionState("int8", error_feedback=False).error_feedback
-    with pytest.raises(ValueError, match="compression is 'int4', but there are bf16, fp16, int8"):
+    with pytest.raises(ValueError, match="compression='int4': expected one of bf16, fp16, int8"):
         CompressionState("int4")

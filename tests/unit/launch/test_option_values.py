@@ -54,8 +54,8 @@ def test_the_number_of_ranks_may_be_left_to_smdrun(
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("PET_NNODES", "1:4", "1:4 is a range, and smdrun starts jobs on a fixed number of hosts"),
-        ("PET_NPROC_PER_NODE", "many", "'many' is no whole number from 1 on"),
+        ("PET_NNODES", "1:4", "1:4 is a range; smdrun starts a job on a fixed number of hosts"),
+        ("PET_NPROC_PER_NODE", "many", "'many' is not a whole number of at least 1"),
     ],
 )
 def test_what_smdrun_cannot_take_of_torchrun_is_refused(

@@ -96,7 +96,7 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
         ),
         ({"auto": True}, "groups of ranks are made before there is a model"),
         ({"auto": {"model": "a:b", "batch": 8}, "shard_optimizer_state": True}, "auto does not choose for"),
-        ({"replan": True, "bf16": True}, "replan=True does not go together with bf16"),
+        ({"replan": True, "bf16": True}, "replan=True cannot be combined with bf16"),
         ({"pipeline": "simple", "virtual_stages": 2}, "virtual_stages=2 needs pipeline='interleaved', 'v'"),
         (
             {"pipeline": "searched", "virtual_stages": 3},

@@ -1,4 +1,4 @@
-"""The plan of a run: made on the first rank in the first step, and told to all others."""
+"""The plan of a run: made on the first rank in the first step, and sent to all others."""
 
 from __future__ import annotations
 
@@ -176,5 +176,5 @@ def _late_microbatches(request: PlanRequest, group: dist.ProcessGroup) -> int | 
     on_cpu = all(parameter.device.type == "cpu" for parameter in request.module.parameters())
     if cfg.pipeline == "1f1b" or cfg.fixed_order or not on_cpu or not has_mailbox(group):
         return 0
-    # As the schedule of two ranks; which of them is not told, as the first has none.
+    # As the schedule of two ranks; which of them is not said, as the first has none.
     return 2 if cfg.pipeline == "interleaved" and cfg.pipeline_parallel_degree == 2 else None

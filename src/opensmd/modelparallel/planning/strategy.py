@@ -54,7 +54,9 @@ class Choices:
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.batch < 1:
-            raise ValueError(f"there must be ranks and samples, got {self.ranks} and {self.batch}")
+            raise ValueError(
+                f"a strategy needs ranks and samples, got ranks={self.ranks} and batch={self.batch}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,7 +125,7 @@ class LossScale:
             self._warned = True
             warnings.warn(
                 f"gradients overflow at the smallest loss scale, {self.min_scale:g}, so steps are skipped "
-                "and nothing is learnt: the loss itself is infinite or no number, or values of the model "
+                "and nothing is learned: the loss itself is infinite or NaN, or values of the model "
                 "exceed 65504, the largest of fp16",
                 stacklevel=2,
             )

@@ -74,9 +74,9 @@ class PlanCheck:
                 self._engine.follow_times(measured)
         if not self._cfg.replan:
             return None
-        told: list[Any] = [None if found is None or found.plan is None else found.plan.to_json()]
-        dist.broadcast_object_list(told, group=self._groups.messages, group_src=0)
-        return None if told[0] is None else Plan.from_json(told[0])
+        sent: list[Any] = [None if found is None or found.plan is None else found.plan.to_json()]
+        dist.broadcast_object_list(sent, group=self._groups.messages, group_src=0)
+        return None if sent[0] is None else Plan.from_json(sent[0])
 
     def _say_nothing_is_known(self) -> None:
         if self._cfg.replan and self._groups.rank == 0:

@@ -36,8 +36,8 @@ class NotForDDP:
     def _ddp_params_and_buffers_to_ignore(self) -> NoReturn:
         # the first thing that the constructor asks of every module
         raise SMPError(
-            f"a {type(self).__name__} was given to DistributedDataParallel, which would take the partitions "
-            "for replicas; leave that out: with the setting ddp=True gradients are averaged without it"
+            f"a {type(self).__name__} was given to DistributedDataParallel, which would mistake the "
+            "partitions for replicas: leave it out, as the setting ddp=True averages gradients by itself"
         )
 
 

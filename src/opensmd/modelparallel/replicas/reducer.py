@@ -121,7 +121,7 @@ class Replicas:
             RuntimeError: parameters were frozen or freed within :meth:`join`.
         """
         if self._inside:
-            raise RuntimeError("a step began before the one before it ended")
+            raise RuntimeError("a step began before the previous one had ended")
         if [parameter.requires_grad for parameter in self._local] != self._trained:
             self._follow_requires_grad()
         self._inside, self._announced = True, False
@@ -219,7 +219,7 @@ class Replicas:
             RuntimeError: ``overlapping_allreduce`` is off, so no reducer's calls can be matched.
         """
         if not self.overlapping and enable:
-            raise RuntimeError("join needs overlapping_allreduce=True")
+            raise RuntimeError("model.join() needs overlapping_allreduce=True")
         if self._ddp is None:
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[Any] = self._ddp.join(
@@ -261,7 +261,7 @@ class Replicas:
         if self._ddp is not None and is_joining(self._ddp):
             raise RuntimeError(
                 "requires_grad of parameters changed within join(): the replicas that have ended would not "
-                "follow. Freeze and free parameters before or after it"
+                "follow. Freeze and unfreeze parameters before or after it"
             )
         if self._ddp is not None and self._passes % self.backward_passes_per_step:
             self._reduce_now()  # earlier passes' gradients: no reducer will know a frozen parameter

@@ -70,7 +70,7 @@ class Engine:
         config: the settings.
         module: the model; this rank gives back the memory of what lives elsewhere.
         plan: where everything lives.
-        sum_warning: told of every backward of torch's own.
+        sum_warning: sees every backward of torch's own.
         offloading: of checkpointed activations; None keeps them in memory.
 
     Raises:

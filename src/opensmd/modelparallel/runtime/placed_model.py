@@ -95,7 +95,7 @@ class PlacedModel:
         """For the time of a step, its modules are called where they live, and their buffers keep the order.
 
         Args:
-            is_set: told of every buffer that is set anew.
+            is_set: called for every buffer that is set anew.
             alone: there is one microbatch.
         """
         with (

@@ -42,7 +42,7 @@ class StepRun:
         backwards: counts them.
         threads: where further microbatches run.
         reducer: of replicas; None without them.
-        sum_warning: told of every backward of torch's own.
+        sum_warning: sees every backward of torch's own.
 
     Attributes:
         record: what this rank does, and when.

@@ -41,7 +41,7 @@ def refuse_comm_hook() -> NoReturn:
         SMPUnsupportedError: always.
     """
     raise SMPUnsupportedError(
-        "comm hooks do not go together with sharded_data_parallel_degree: gradients are reduced in parts by "
+        "comm hooks cannot be combined with sharded_data_parallel_degree: gradients are reduced in parts by "
         "torch's FSDP2, not in the buckets of DistributedDataParallel"
     )
 
@@ -114,7 +114,7 @@ class ShardedReplicas(ReplicasTogether):
             SMPUnsupportedError: always.
         """
         raise SMPUnsupportedError(
-            "model.join() does not go together with sharded_data_parallel_degree: every rank needs the "
+            "model.join() cannot be combined with sharded_data_parallel_degree: every rank needs the "
             "others' parts of the parameters in each step, so all need equally many"
         )
 

@@ -133,7 +133,7 @@ class StateDicts(DistributedParts):
                 whole: dict[str, Any] = module.state_dict()
             except (RuntimeError, NotImplementedError) as error:  # torch's, of meta tensors
                 raise SMPUnsupportedError(
-                    f"state_dict of {type(module).__name__} is code of its own, which needs data of "
+                    f"state_dict of {type(module).__name__} is custom code that needs data of "
                     f"several partitions at once ({error}). Place the part that it belongs to whole on one "
                     "partition with smp.set_partition"
                 ) from error

@@ -136,7 +136,7 @@ class Whereabouts(nn.Module):
     def _share_what_is_everywhere(self) -> None:
         """Make all copies of a buffer what the rank has that it is said to live on.
 
-        They may have been drawn at random, or a checkpoint have told that rank alone. Called on all ranks.
+        They may have been drawn at random, or that rank alone may have loaded them. Called on all ranks.
         """
         group = state.groups[CommGroup.PP_GROUP]
         for name, buffer in self.get_module().named_buffers():

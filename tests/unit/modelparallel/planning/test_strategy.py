@@ -85,5 +85,5 @@ def test_what_is_given_is_kept_and_what_cannot_be_is_refused(trace: ModelTrace) 
     assert settings["zero_bubble"]["active_microbatches"] == 3
     with pytest.raises(ValueError, match="partitions must divide the 4 ranks"):
         strategies(trace, allowed(partitions={3}))
-    with pytest.raises(ValueError, match="got 0 and 8"):
+    with pytest.raises(ValueError, match="got ranks=0 and batch=8"):
         allowed(ranks=0)

@@ -76,11 +76,13 @@ def searched(
     ranks, chunks = len(stages), [len(own) for own in stages]
     require_counts(ranks, microbatches, chunks or [0])
     if sum(chunks) != len(times):
-        raise ValueError(f"{sum(chunks)} stages need as many times, got {len(times)}")
+        raise ValueError(f"{sum(chunks)} stages need {sum(chunks)} times, got {len(times)}")
     limits = [most_kept] * ranks if isinstance(most_kept, int) else list(most_kept)
     for rank, (limit, own) in enumerate(zip(limits, chunks, strict=True)):
         if limit < own:
-            raise ValueError(f"rank {rank} has {own} chunks, and may not keep {limit} of them at once")
+            raise ValueError(
+                f"rank {rank} keeps at least one microbatch in each of its {own} chunks; most_kept is {limit}"
+            )
     best = _shortest_beginning(stages, times, microbatches, limits)
     return _improved(best, times, limits, effort)
 

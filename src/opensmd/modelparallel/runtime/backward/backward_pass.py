@@ -62,12 +62,12 @@ class BackwardPass:
         context: what the microbatches of a pipeline have in common.
         turns: which microbatch runs now.
         weight_gradients: what the second parts of backwards are left to.
-        record: told of what ran when.
+        record: notes what ran when.
         counts: of the backwards that have begun.
         splits_from: the microbatches from this one on leave their weight gradients for later.
         in_order: all ranks do everything in one order, so nothing is deferred.
         reducer: of replicas; None without them.
-        sum_warning: told of every backward of torch's own.
+        sum_warning: sees every backward of torch's own.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ def first_part(
     """
     try:
         return core.split_backward(roots, gradients, everything, begins_backward)
-    except BuildError:  # of which the process group has told; its transport needs no core
+    except BuildError:  # which the process group has reported; its transport needs no core
         return None
 
 
@@ -61,7 +61,7 @@ class WeightGradients:
     """The second parts of backwards of one step.
 
     Args:
-        record: told of what ran when.
+        record: notes what ran when.
 
     Attributes:
         left: what can run at any time, as (microbatch, chunk).

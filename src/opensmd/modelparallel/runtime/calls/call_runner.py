@@ -180,10 +180,10 @@ class CallRunner:
     def _stand_in(self, home: int, call: Call, description: Description) -> Any:
         """What a call at ``home`` means on another rank."""
         # The way of nearly all calls; what follows is for those that change arguments or return more.
-        told = description.new_tensor
-        if told is not None:
-            made = told.placeholder()
-            self._put(made, _new_tag(told, call, home))
+        described = description.new_tensor
+        if described is not None:
+            made = described.placeholder()
+            self._put(made, _new_tag(described, call, home))
             return made
         for change in description.changed:
             self._changed.add(call, change, home, None)
@@ -197,7 +197,7 @@ class CallRunner:
                 call.leaves,
                 call.owner,
                 tensors,
-                lambda told: self._placeholder(told, call, home),
+                lambda described: self._placeholder(described, call, home),
             )
         return result
 
@@ -211,8 +211,8 @@ class CallRunner:
         if known.depends_on_data:
             tag = make_tag(Kind.OBJECT, self.microbatch.index, number)
             self.transfers.wait([(home, tag)])
-            told: Description = self._transport.receive_object(home, tag)
-            return told
+            received: Description = self._transport.receive_object(home, tag)
+            return received
         return known
 
     def _wait_until_known(self, home: int, tag: int, key: Any) -> None:
@@ -220,24 +220,25 @@ class CallRunner:
         while key not in descriptions:
             # The tag names no microbatch: whichever comes here first takes the description, for all of them.
             if self._transport.ready((home, tag)):
-                told_key, told = self._transport.receive_object(home, tag)
+                described_key, description = self._transport.receive_object(home, tag)
                 # The tag has room for 26 bits of the key only.
-                if told_key != stable_hash(key, 64):
+                if described_key != stable_hash(key, 64):
                     raise SMPError(
                         f"microbatch {self.microbatch.index}: pipeline rank {home} described another "
-                        f"operation than {self.microbatch.point}: the ranks do not run the same program"
+                        f"operation than {self.microbatch.point}: the ranks do not run the same program. "
+                        "Run the same code, with the same settings, on all of them"
                     )
-                descriptions[key] = told
+                descriptions[key] = description
             else:
                 self.transfers.wait([(home, tag)], until=lambda: key in descriptions)
 
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
-        """Run a call whose result the others have been told for good."""
+        """Run a call whose result the others know for good."""
         result = self._run(call, tensors, known)
-        told = known.new_tensor
-        if told is not None and isinstance(result, Tensor) and told.fits(result):
+        described = known.new_tensor
+        if described is not None and isinstance(result, Tensor) and described.fits(result):
             if tag_of(result) is None:
-                self._put(result, _new_tag(told, call, home))
+                self._put(result, _new_tag(described, call, home))
             return result
         parts = Hidden.of(result, call.name)
         check_result(known, parts, call.name)
@@ -264,7 +265,7 @@ class CallRunner:
         buffers = _has_buffers(call.owner) or any(map(self.context.lasts, real))
         if key in self.context.stateful or (known is None and buffers):
             self.wait_for_earlier()
-            known = self.context.descriptions.get(key)  # an earlier one may have told it meanwhile
+            known = self.context.descriptions.get(key)  # an earlier one may have learned it meanwhile
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known
         given = self._given(call, real)
@@ -330,25 +331,25 @@ class CallRunner:
         """The result with its tensors tagged, at home."""
         same = True
         handles = []
-        for tensor, told in zip(parts.tensors, description.tensors, strict=True):
+        for tensor, described in zip(parts.tensors, description.tensors, strict=True):
             handle = tensor
             # An argument itself comes back as the object that the script has given, which may be another one
             # than the copy that the call has got.
-            if told.argument is not None:
-                handle = call.leaves[told.argument]
+            if described.argument is not None:
+                handle = call.leaves[described.argument]
                 same = same and handle is tensor
             # What has a tag already is nothing new, such as a parameter that the module returns: it keeps its
             # own.
             elif tag_of(tensor) is None:
-                self._put(tensor, _new_tag(told, call, home))
+                self._put(tensor, _new_tag(described, call, home))
             handles.append(handle)
         return result if same else description.build(handles)
 
-    def _placeholder(self, told: TensorDescription, call: Call, home: int) -> Tensor:
-        if told.argument is not None:
-            return call.leaves[told.argument]
-        made = told.placeholder()
-        self._put(made, _new_tag(told, call, home))
+    def _placeholder(self, described: TensorDescription, call: Call, home: int) -> Tensor:
+        if described.argument is not None:
+            return call.leaves[described.argument]
+        made = described.placeholder()
+        self._put(made, _new_tag(described, call, home))
         return made
 
     def _put(self, tensor: Tensor, tag: Tag) -> None:
@@ -372,15 +373,20 @@ def _parents(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
     return parents
 
 
-def _new_tag(told: TensorDescription, call: Call, home: int) -> Tag:
+def _new_tag(described: TensorDescription, call: Call, home: int) -> Tag:
     family: AliasFamily | None = None
-    if told.shares is not None:
+    if described.shares is not None:
         # A view has its base's gradients and changes; what merely lies in the same memory, the changes.
-        base = tag_of(call.leaves[told.shares])
+        base = tag_of(call.leaves[described.shares])
         if base is not None and base.home == home:
-            family = base.family if told.is_view else AliasFamily(base.family.memory)
+            family = base.family if described.is_view else AliasFamily(base.family.memory)
     return Tag(
-        home, told.requires_grad, family=family, parents=call.parents, form=told.form, serial=call.serial
+        home,
+        described.requires_grad,
+        family=family,
+        parents=call.parents,
+        form=described.form,
+        serial=call.serial,
     )
 
 

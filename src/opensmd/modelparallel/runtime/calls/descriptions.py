@@ -1,4 +1,4 @@
-"""What an operation or module returns, told by the rank that runs it to those that only hold placeholders.
+"""What an operation or module returns: the rank that runs it announces it to those that hold placeholders.
 
 A description is made once for each key (what was called, with which arguments, in which modes) and kept on
 every rank. Keys use only what all ranks agree on, and a message with a description is found by a hash of its
@@ -66,7 +66,7 @@ class TensorDescription:
         object.__setattr__(self, "is_contiguous", self.stride == contiguous_strides(self.shape))
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether a tensor is what was told, as far as the other ranks rely on it."""
+        """Whether a tensor is what was described, as far as the other ranks rely on it."""
         # Strides may differ from call to call (a transposed input): messages go by those of the tag.
         return (
             self.shape == tensor.shape
@@ -128,9 +128,9 @@ class Description:
         form: "tensor", "tuple", "list", "none", or "pickle" for anything else, which is then in ``pickled``.
         tensors: the tensors in it; with "pickle" they come after the operation's arguments.
         changed: arguments that were changed in place.
-        depends_on_data: it must be told anew each time.
+        depends_on_data: it must be sent anew each time.
         left: what the call left outside its result, if anything.
-        is_plain: a further call like it has nothing to be told and changes nothing.
+        is_plain: a further call like it has nothing to announce and changes nothing.
         new_tensor: of a plain call, its result, if that is one tensor and none of its arguments.
     """
 
@@ -188,7 +188,7 @@ class Hidden:
             return cls("none", [])
         if type(result) in (tuple, list) and all(isinstance(each, Tensor) for each in result):
             alone = len(set(map(id, result))) == len(result)
-            if alone:  # otherwise the others must be told which are the same
+            if alone:  # otherwise the others must know which are the same
                 return cls(type(result).__name__, list(result))
         # What is left is rare: dicts, dataclasses, the same tensor twice.
         tensors: list[Tensor] = []
@@ -336,20 +336,20 @@ def local_device(kind: str) -> torch.device:
 
 
 def check_result(description: Description, parts: Hidden, what: str) -> None:
-    """Raise where a result is not what the other ranks were told to expect.
+    """Raise where a result is not what the other ranks expect.
 
     Raises:
         SMPError: the shapes, dtypes or number of tensors differ.
     """
     # Asked of every call after the first: the others have gone on with what the first one said.
     if len(parts.tensors) == len(description.tensors) and all(
-        told.fits(tensor) for told, tensor in zip(description.tensors, parts.tensors, strict=True)
+        described.fits(tensor) for described, tensor in zip(description.tensors, parts.tensors, strict=True)
     ):
         return
-    told = [(each.shape, each.dtype, each.requires_grad) for each in description.tensors]
+    expected = [(each.shape, each.dtype, each.requires_grad) for each in description.tensors]
     found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in parts.tensors]
     raise SMPError(
-        f"{what} returned {found} for arguments for which it returned {told} before (shape, dtype, "
+        f"{what} returned {found} for arguments for which it returned {expected} before (shape, dtype, "
         "requires_grad). The other pipeline ranks cannot know which: its result must depend on the "
         "structure, shapes and dtypes of its arguments and on train/eval mode only. Place it and what uses "
         "its result on one partition with smp.set_partition"

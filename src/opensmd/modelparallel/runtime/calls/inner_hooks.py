@@ -43,7 +43,7 @@ class InnerHooks:
     Args:
         module: the model.
         plan: where everything lives.
-        escaped: is told what hooks have seen.
+        escaped: collects what hooks have seen.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, escaped: EscapedTensors) -> None:

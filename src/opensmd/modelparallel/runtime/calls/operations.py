@@ -25,7 +25,7 @@ def _of(owner: Any, names: str) -> set[Function]:
     return {getattr(owner, name) for name in names.split() if hasattr(owner, name)}
 
 
-# Answers that need the data and become Python values, so every rank must be told.
+# Answers that need the data and become Python values, so the home sends them to every rank.
 READS_VALUE: frozenset[Function] = frozenset(
     _of(
         Tensor,

@@ -121,14 +121,14 @@ class Transfers:
         if real.requires_grad != tag.requires_grad:
             raise SMPError(
                 f"a tensor of shape {tuple(real.shape)} has requires_grad={real.requires_grad}, but the "
-                f"other pipeline ranks were told {tag.requires_grad}; do not change it inside a step"
+                f"other pipeline ranks expect {tag.requires_grad}; do not change it inside a step"
             )
         if is_sparse(real):
             raise SMPUnsupportedError(
                 f"a sparse tensor of shape {tuple(real.shape)} was needed on pipeline rank {target} after "
                 f"{self._microbatch.point}, but pipeline rank {self._rank} has computed it, and sparse "
                 "tensors do not go from one to another. Make it where it is used from dense indices and "
-                "values, place both on one partition with smp.set_partition, or hand on tensor.to_dense()"
+                "values, place both on one partition with smp.set_partition, or pass on tensor.to_dense()"
             )
         if isinstance(real, DTensor):
             raise SMPUnsupportedError(

@@ -139,16 +139,16 @@ def _first_rank_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     tensors: list[Tensor] = []
-    told: list[Any] = [None]
+    sent: list[Any] = [None]
     first = dist.get_rank(group) == 0
     if first:
         positional = [_dumped(each, tensors) for each in args]
         named = {name: _dumped(each, tensors) for name, each in kwargs.items()}
         forms = _forms(args, kwargs)
         shapes = [(tuple(each.shape), each.dtype, each.device.type) for each in tensors]
-        told = [(positional, named, shapes, forms)]
-    dist.broadcast_object_list(told, group=group, group_src=0)
-    positional, named, shapes, forms = told[0]
+        sent = [(positional, named, shapes, forms)]
+    dist.broadcast_object_list(sent, group=group, group_src=0)
+    positional, named, shapes, forms = sent[0]
     if not first:
         _warn_of_other_forms(_forms(args, kwargs), forms)
         tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in shapes]
@@ -161,7 +161,10 @@ def _first_rank_arguments(
     if first:
         return args, kwargs
     if len(positional) > len(args) and any(each is None for each in positional[len(args) :]):
-        raise ValueError("the first rank of the pipeline called the step with more arguments than this one")
+        raise ValueError(
+            "the first rank of the pipeline called the step with more arguments than this one: "
+            "pass the same arguments on all ranks"
+        )
     return (
         tuple(
             args[i] if each is None else structure.load(each, tensors) for i, each in enumerate(positional)

@@ -69,7 +69,7 @@ class OrderedBuffers:
 
         Args:
             current: the microbatch of the calling thread, if it runs one piece by piece.
-            is_set: told of every buffer that is set anew.
+            is_set: called for every buffer that is set anew.
             alone: there is one microbatch, and nothing to do.
         """
         if alone:

@@ -2,7 +2,7 @@
 
 A dict of keys and values that layers share, a list to which each layer appends a loss. Where an argument's
 tensor had to be fetched, the call is given copies of these containers; and where it does not run, nothing is
-put into them. So what it has changed is told, and put into the originals on every rank.
+put into them. So what it has changed is announced, and put into the originals on every rank.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Effects:
             now = content_of(container)
             if not same_content(before, now):
                 more = added(before, now)
-                yield place, _Filled(_told(before, now) if more is None else more, more is not None)
+                yield place, _Filled(_announced(before, now) if more is None else more, more is not None)
 
 
 def apply(
@@ -127,7 +127,7 @@ def apply(
     """Do here to the same objects and modules what the call did at its home.
 
     Args:
-        left: what the home told.
+        left: what the home has announced.
         arguments, leaves, owner: as for :class:`Effects`, on this rank.
         result: the tensors of the call's result.
         make: makes the placeholder of a new tensor.
@@ -149,12 +149,12 @@ def apply(
         objects[number].__dict__.update(values)
     if isinstance(owner, nn.Module):
         modules = dict(owner.named_modules())
-        for (name, attribute, number), told in filled.items():
+        for (name, attribute, number), announced in filled.items():
             container = containers_in(Slot(modules[name], attribute).value)[number]
             before = content_of(container)
             # What was added is joined to what this rank has, which may be another content (a rank's own
             # log).
-            new = joined(before, told.content) if told.is_added else _new(before, told.content)
+            new = joined(before, announced.content) if announced.is_added else _new(before, announced.content)
             set_content(container, new)
         for (name, attribute), value in attributes.items():
             setattr(modules[name], attribute, value)
@@ -193,24 +193,24 @@ def _contents(attributes: Attributes) -> dict[Inner, tuple[Any, Content]]:
     return found
 
 
-def _told(before: Content, now: Content) -> Content:
+def _announced(before: Content, now: Content) -> Content:
     """``now`` for ranks that have ``before``."""
     keys = {id(value): key for key, value in _items(before)}
     new = [(key, _Kept(keys[id(value)]) if id(value) in keys else value) for key, value in _items(now)]
     return dict(new) if isinstance(now, dict) else [value for _, value in new]
 
 
-def _new(before: Content, told: Content) -> Content:
-    """What was told, with what this rank has had before."""
+def _new(before: Content, announced: Content) -> Content:
+    """What was announced, with what this rank has had before."""
     old = dict(_items(before))
-    if any(type(value) is _Kept and value.key not in old for _, value in _items(told)):
+    if any(type(value) is _Kept and value.key not in old for _, value in _items(announced)):
         raise SMPError(
-            "a module of another pipeline rank has rearranged a list or dict in one of its attributes, which "
-            "has another content on this rank: fill and clear such containers only, or set the attribute "
+            "a module of another pipeline rank has rearranged a list or dict in one of its attributes, whose "
+            "content differs on this rank: fill and clear such containers only, or set the attribute "
             "anew (self.losses = [...])"
         )
-    new = [(key, old[value.key] if type(value) is _Kept else value) for key, value in _items(told)]
-    return dict(new) if isinstance(told, dict) else [value for _, value in new]
+    new = [(key, old[value.key] if type(value) is _Kept else value) for key, value in _items(announced)]
+    return dict(new) if isinstance(announced, dict) else [value for _, value in new]
 
 
 def _items(content: Content) -> Iterable[tuple[Any, Any]]:

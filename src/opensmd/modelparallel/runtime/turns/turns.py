@@ -125,7 +125,7 @@ class Turns:
         policy: which goes on.
         arrivals: says what has come.
         weight_work: what backwards have left for later.
-        record: told of what ran when.
+        record: notes what ran when.
         threads: where further microbatches run.
         swapped_state: what microbatches have to themselves.
 

@@ -133,9 +133,11 @@ def test_no_published_table_within_the_same_memory_is_shorter(
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 stages need as many times, got 2"):
+    with pytest.raises(ValueError, match="3 stages need 3 times, got 2"):
         searched(looped(3), SLOW_MIDDLE[:2], 4, most_kept=3)
-    with pytest.raises(ValueError, match="rank 0 has 2 chunks, and may not keep 1 of them at once"):
+    with pytest.raises(
+        ValueError, match="rank 0 keeps at least one microbatch in each of its 2 chunks; most_kept is 1"
+    ):
         searched(in_a_v(1), SLOW_MIDDLE[:2], 4, most_kept=1)
     with pytest.raises(ValueError, match="at least one rank, microbatch and chunk, got 3, 0 and 1"):
         searched(looped(3), SLOW_MIDDLE, 0, most_kept=3)

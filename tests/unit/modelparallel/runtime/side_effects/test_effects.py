@@ -58,5 +58,5 @@ def test_a_container_with_another_content_elsewhere_is_only_added_to() -> None:
     told(module, other, lambda each: each.losses.append(1))
     assert other.losses == [1]
     module.losses, other.losses = [object(), object()], []
-    with pytest.raises(SMPError, match="another content on this rank"):
+    with pytest.raises(SMPError, match="content differs on this rank"):
         told(module, other, lambda each: each.losses.reverse())
