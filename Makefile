@@ -76,6 +76,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.allreduce
 	$(BIN)/python -m benchmarks.allreduce --dtypes bfloat16 float16 float64 int64 uint8 --sizes 8 65536 4194304 --mpi
 	$(BIN)/python -m benchmarks.collectives
+	-$(CLIENTS)/bin/python -m benchmarks.small_messages  # beside DeepSpeed, which make clients installs
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.one_partition

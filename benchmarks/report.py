@@ -26,6 +26,7 @@ from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
 from benchmarks.sharded.__main__ import RATIOS as SHARDED_RATIOS
+from benchmarks.small_messages.__main__ import RATIOS as SMALL_MESSAGES_RATIOS
 from benchmarks.tensor_parallel.__main__ import RATIOS as TENSOR_PARALLEL_RATIOS
 from benchmarks.timeline.__main__ import grid as timeline_grid
 
@@ -47,6 +48,7 @@ GRIDS = {
 RATIOS = {
     "ddp step": DDP_RATIOS,
     "sharded step": SHARDED_RATIOS,
+    "small messages": SMALL_MESSAGES_RATIOS,
     "tensor parallel step": TENSOR_PARALLEL_RATIOS,
 }
 BLOCK = re.compile(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opensmd.collectives.compression import CompressionState, compression_hook
+    from opensmd.collectives.direct import direct
     from opensmd.collectives.flight import GroupEvent, group_events, write_group_trace
     from opensmd.collectives.stall import stall_report
     from opensmd.environment.settings import Settings
@@ -47,6 +48,8 @@ __all__ = [
     "GroupEvent",
     "write_group_trace",
     "stall_report",
+    # collectives of a group for small messages
+    "direct",
     # how gradients travel between hosts
     "CompressionState",
     "compression_hook",
@@ -69,6 +72,7 @@ _FOUND_IN = {
     "write_pipeline_trace": f"{_REPORT}.timeline",
     "CompressionState": "opensmd.collectives.compression",
     "compression_hook": "opensmd.collectives.compression",
+    "direct": "opensmd.collectives.direct",
     "group_events": "opensmd.collectives.flight",
     "GroupEvent": "opensmd.collectives.flight",
     "write_group_trace": "opensmd.collectives.flight",

@@ -1,13 +1,15 @@
-"""torch.ops.opensmd: every operator gives what torch.distributed gives, alone and in a compiled graph."""
+"""torch.ops.opensmd and opensmd.direct give what torch.distributed gives; operators also in a graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import opensmd
 from tests.support.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
@@ -17,8 +19,23 @@ def own(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tens
     return (torch.arange(count) % 5 + rank).to(dtype)
 
 
-def run_each() -> None:
-    ops, name = torch.ops.opensmd, dist.group.WORLD.group_name
+class Operators:
+    """torch.ops.opensmd with the interface of opensmd.direct."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        operator = getattr(torch.ops.opensmd, name)
+        return lambda *tensors_and_more: operator(*tensors_and_more, dist.group.WORLD.group_name)
+
+
+def run_operators() -> None:
+    run_each(Operators())
+
+
+def run_direct() -> None:
+    run_each(opensmd.direct())
+
+
+def run_each(calls: Any) -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     for count in (size, 70 * size, 50_000 * size):
         for op, reduce_op in (
@@ -29,20 +46,20 @@ def run_each() -> None:
             expected = own(rank, count)
             dist.all_reduce(expected, reduce_op)
             tensor = own(rank, count)
-            assert ops.all_reduce_(tensor, op, name) is None
+            assert calls.all_reduce_(tensor, op) is None
             assert torch.equal(tensor, expected)
             mine, part = torch.empty(count // size), torch.empty(count // size)
             dist.reduce_scatter_tensor(part, own(rank, count), reduce_op)
-            ops.reduce_scatter_into_(mine, own(rank, count), op, name)
+            calls.reduce_scatter_into_(mine, own(rank, count), op)
             assert torch.equal(mine, part)
         tensor = own(rank, count, torch.bfloat16).view(-1, size).t()  # whose elements do not lie in a row
-        ops.broadcast_(tensor, size - 1, name)
+        calls.broadcast_(tensor, size - 1)
         assert torch.equal(tensor, own(size - 1, count, torch.bfloat16).view(-1, size).t())
         whole = torch.empty(count * size)
-        ops.all_gather_into_(whole, own(rank, count), name)
+        calls.all_gather_into_(whole, own(rank, count))
         assert torch.equal(whole, torch.cat([own(r, count) for r in range(size)]))
         exchanged = torch.empty(count)
-        ops.all_to_all_into_(exchanged, own(rank, count), name)
+        calls.all_to_all_into_(exchanged, own(rank, count))
         pieces = [own(r, count).chunk(size)[rank] for r in range(size)]
         assert torch.equal(exchanged, torch.cat(pieces))
 
@@ -80,8 +97,32 @@ def run_wrong() -> None:
     assert tensor[0] == dist.get_world_size()
 
 
-@pytest.mark.parametrize("case", [run_each, run_compiled, run_wrong], ids=lambda case: case.__name__)
-def test_operators_of_torch_do_what_the_functions_of_torch_distributed_do(
+def run_direct_wrong() -> None:
+    with pytest.raises(ValueError, match="op is 'mean', but there are sum, avg"):
+        opensmd.direct().all_reduce_(torch.ones(2), "mean")
+    part = dist.new_group([0])
+    if dist.get_rank() > 0:
+        with pytest.raises(ValueError, match="a group that this process is a member of"):
+            opensmd.direct(part)
+    both = dist.new_group()
+    kept = opensmd.direct(both)
+    with pytest.raises(dist.DistBackendError, match="different calls"):
+        kept.all_reduce_(torch.ones(2 + dist.get_rank()))
+    dist.destroy_process_group(both)
+    with pytest.raises(RuntimeError, match="was shut down"):
+        kept.all_reduce_(torch.ones(2))
+    gloo = opensmd.direct(dist.new_group(backend="gloo"))
+    tensor = torch.ones(2)
+    gloo.all_reduce_(tensor)
+    assert tensor[0] == dist.get_world_size()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [run_operators, run_direct, run_compiled, run_wrong, run_direct_wrong],
+    ids=lambda case: case.__name__,
+)
+def test_operators_and_direct_calls_do_what_the_functions_of_torch_distributed_do(
     pool: Pool, case: Callable[[], None]
 ) -> None:
-    pool(3 if case is run_each else 2).run(case)
+    pool(3 if case in (run_operators, run_direct) else 2).run(case)

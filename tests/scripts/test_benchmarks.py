@@ -144,6 +144,14 @@ def test_sharded_parameters_are_measured_beside_torchs_own(
     run_benchmark("sharded", "--widths", "64")
 
 
+def test_small_messages_are_measured_beside_torch_distributed(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    run_benchmark("small_messages", "--sizes", "4", "4096")
+    names = Results.load(tmp_path / "small-messages-2.json").candidates()
+    assert names[:3] == ["direct", "torch.ops.opensmd", "torch.distributed"]
+
+
 def memory_and_times(name: str) -> list[float]:
     """Of small blocks with one of the settings, on a rank."""
     memory_rank.WIDTH, memory_rank.BLOCKS, memory_rank.ROWS = 16, 2, 32

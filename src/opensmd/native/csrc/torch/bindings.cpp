@@ -10,6 +10,7 @@
 
 #include "pipeline/mailbox_bindings.hpp"
 #include "torch/backend.hpp"
+#include "torch/direct.hpp"
 #include "torch/hosts/gloo_transport.hpp"
 #include "torch/python_object.hpp"
 #include "torch/python_threads.hpp"
@@ -208,6 +209,17 @@ void bind_backend(py::module_& module) {
              py::arg("device_backend"), py::arg("split"));
 }
 
+void bind_direct(py::module_& module) {
+  py::class_<DirectGroup>(module, "DirectGroup")
+      .def(py::init<GroupPtr>())
+      .def("all_reduce_", &DirectGroup::all_reduce, py::arg("tensor"), py::arg("op") = "sum", NoGil())
+      .def("broadcast_", &DirectGroup::broadcast, py::arg("tensor"), py::arg("root") = 0, NoGil())
+      .def("all_gather_into_", &DirectGroup::all_gather, py::arg("output"), py::arg("input"), NoGil())
+      .def("reduce_scatter_into_", &DirectGroup::reduce_scatter, py::arg("output"), py::arg("input"),
+           py::arg("op") = "sum", NoGil())
+      .def("all_to_all_into_", &DirectGroup::all_to_all, py::arg("output"), py::arg("input"), NoGil());
+}
+
 }  // namespace
 }  // namespace opensmd
 
@@ -215,5 +227,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   opensmd::bind_arena(module);
   opensmd::bind_group(module);
   opensmd::bind_backend(module);
+  opensmd::bind_direct(module);
   opensmd::bind_mailbox(module);
 }

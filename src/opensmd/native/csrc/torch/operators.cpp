@@ -6,76 +6,35 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/library.h>
 
-#include <array>
 #include <string>
-#include <utility>
 
-#include "torch/backend.hpp"
+#include "torch/direct.hpp"
 
 namespace opensmd {
 namespace {
-
-using c10d::ReduceOp;
-
-ReduceOp reduce_op(c10::string_view name) {
-  static const std::array<std::pair<c10::string_view, ReduceOp::RedOpType>, 8> kNames{{{"sum", ReduceOp::SUM},
-                                                                                       {"avg", ReduceOp::AVG},
-                                                                                       {"product", ReduceOp::PRODUCT},
-                                                                                       {"min", ReduceOp::MIN},
-                                                                                       {"max", ReduceOp::MAX},
-                                                                                       {"band", ReduceOp::BAND},
-                                                                                       {"bor", ReduceOp::BOR},
-                                                                                       {"bxor", ReduceOp::BXOR}}};
-  for (const auto& [known, op] : kNames) {
-    if (name == known) return op;
-  }
-  C10_THROW_ERROR(ValueError, c10::str("smddp: op is '", name,
-                                       "', but there are sum, avg, product, min, max, band, bor and bxor"));
-}
 
 BackendPtr backend_of(c10::string_view group, const at::Tensor& tensor) {
   return c10d::resolve_process_group(std::string(group))->getBackend(tensor.device().type());
 }
 
-// Groups of other backends return handles from sync calls, too.
-void finish(const WorkPtr& work) {
-  if (work) work->wait();
-}
-
 void all_reduce_(at::Tensor tensor, c10::string_view op, c10::string_view group) {
-  c10d::AllreduceOptions options;
-  options.reduceOp = reduce_op(op);
-  options.asyncOp = false;
-  Tensors tensors{std::move(tensor)};
-  finish(backend_of(group, tensors[0])->allreduce(tensors, options));
+  direct_all_reduce(*backend_of(group, tensor), tensor, op);
 }
 
 void broadcast_(at::Tensor tensor, int64_t root, c10::string_view group) {
-  c10d::BroadcastOptions options;
-  options.rootRank = root;
-  options.asyncOp = false;
-  Tensors tensors{std::move(tensor)};
-  finish(backend_of(group, tensors[0])->broadcast(tensors, options));
+  direct_broadcast(*backend_of(group, tensor), tensor, root);
 }
 
 void all_gather_into_(at::Tensor output, at::Tensor input, c10::string_view group) {
-  c10d::AllgatherOptions options;
-  options.asyncOp = false;
-  finish(backend_of(group, input)->_allgather_base(output, input, options));
+  direct_all_gather(*backend_of(group, input), output, input);
 }
 
 void reduce_scatter_into_(at::Tensor output, at::Tensor input, c10::string_view op, c10::string_view group) {
-  c10d::ReduceScatterOptions options;
-  options.reduceOp = reduce_op(op);
-  options.asyncOp = false;
-  finish(backend_of(group, input)->_reduce_scatter_base(output, input, options));
+  direct_reduce_scatter(*backend_of(group, input), output, input, op);
 }
 
 void all_to_all_into_(at::Tensor output, at::Tensor input, c10::string_view group) {
-  c10d::AllToAllOptions options;
-  options.asyncOp = false;
-  std::vector<int64_t> even;
-  finish(backend_of(group, input)->alltoall_base(output, input, even, even, options));
+  direct_all_to_all(*backend_of(group, input), output, input);
 }
 
 TORCH_LIBRARY(opensmd, library) {

@@ -1,0 +1,1 @@
+"""Direct calls beside DeepSpeed's shared-memory operator and torch.distributed."""
