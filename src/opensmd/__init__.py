@@ -1,7 +1,7 @@
 """OpenSMD: data and model parallelism for PyTorch, on any machine.
 
 The import paths that scripts use (``smdistributed``, ``torch.distributed.deprecated``) are aliases for what
-is in this package; every line of logic lives here, a folder a concept. The names below are this package's
+is in this package; all logic lives here, with a folder for each concept. The names below are this package's
 own interface: for looking at plans, at steps and at ranks that hang, and for its settings. They are loaded
 when they are first used, because ``import torch`` imports this file.
 """

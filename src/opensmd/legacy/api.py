@@ -1,4 +1,4 @@
-"""The functions of ``torch.distributed.deprecated``: arguments are checked here, the rest is the transport's.
+"""The functions of ``torch.distributed.deprecated``: they check arguments, and the transport does the rest.
 
 Written from the documentation of torch 1.0 (``torch.distributed.deprecated``). Ranks in arguments are always
 ranks of the whole job. A process that is not in the group it names gets a silent no-op from a collective.
@@ -67,7 +67,7 @@ def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any)
 
     Raises:
         AssertionError: another keyword.
-        TypeError: a rank or world size that is no int.
+        TypeError: a rank or world size that is not an int.
         RuntimeError: an unknown backend, a second call, or a job that cannot start; the text says why.
         ValueError: arguments that are missing, malformed or contradict each other.
     """
@@ -140,7 +140,7 @@ def new_group(ranks: Sequence[int] | None = None) -> Group:
         An opaque handle for the ``group`` argument of the collectives.
 
     Raises:
-        TypeError: something else than integers.
+        TypeError: anything but integers.
         ValueError: a rank that is not one of the job, or one named twice.
         RuntimeError: the processes named different ranks, or one did not call.
     """
@@ -195,7 +195,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: Group = group.WORLD) -> Non
 
 
 def all_reduce(tensor: torch.Tensor, op: reduce_op = reduce_op.SUM, group: Group = group.WORLD) -> None:
-    """Reduce the members' tensors element by element, in place; bitwise the same result on all."""
+    """Reduce the members' tensors element by element, in place; all get the same bits."""
     session, within = _within(group)
     if within.channel is not None:
         check_tensors(session.backend, "all_reduce", (tensor,))

@@ -1,4 +1,4 @@
-"""The four ``*_multigpu`` functions: each process takes part with several tensors, one a device.
+"""The four ``*_multigpu`` functions: each process takes part with several tensors, one per device.
 
 Each is the single-tensor collective plus work inside the process, so the same code serves GPUs and, on
 machines without them, lists of CPU tensors, with every backend. All processes give lists of equal length.

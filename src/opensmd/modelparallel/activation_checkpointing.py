@@ -41,7 +41,7 @@ def checkpoint_sequential(
         strategy: "each" child, "contiguous" (all as one piece) or "group_N" (pieces of N children).
 
     Raises:
-        TypeError: no Sequential.
+        TypeError: not a Sequential.
         ValueError: an unknown strategy.
     """
     if not isinstance(sequential_module, nn.Sequential):
@@ -67,15 +67,15 @@ def set_activation_checkpointing(
 
     Args:
         module: its ``forward`` is replaced; a Sequential is checkpointed in pieces.
-        preserve_rng_state: dropout is the same when computed again.
+        preserve_rng_state: dropout is the same when it is computed again.
         pack_args_as_tuple, strategy: for a Sequential, as :func:`checkpoint_sequential`'s.
 
     Raises:
-        TypeError: no module.
+        TypeError: not a module.
         ValueError: an unknown strategy.
 
     Warns:
-        UserWarning: ``strategy`` or ``pack_args_as_tuple`` for a module that is no Sequential.
+        UserWarning: ``strategy`` or ``pack_args_as_tuple`` for a module that is not a Sequential.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"smp.set_activation_checkpointing: expected a torch.nn.Module, got {module!r}")

@@ -82,8 +82,8 @@ class Automatic(BaseModel):
 
     Attributes:
         model: ``module:factory``, which returns the model and the step of one batch, as for ``smd plan``.
-        batch: samples of that batch, which replicas and microbatches share out.
-        memory_gib: of a rank; by default its share of the host's.
+        batch: samples in that batch, which are divided among replicas and microbatches.
+        memory_gib: memory of a rank; by default its share of the host's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -104,12 +104,12 @@ class Config(BaseModel):
             ``"searched"`` (for the times of the stages).
         virtual_stages: how many stages of the model each partition has; default 2 for ``"v"``, else 1.
             With ``"searched"`` at most 2, which then lie in a V.
-        active_microbatches: most microbatches in flight; default partitions + 2.
+        active_microbatches: the most microbatches in flight; default partitions + 2.
         optimize: what the partitioner favours, ``"memory"`` or ``"speed"``.
         memory_weight: 0 balances time only, 1 memory only; default 0.8, or 0.2 with ``optimize="speed"``.
         placement_strategy: ``"cluster"``, ``"spread"`` or an order of the letters D, P and T, the last of
             which varies fastest over ranks.
-        auto_partition: False takes places from ``smp.partition`` and ``default_partition`` alone.
+        auto_partition: False: only ``smp.partition`` and ``default_partition`` place modules.
         default_partition: where modules without a place go when ``auto_partition`` is False.
         ddp: data parallelism over replicas of the partitioned model.
         deterministic_server: the same order of work on all replicas.
@@ -117,19 +117,19 @@ class Config(BaseModel):
         prescaled_batch: the ranks that share a stage are given the same batch. False: each has its own, and
             distributed modules work on all of them.
         skip_tracing: partition by the sizes of parameters alone, without a dry run.
-        auto: what to choose partitions, replicas, schedule, microbatches and checkpoints from; settings that
+        auto: choose partitions, replicas, schedule, microbatches and checkpoints from this; settings that
             are given are kept.
         replan: follow a better plan after two steps if these have taken other times than planned.
         offload_activations: inputs of checkpointed layers leave memory until their backward is near.
-        activation_loading_horizon: of so many layers they may be in memory.
+        activation_loading_horizon: the number of layers whose inputs may be in memory.
         delayed_parameter_initialization: ``smp.model_creation`` makes modules without memory for their
             parameters, which are initialised in the first step, where they live.
         shard_optimizer_state: the replicas of a stage share out the optimizer's state.
-        sharded_data_parallel_degree: so many replicas of a stage share out its parameters, gradients and
-            optimizer state; 0 and 1: none.
+        sharded_data_parallel_degree: the number of replicas of a stage that share out its parameters,
+            gradients and optimizer state; 0 and 1: none.
         sdp_param_persistence_threshold: blocks of fewer elements are gathered for whole steps.
-        sdp_reduce_bucket_size: larger blocks are gathered and reduced in pieces, where they have some.
-        sdp_max_live_parameters: so many elements may stay gathered from forward to backward.
+        sdp_reduce_bucket_size: larger blocks are gathered and reduced in pieces, if they have any.
+        sdp_max_live_parameters: how many elements may stay gathered from forward to backward.
         sdp_gradient_clipping: the norm that ``optimizer.step()`` clips sharded gradients to; 0: none.
         fp16, bf16: parameters of 16 bits, trained through FP32 copies that the optimizer keeps.
     """
@@ -322,7 +322,7 @@ def load_config(
         arguments: the command line, default ``sys.argv[1:]``.
 
     Raises:
-        TypeError: ``given`` is no dict.
+        TypeError: ``given`` is not a dict.
         ValueError: an unknown key, a bad value or a contradiction; the message names the valid keys.
 
     Warns:
@@ -360,9 +360,9 @@ def load_config(
 
 
 def parse_pairs(text: str) -> dict[str, Any]:
-    """Read ``"partitions=2,ddp=True,pipeline=simple"``; values are JSON where they can be, else text.
+    """Read ``"partitions=2,ddp=True,pipeline=simple"``; values are read as JSON if possible, else as text.
 
-    One JSON object is taken, too, as by the launcher.
+    A single JSON object is also accepted, as from the launcher.
 
     Raises:
         ValueError: a piece that is not ``key=value``.

@@ -29,7 +29,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
 
     Settings come from ``config``, and those that the launcher gives (``SM_HP_MP_PARAMETERS``,
     ``--mp_parameters``) win over it. torch's default process group is used if there is one; otherwise it is
-    made from what torchrun, smdrun, MPI or Slurm tell, or as a group of one. A second call with the same
+    made from what torchrun, smdrun, MPI or Slurm provide, or as a group of one. A second call with the same
     settings, or with none (transformers makes one when it is imported), does nothing; one with more settings
     adds them as long as no model is wrapped.
 

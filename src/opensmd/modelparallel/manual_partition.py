@@ -39,7 +39,7 @@ def set_partition(module: nn.Module, index: int) -> None:
     """Place an existing module, and everything below it that has no place of its own, on a partition.
 
     Raises:
-        TypeError: ``module`` is no module.
+        TypeError: ``module`` is not a module.
         ValueError: there is no such partition, or the model has been partitioned already.
     """
     _check(index, "smp.set_partition")

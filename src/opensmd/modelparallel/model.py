@@ -1,8 +1,8 @@
 """``smp.DistributedModel``: the wrapper that runs a model inside steps.
 
 The first step partitions the model: one dry run on the first rank, a plan, and every rank keeps its part.
-Then what waited is loaded, the replicas are made equal, and the hooks run. With one partition nothing is
-intercepted: the microbatches run one after the other.
+Then state dicts that waited for it are loaded, the replicas are made equal, and the hooks run. With one
+partition nothing is intercepted: the microbatches run one after the other.
 """
 
 from __future__ import annotations
@@ -246,8 +246,7 @@ class DistributedModel(NotForDDP, ModelState):
     ) -> Iterator[None]:
         """torch's ``DistributedDataParallel.join`` for replicas with different numbers of steps.
 
-        May surround the first step, too; every replica has at least that one. With one replica there is
-        nobody to wait for.
+        May also surround the first step, which every replica must run. With a single replica nothing waits.
 
         Raises:
             SMPError: without data parallelism; on leaving it, on a rank that has never run a step.

@@ -325,8 +325,8 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
 
     Args:
         optimizer: any torch optimizer over parameters of the model.
-        static_loss_scale: for the setting fp16 alone, as all that follows: what losses are multiplied by;
-            None is 1.
+        static_loss_scale: what losses are multiplied by; None is 1. Like all that follow, it is for the
+            setting fp16 alone.
         dynamic_loss_scale: begin at ``init_scale`` instead, skip steps whose gradients overflow, and adapt.
         dynamic_loss_args: ``init_scale`` (2**32), ``scale_factor`` (2), ``scale_window`` (1000),
             ``min_scale`` (1), ``delayed_shift`` (1) and ``consecutive_hysteresis`` (False), by themselves or
@@ -335,7 +335,7 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
     Raises:
         TypeError: not a torch optimizer, or a keyword that no version had.
         ValueError: an optimizer that needs all gradients in one process (LBFGS) or whole
-            parameters with tensor parallelism (LAMB, NovoGrad), or a loss scale that cannot be.
+            parameters with tensor parallelism (LAMB, NovoGrad), or an impossible loss scale.
     """
     state.require("smp.DistributedOptimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):

@@ -78,8 +78,8 @@ class StepOutput:
 def merge_results(results: Sequence[Any]) -> Any:
     """Turn one result for each microbatch into one result of the same structure.
 
-    Tensors become :class:`StepOutput`; lists, tuples and mappings (dict subclasses keep their class) are gone
-    through; anything else becomes a list with one entry for each microbatch.
+    Tensors become :class:`StepOutput`; lists, tuples and mappings (dict subclasses keep their class) are
+    searched; anything else becomes a list with one entry for each microbatch.
 
     Raises:
         ValueError: the microbatches returned different structures.

@@ -51,7 +51,7 @@ def step(
         detach_outputs: detach returned tensors from their graphs.
 
     Raises:
-        TypeError: ``function`` is no function, or an option is no list of names and no dict of axes.
+        TypeError: ``function`` is not a function, or an option is neither a list of names nor a dict of axes.
         ValueError: at the call, for a batch that the microbatches do not divide.
         SMPError: at the call, without a ``smp.DistributedModel``.
     """

@@ -172,12 +172,12 @@ def _why_not(path: Path, error: Exception) -> str:
         return (
             f"{path} was written with pickle_protocol={protocol}, and files load without trust in who wrote "
             f"them only if they were written with {PROTOCOL}, the default. If it is a file of your own, "
-            "load it with weights_only=False and save it anew"
+            "load it with weights_only=False and save it again"
         )
     return (
-        f"{path} {_why(error)}, which is no tensor and no plain value, so nothing of the file was run or "
-        "loaded. Values of one's own types load from one's own files with weights_only=False, which runs "
-        "whatever code is in the file: never use it for a file of somebody else's"
+        f"{path} {_why(error)}, which is neither a tensor nor a plain value, so nothing in the file was run "
+        "or loaded. If it is a file of your own, load it with weights_only=False, which runs any code in the "
+        "file: never do so with files of others"
     )
 
 

@@ -133,7 +133,7 @@ def resume_from_checkpoint(
         translate_function: applied to the full state dict before loading; None for distributed models' own.
         load_optimizer_states: the name of ``load_optimizer`` in the first version that had this function.
         weights_only: False also loads objects of any type, and runs whatever code is in the files, so it is
-            for files of one's own alone.
+            only for your own files.
 
     Returns:
         The saved ``user_content``, or None.

@@ -172,7 +172,7 @@ def load(
         weights_only: as torch.load's; the default True allows tensors and plain values only (False if a
             ``pickle_module`` is given), besides a list of harmless types: NumPy's scalars and arrays, paths,
             times, results of argparse, configurations of transformers. False runs whatever code is in the
-            file, so it is for files of one's own alone.
+            file, so it is only for your own files.
         back_compat: accepted; older names are always found.
         suffix: what is behind the ranks' numbers.
 

@@ -36,7 +36,7 @@ class GradScaler(UnscalingScaler):
 
     Raises:
         SMPError: with ``shard_optimizer_state`` or ``sharded_data_parallel_degree``.
-        TypeError: a device both first and by name, or a setting that torch's has not.
+        TypeError: a device both first and by name, or a setting that torch's does not have.
     """
 
     @overload

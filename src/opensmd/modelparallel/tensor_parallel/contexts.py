@@ -35,8 +35,8 @@ _CREATED = CreationMark("_smp_tensor_parallelism")
 def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
     """Distribute the supported modules that are created inside, when ``smp.DistributedModel`` wraps them.
 
-    Of modules within each other the outermost supported one is distributed; the innermost context counts. A
-    module that shares parameters with others, or whose sizes the ranks do not divide, stays as it is.
+    Of nested modules the outermost supported one is distributed; the innermost context counts. A module that
+    shares parameters with others, or whose sizes the number of ranks does not divide, stays as it is.
 
     Args:
         enabled: False exempts modules from an outer context.
@@ -51,7 +51,7 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
     """As :func:`tensor_parallelism` for an existing module and all in it, before it is wrapped.
 
     Raises:
-        TypeError: ``module`` is no module.
+        TypeError: ``module`` is not a module.
         ValueError: ``smp.DistributedModel`` has wrapped a model already.
     """
     if not isinstance(module, nn.Module):

@@ -73,7 +73,7 @@ def tp_register(
     """A class decorator: under ``smp.tensor_parallelism`` such modules become ``dist_module``.
 
     Args:
-        dist_module: the distributed counterpart, best a ``smp.nn.DistributedModule``.
+        dist_module: the distributed counterpart, preferably a ``smp.nn.DistributedModule``.
         init_hook: takes what the class's constructor was given and returns ``(args, kwargs)`` for that of
             ``dist_module``; None passes them on. If it returns None the module stays as it is.
         forward_hook: the same for every call of ``forward``.
@@ -97,7 +97,7 @@ def tp_register_with_module(
     forward_hook: Hook | None = None,
     return_hook: Callable[[Any], Any] | None = None,
 ) -> None:
-    """:func:`tp_register` for a class that cannot be edited; modules created before keep to be what they are.
+    """:func:`tp_register` for a class that cannot be edited; modules created before stay as they are.
 
     Raises:
         TypeError: something that is no class of modules, or no function.

@@ -1,4 +1,4 @@
-"""The data-parallel library for PyTorch; importing it tells torch.distributed what the launcher said.
+"""The data-parallel library for PyTorch; importing it hands the launcher's variables to torch.distributed.
 
 SageMaker's documentation also names the v1 functions without ``.distributed``; they are found here, too.
 """

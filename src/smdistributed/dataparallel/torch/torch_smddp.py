@@ -1,4 +1,4 @@
-"""Importing this module makes ``init_process_group("smddp")`` work; nothing else of it is used."""
+"""Importing this module makes ``init_process_group("smddp")`` work; it has no other use."""
 
 from opensmd.collectives.backend import register
 

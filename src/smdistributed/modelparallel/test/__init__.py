@@ -1,1 +1,1 @@
-"""The place of the original library's own test helpers."""
+"""The package in which the original library has its own test helpers."""

@@ -25,7 +25,7 @@ class FlashAttentionLayer(nn.Module):
         scale_attention_scores: see there.
         scale_attn_by_layer_idx: divide scores by ``layer_idx + 1``, too.
         layer_idx: which layer this is, from 0.
-        scale: multiply scores by this instead of all that.
+        scale: multiply scores by this instead of the above.
         triton_flash_attention: accepted; torch chooses its own kernel.
         use_alibi: add ``attn_mask`` (linear biases) to the scores.
 

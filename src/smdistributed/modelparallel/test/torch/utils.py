@@ -1,4 +1,4 @@
-"""Names that one script imports for debugging; they say that they do not exist here when they are called."""
+"""Names that one script imports for debugging; calling them says that they are missing."""
 
 from opensmd.modelparallel.compatibility.later_versions import dump_model, verify
 

@@ -1,4 +1,4 @@
-"""Collectives with gradients, for distributed modules of one's own."""
+"""Collectives with gradients, for your own distributed modules."""
 
 from opensmd.modelparallel.tensor_parallel.collectives import (
     from_partial,

@@ -1,1 +1,1 @@
-"""The place of activation checkpointing in later versions of the library."""
+"""Where later versions of the library have activation checkpointing."""
