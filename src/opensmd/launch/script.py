@@ -44,9 +44,11 @@ def _not_python(path: Path, first: bytes) -> str | None:
     """What a file is that is no Python script, or None."""
     if first.startswith(_BINARY):
         return "a program"
-    if path.suffix == ".py" or b"python" in first:
+    if path.suffix == ".py":
         return None
     if first.startswith(b"#!"):
+        if b"python" in first:
+            return None
         return f"a script for {first[2:].decode(errors='replace').strip()}"
     return "a shell script" if path.suffix in _SHELL_SUFFIXES else None
 
