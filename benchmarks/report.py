@@ -25,6 +25,7 @@ from benchmarks.hosts.prediction import grid as prediction_grid
 from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
+from benchmarks.saving.__main__ import grid as saving_grid
 from benchmarks.sharded.__main__ import RATIOS as SHARDED_RATIOS
 from benchmarks.small_messages.__main__ import RATIOS as SMALL_MESSAGES_RATIOS
 from benchmarks.tensor_parallel.__main__ import RATIOS as TENSOR_PARALLEL_RATIOS
@@ -33,7 +34,8 @@ from benchmarks.timeline.__main__ import grid as timeline_grid
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
 PAGES = [
-    ROOT / "docs" / name for name in ("benchmarks.md", "benchmarks-tables.md", "models-that-do-not-fit.md")
+    ROOT / "docs" / name
+    for name in ("benchmarks.md", "benchmarks-tables.md", "models-that-do-not-fit.md", "checkpoints.md")
 ]
 GRIDS = {
     "pipeline": pipeline_grid,
@@ -43,6 +45,7 @@ GRIDS = {
     "compressed": compressed_grid,
     "prediction": prediction_grid,
     "memory": memory_grid,
+    "saving": saving_grid,
     "timeline": timeline_grid,
 }
 RATIOS = {

@@ -29,13 +29,26 @@ from tests.support.ranks import RankPool, Ranks, run_once
 SNAPSHOTS = 20
 
 
+class Counting(torch.optim.SGD):
+    """Its step makes everything one more, as soon as it may."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in (each for group in self.param_groups for each in group["params"]):
+            parameter += 1
+            self.state[parameter]["momentum_buffer"] += 1
+
+
 def trainee() -> tuple[ModelState, Any]:
     """A model and an optimizer whose tensors all have one value, the generation."""
-    model = ModelState(nn.Sequential(nn.Linear(200, 60), nn.Linear(60, 40)))
-    plain_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model = ModelState(
+        nn.Sequential(nn.Linear(200, 600), nn.Linear(600, 40))
+    )  # large: copied beside training
     for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    plain_optimizer.step()
+        nn.init.zeros_(parameter)
+    plain_optimizer = Counting(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        plain_optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     state.model = model
     optimizer = DistributedOptimizer(plain_optimizer)
     split(model)
@@ -47,9 +60,7 @@ def own_tensors(model: ModelState, optimizer: Any) -> list[torch.Tensor]:
 
 
 def save_generation(folder: str, kind: str, generation: int, model: ModelState, optimizer: Any) -> None:
-    with torch.no_grad():
-        for tensor in own_tensors(model, optimizer):
-            tensor.fill_(generation)
+    optimizer.step()
     if kind == "save":
         parts = {"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()}
         save({**parts, "generation": generation}, f"{folder}/g.pt")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import copy
+import threading
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -22,6 +24,7 @@ from opensmd.modelparallel.checkpoint.conversion.whole_model import (
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
+from opensmd.modelparallel.checkpoint.saving import background
 from opensmd.modelparallel.checkpoint.seal import Label
 from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
 from opensmd.modelparallel.init import shutdown
@@ -336,3 +339,113 @@ def test_dropout_goes_on_as_if_undisturbed(
     pool: Callable[[int], RankPool], tmp_path: Path, partitions: int
 ) -> None:
     pool(partitions).run(dropout_goes_on, str(tmp_path), partitions)
+
+
+WIDE = 200  # so that its parameters are copied beside training
+
+
+def train_beside_a_save(folder: str, settings: dict[str, Any]) -> None:
+    """Steps right after the save leave what was saved as it was; also those that follow more quickly."""
+    restart(**settings)
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Embedding(64, WIDE * 2, max_norm=0.5),  # changes its weight in forward
+        nn.Linear(WIDE * 2, WIDE * 2),
+        nn.BatchNorm1d(WIDE * 2),
+        nn.Linear(WIDE * 2, WIDE * 2),
+    )
+    plain[3].weight.requires_grad_(False)
+    model = smp.DistributedModel(plain)
+    optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+
+    @smp.step
+    def step(rows: torch.Tensor) -> torch.Tensor:
+        loss = model(rows).float().square().mean()
+        model.backward(loss)
+        return loss
+
+    def train() -> None:
+        optimizer.zero_grad()
+        step(torch.randint(64, (64,)))
+        optimizer.step()
+
+    def states() -> Any:
+        return copy.deepcopy((dict(model.state_dict()), optimizer.state_dict()["state"]))
+
+    train()
+    for again in range(3):
+        saved, content = states(), {"array": np.zeros(1000), "options": argparse.Namespace(a=1)}
+        save = smp.save_checkpoint(
+            folder, f"s{again}", model=model, optimizer=optimizer, user_content=content, blocking=False
+        )
+        content["array"][:] = content["options"].a = 5
+        train()
+        train()
+        save.wait()
+        found = smp.resume_from_checkpoint(folder)
+        assert not found["array"].any() and found["options"].a == 1
+        torch.testing.assert_close(states(), saved, rtol=0.0, atol=0.0)
+    save = smp.save_checkpoint(folder, "loaded", model=model, optimizer=optimizer, blocking=False)
+    saved = states()
+    train()
+    other = states()
+    model.load_state_dict(saved[0])
+    for given in (other, saved):
+        save = smp.save_checkpoint(folder, "loaded", model=model, optimizer=optimizer, blocking=False)
+        model.load_state_dict(given[0])
+        optimizer.load_state_dict(optimizer.state_dict())
+    save.wait()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"partitions": 2, "microbatches": 2},
+        {"partitions": 2, "bf16": True},
+        {"ddp": True, "shard_optimizer_state": True},
+        {"ddp": True, "sharded_data_parallel_degree": 2, "fp16": True},
+    ],
+)
+def test_training_goes_on_beside_the_copies_of_a_save(
+    pool: Callable[[int], RankPool], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    pool(2).run(train_beside_a_save, str(tmp_path), settings)
+
+
+def write_before_the_copy(folder: str) -> None:
+    restart(partitions=2)
+    model, optimizer = wrapped(width=1500)  # 9 MB
+    smp.save_checkpoint(folder, "step_1", model=model, optimizer=optimizer)
+
+    def clip() -> None:
+        with torch.no_grad():
+            for parameter in model.local_parameters():
+                parameter.clamp_(-0.01, 0.01)
+
+    with pytest.MonkeyPatch.context() as patch:
+        written = threading.Event()
+        patch.setattr(background, "_give_way", written.wait)
+        save = smp.save_checkpoint(folder, "step_2", model=model, optimizer=optimizer, blocking=False)
+        clip()
+        written.set()
+    with pytest.raises(SMPCheckpointError, match=r"1\.weight was written after smp\.save_checkpoint"):
+        save.wait()
+    communicate.barrier()
+    assert (Path(folder) / "newest").read_text() == "step_1_partial\n"
+    assert not list((Path(folder) / "step_2_partial").glob("[mo]*"))
+
+    save = smp.save_checkpoint(folder, "step_3", model=model, optimizer=optimizer, blocking=False)
+    save.wait_until_copied()
+    saved = copy.deepcopy(dict(model.state_dict()))
+    with torch.no_grad():
+        for parameter in model.local_parameters():
+            parameter.zero_()
+    save.wait()
+    smp.resume_from_checkpoint(folder)
+    torch.testing.assert_close(dict(model.state_dict()), saved, rtol=0.0, atol=0.0)
+
+
+def test_a_script_that_writes_parameters_before_they_are_copied_is_told_so(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(2).run(write_before_the_copy, str(tmp_path))

@@ -21,6 +21,9 @@ from benchmarks.memory import rank as memory_rank
 from benchmarks.memory.__main__ import FULLEST, TIMES
 from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.memory.cases import CASES
+from benchmarks.saving import rank as saving_rank
+from benchmarks.saving.__main__ import LOST, STEP, STOOD
+from benchmarks.saving.__main__ import grid as saving_grid
 from benchmarks.targets import Found, Target, verdict, worst
 
 from opensmd.modelparallel.init import shutdown
@@ -173,6 +176,26 @@ def test_memory_and_time_are_measured_with_each_setting(pool: Callable[[int], Ra
     lines = memory_grid(results).lines
     assert list(lines[0]) == ["two replicas", "100", "5", "2.00x"]
     assert [line[0] for line in lines] == list(CASES)
+
+
+def saves(layout: str, folder: str) -> dict[str, list[tuple[float, float]]]:
+    """Of one small block, on a rank."""
+    shutdown()
+    return saving_rank.measure(saving_rank.Job(layout, folder, rows=16, blocks=1), 0.01)
+
+
+def test_every_way_of_saving_is_measured(pool: Callable[[int], RankPool], tmp_path: Path) -> None:
+    found = pool(2).run(saves, "two partitions", str(tmp_path))[0]
+    assert list(found) == list(saving_rank.WAYS)
+    assert all(0 <= stood <= total for turns in found.values() for total, stood in turns)
+    assert (tmp_path / "newest").read_text() == "now_partial\n"
+    results = Results("saving", "one thread a process")
+    for layout in saving_rank.RANKS:
+        results.rows.append(row(layout, 0, STEP, [500.0]))
+        for way in saving_rank.WAYS[1:]:
+            results.rows += [row(f"{layout}: {way}", 0, what, [10.0]) for what in (STOOD, LOST)]
+    lines = saving_grid(results).lines
+    assert list(lines[1]) == ["one process, a core free", "500", "copied at once", "10.0", "2.0%", "10"]
 
 
 def test_tensor_parallelism_is_measured_beside_torchs_own(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel.before_writing import before_writing
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, SLICES, is_partial
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
@@ -111,6 +112,7 @@ class _Methods(PrecisionAttributes):
             ValueError: its groups or the shapes of its tensors do not fit this optimizer's; nothing has been
                 changed.
         """
+        before_writing()
         given = self._smp_fitting(state_dict)
         _, given = split_masters(given)
         if self._smp_layout is not None:

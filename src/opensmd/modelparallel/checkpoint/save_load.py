@@ -15,7 +15,7 @@ import pickle
 import time
 import uuid
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,12 +108,14 @@ def save_part(
     v3: bool = False,
     suffix: str = "",
     group: dist.ProcessGroup | None = None,
+    before_commit: Callable[[], None] | None = None,
     **options: Any,
 ) -> None:
     """Write this rank's part of a partial checkpoint; called on all ranks of the replica.
 
     Args:
         group: these ranks; None takes the group that all uses share.
+        before_commit: called when this rank's file is written; what it raises leaves the save undone.
         options: those of ``files.write_aside``.
     """
     groups = state.require("smp.save(partial=True)").groups
@@ -130,10 +132,17 @@ def save_part(
     with naming_lost_ranks(f"{f} was not saved"):
         save = str(exchange(_new_save(), group)[0])  # the same on all ranks
     label = Label(save=save, part=part, parts=dist.get_world_size(group))
+
+    def write() -> Path:
+        aside = write_aside(obj, path, label, **options)
+        if before_commit is not None:
+            before_commit()
+        return aside
+
     try:
         aside = together(
             group,
-            lambda: write_aside(obj, path, label, **options),
+            write,
             failed=f"{f} was not saved, the previous checkpoint is untouched",
             rank="mp_rank",
         )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from opensmd.modelparallel.before_writing import before_writing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision.loss_scale import LossScale
 from opensmd.modelparallel.precision.master_weights import MasterWeights, dense_gradients
@@ -95,6 +96,7 @@ class HalfMethods(PrecisionAttributes):
 
     def init_master_params(self) -> None:
         """Make the masters what the model's parameters are."""
+        before_writing()
         if self._smp_masters is not None:
             self._smp_masters.reload()
 
@@ -194,6 +196,7 @@ class HalfMethods(PrecisionAttributes):
                     f"{tuple(value.shape)} in the checkpoint, {tuple(master.shape)} here. Nothing has been "
                     "changed"
                 )
+        before_writing()
         super().load_state_dict(rest)  # type: ignore[misc]
         with torch.no_grad():
             for master, value in pairs:

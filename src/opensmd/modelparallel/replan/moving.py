@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel.before_writing import before_writing
 from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -49,6 +50,7 @@ def replan(model: ModelState, engine: Engine, plan: Plan) -> bool:
         return False
     if replicas is not None:
         replicas.close()
+    before_writing()
     _move_tensors(module, before, plan, group)
     engine.follow(module, plan)
     model.follow_plan(plan)

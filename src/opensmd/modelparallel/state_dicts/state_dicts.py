@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from opensmd.modelparallel.before_writing import before_writing
 from opensmd.modelparallel.checkpoint.gather import collect, gather_full
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, SLICES, is_partial, marked, with_versions
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
@@ -205,6 +206,7 @@ class StateDicts(DistributedParts):
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"model.load_state_dict: expected a state dict, got {type(state_dict).__name__}")
+        before_writing()
         given = with_versions(state_dict, state_dict)
         if is_partial(given):
             if same_partition_load:

@@ -1,4 +1,4 @@
-"""Saving beside training: a copy is taken at once, and a thread writes it.
+"""Saving beside training: a thread copies and writes.
 
 The thread agrees with those of other ranks through process groups that nothing else uses, so that it never
 stands between the messages of a step. What goes wrong is raised by the next save, by ``wait``, or by
@@ -8,6 +8,7 @@ stands between the messages of a step. What goes wrong is raised by the next sav
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from opensmd.modelparallel.state import state
 
 __all__ = ["BackgroundSave", "finish_background_save", "save_in_background"]
 
+NICENESS = 10  # a tenth of a core that training wants for itself
+
 
 class BackgroundSave:
     """A save that goes on beside training.
@@ -33,9 +36,19 @@ class BackgroundSave:
     def __init__(self, snapshot: Snapshot, groups: SavingGroups) -> None:
         self._error: BaseException | None = None
         self._work = snapshot, groups
+        self._copying = snapshot.copying
         # Not a daemon: a script that ends waits for its last checkpoint.
         self._thread = threading.Thread(target=self._run, name=f"smp.save_checkpoint {snapshot.tag}")
         self._thread.start()
+
+    def wait_until_copied(self) -> None:
+        """Return when this rank's parameters and optimizer state may be written.
+
+        ``optimizer.step`` and ``load_state_dict`` wait by themselves.
+        """
+        copying = self._copying
+        if copying is not None:
+            copying.finish()
 
     @property
     def done(self) -> bool:
@@ -54,12 +67,25 @@ class BackgroundSave:
             raise error
 
     def _run(self) -> None:
+        _give_way()
         try:
             write_snapshot(*self._work)
         except Exception as error:
             self._error = error
         finally:
+            if self._copying is not None:
+                self._copying.abandon()  # the next save uses the buffers again
+            self._copying = None
             del self._work
+
+
+def _give_way() -> None:
+    """Let this thread have what training leaves of the cores, and a little more on a full machine."""
+    policy = os.sched_getscheduler(0)
+    if policy in (os.SCHED_FIFO, os.SCHED_RR):
+        os.sched_setscheduler(0, policy, os.sched_param(os.sched_get_priority_min(policy)))
+    else:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 @dataclass
@@ -80,7 +106,7 @@ _savers: dict[int, _Saver] = {}  # by the world group of their ``smp.init``; at 
 
 
 def save_in_background(snapshot: Snapshot) -> BackgroundSave:
-    """Copy the snapshot, and write it while training goes on; called on all ranks."""
+    """Copy and write the snapshot while training goes on; called on all ranks."""
     saver = _savers.get(id(state.groups))
     if saver is None:
         saver = _savers[id(state.groups)] = _Saver(_make_groups())

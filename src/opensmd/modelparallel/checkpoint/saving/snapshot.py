@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opensmd.modelparallel.checkpoint.merge import with_versions
+from opensmd.modelparallel.checkpoint.saving.copying import Copying, can_be_copied_later
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors import structure
@@ -30,6 +32,7 @@ class Snapshot:
         random: the states of this rank's random number generators.
         kept: how many partial checkpoints stay in the folder; None keeps all.
         weights_only: refuse what loads only with trust.
+        copying: of what is copied beside training; None where the snapshot has the tensors themselves.
     """
 
     folder: Path
@@ -41,6 +44,16 @@ class Snapshot:
     random: dict[str, Any] | None
     kept: int | None
     weights_only: bool
+    copying: Copying | None = None
+
+    def require_untouched(self) -> None:
+        """Return when everything has been copied.
+
+        Raises:
+            SMPCheckpointError: something was written meanwhile.
+        """
+        if self.copying is not None:
+            self.copying.require_untouched()
 
 
 def take_snapshot(
@@ -91,29 +104,75 @@ class HostCopies:
         self._buffers: dict[int, Tensor] = {}
 
     def of(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with copies of all tensors; those of the one before are no longer valid."""
-        tensors = structure.tensors_in(snapshot)
+        """The snapshot with copies of all it has; those of the one before are no longer valid.
+
+        What only optimizers write is copied later: ``Snapshot.copying``.
+        """
+        tensors: list[Tensor] = []
+        data = structure.dump_if_possible(snapshot, tensors)
+        if data is None:  # what pickle cannot carry is refused when it is written
+            tensors = structure.tensors_in(snapshot)
+        trained = _trained_memory()
         copies: dict[tuple[Any, ...], Tensor] = {}
         buffers: dict[int, Tensor] = {}
+        later: list[tuple[Tensor, Tensor]] = []
         for tensor in tensors:
             if (place := _place(tensor)) not in copies:  # tied tensors stay tied
                 number = len(copies)
-                buffers[number] = copies[place] = self._copy(tensor, self._buffers.get(number))
+                buffer = _buffer_for(tensor, self._buffers.get(number))
+                buffers[number] = copies[place] = buffer
+                if can_be_copied_later(tensor) and tensor.untyped_storage()._cdata in trained:
+                    later.append((tensor.detach(), buffer))
+                elif tensor.layout is not torch.strided:
+                    copies[place] = tensor.detach().cpu().clone()
+                else:
+                    buffer.copy_(tensor.detach(), non_blocking=True)
         if any(tensor.is_cuda for tensor in tensors):
-            torch.cuda.synchronize()  # the copies are complete
+            torch.cuda.current_stream().synchronize()  # what was copied at once is complete
         self._buffers = buffers
-        copied: Snapshot = structure.substitute(snapshot, iter([copies[_place(each)] for each in tensors]))
-        if copied.model is not None and snapshot.model is not None:
-            return replace(copied, model=with_versions(copied.model, snapshot.model))
-        return copied
+        found = [copies[_place(tensor)] for tensor in tensors]
+        copied: Snapshot = (
+            structure.substitute(snapshot, iter(found)) if data is None else structure.load(data, found)
+        )
+        if data is None and copied.model is not None and snapshot.model is not None:
+            copied = replace(copied, model=with_versions(copied.model, snapshot.model))
+        return replace(copied, copying=Copying(later, _names_in(snapshot)))
 
-    def _copy(self, tensor: Tensor, buffer: Tensor | None) -> Tensor:
-        if tensor.layout is not torch.strided:
-            return tensor.detach().cpu().clone()
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        buffer.copy_(tensor.detach(), non_blocking=True)
-        return buffer
+
+def _buffer_for(tensor: Tensor, before: Tensor | None) -> Tensor:
+    if before is not None and before.shape == tensor.shape and before.dtype == tensor.dtype:
+        return before
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _trained_memory() -> frozenset[int]:
+    """Of what only optimizers write between a save and the next step of one."""
+    module = nn.Module() if state.model is None else state.model.get_module()
+    trained: list[Any] = [each for each in module.parameters() if each.requires_grad]
+    for optimizer in state.optimizers.values():
+        trained += [list(group["params"]) for group in optimizer.param_groups]
+        trained += optimizer.state.values()
+    others = [*module.buffers(), *_written_by_forward(module)]
+    return structure.memory_of(trained) - structure.memory_of(others)
+
+
+def _written_by_forward(module: nn.Module) -> list[Tensor]:
+    """Parameters whose module changes them itself."""
+    return [
+        each.weight
+        for each in module.modules()
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm is not None
+    ]
+
+
+def _names_in(snapshot: Snapshot) -> Callable[[Tensor], str]:
+    """What a tensor of the snapshot is called in errors."""
+    names = {_place(each): name for name, each in (snapshot.model or {}).items() if isinstance(each, Tensor)}
+    for number, entries in (snapshot.optimizer or {}).get("state", {}).items():
+        for key, each in entries.items() if isinstance(entries, dict) else ():
+            if isinstance(each, Tensor):
+                names.setdefault(_place(each), f"the optimizer's {key} of parameter {number}")
+    return lambda tensor: names.get(_place(tensor), f"a tensor of shape {tuple(tensor.shape)}")
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

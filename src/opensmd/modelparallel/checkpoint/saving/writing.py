@@ -46,13 +46,16 @@ def write_snapshot(snapshot: Snapshot, groups: SavingGroups) -> None:
         TypeError: something in the content would not load again.
     """
 
-    def write() -> None:
+    def prepare() -> None:
         folder, tag = snapshot.folder, snapshot.tag
+        snapshot.require_untouched()
         folder.mkdir(parents=True, exist_ok=True)
         if snapshot.random is not None:
             own = folder / f"{tag}_partial"
             own.mkdir(exist_ok=True)
             _write(snapshot.random, random_file(own), "the random states", snapshot)
+
+    def write() -> None:
         if state.groups.rank_in(CommGroup.RDP_GROUP) == 0:
             (_write_partial if snapshot.partial else _write_full)(snapshot, groups)
 
@@ -63,6 +66,7 @@ def write_snapshot(snapshot: Snapshot, groups: SavingGroups) -> None:
                 _prune(snapshot.folder, snapshot.kept, keep=snapshot.tag)
 
     failed = f"the checkpoint {snapshot.tag!r} in {snapshot.folder} was not saved"
+    together(groups.world, prepare, failed=failed, rank="rank")
     together(groups.world, write, failed=failed, rank="rank")
     together(groups.world, finish, failed=failed, rank="rank")
 
@@ -83,6 +87,7 @@ def _write_partial(snapshot: Snapshot, groups: SavingGroups) -> None:
                 folder / name,
                 suffix=".pt",
                 group=groups.replica,
+                before_commit=snapshot.require_untouched,
                 caller=_caller(f"the {name}'s state"),
                 weights_only=snapshot.weights_only,
             )
@@ -112,6 +117,7 @@ def _on_the_replica(work: Callable[[], None], path: Path, groups: SavingGroups) 
 def _write(obj: Any, path: Path, content: str, snapshot: Snapshot) -> None:
     label = Label(save=uuid.uuid4().hex, part=0, parts=1)
     aside = write_aside(obj, path, label, caller=_caller(content), weights_only=snapshot.weights_only)
+    snapshot.require_untouched()
     commit(aside, path, alone=True)
 
 

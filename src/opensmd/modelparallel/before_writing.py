@@ -1,0 +1,45 @@
+"""Who reads parameters and optimizer state beside training, and is waited for before anything writes them.
+
+Readers wait here for every torch optimizer's step by themselves; what else writes calls ``before_writing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["Reader", "before_writing"]
+
+
+class Reader:
+    """Something that reads while training goes on, from now until it is closed.
+
+    Args:
+        finish: returns when it has read everything.
+    """
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self.finish = finish
+        self._hook: RemovableHandle = register_optimizer_step_pre_hook(_before_step)
+        _readers[id(self)] = self
+
+    def close(self) -> None:
+        """Be waited for no more."""
+        self._hook.remove()
+        _readers.pop(id(self), None)
+
+
+_readers: dict[int, Reader] = {}
+
+
+def before_writing() -> None:
+    """Wait until nobody reads parameters or optimizer state beside training."""
+    for reader in list(_readers.values()):
+        reader.finish()
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    before_writing()
