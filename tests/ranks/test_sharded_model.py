@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,45 @@ def of_tensor_parallel_ranks(partitions: int, degree: int) -> dict[str, Any]:
     cut = sum(is_cut(parameter) for parameter in model.parameters())
     state = optimizer.state_dict()["state"]
     return {"losses": losses, "norms": norms, "model": model.state_dict(), "optimizer": state, "cut": cut}
+
+
+def as_scripts_read_it(folder: Path) -> None:
+    """A file at a time, by torch alone, as converters of sharded checkpoints do."""
+    for half in ({}, {"bf16": True}, {"fp16": True}):
+        training = Training(**BY_BLOCK, **half)
+        training.train(0)
+        expected = training.model.state_dict()
+        for blocking in (True, False):
+            save = smp.save_checkpoint(
+                str(folder), "one", model=training.model, optimizer=training.optimizer, blocking=blocking
+            )
+            if save is not None:
+                save.wait()
+            model = torch.load(folder / "one_partial" / "model_0.pt")["module"]
+            torch.testing.assert_close(model, dict(expected), rtol=0.0, atol=0.0)
+            assert model.keys() == expected.keys()
+            state = torch.load(folder / "one_partial" / "optimizer_0.pt")
+            shapes = torch.load(folder / "one_partial" / "user_content.pt")["param_shapes"]
+            assert state["partition_count"] == len(list((folder / "one_partial").glob("optimizer_*.pt"))) == 1
+            flat, first = torch.cat(state["fp32_flat_groups"]), 0
+            assert flat.dtype == torch.float32
+            for name, shape in shapes.items():
+                count = math.prod(shape)
+                found = flat[first : first + count].view(shape)
+                first += count
+                torch.testing.assert_close(found.to(expected[name].dtype), expected[name], rtol=0.0, atol=0.0)
+            assert first == len(flat)
+            smp.resume_from_checkpoint(str(folder), "one")
+            torch.testing.assert_close(dict(training.model.state_dict()), dict(expected), rtol=0.0, atol=0.0)
+            smp.save_checkpoint(str(folder), "alone", optimizer=training.optimizer)
+            alone = torch.load(folder / "alone_partial" / "optimizer_0.pt")["fp32_flat_groups"]
+            assert torch.equal(torch.cat(alone), flat)
+
+
+def test_files_have_what_scripts_look_up_in_sharded_checkpoints(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(2).run(as_scripts_read_it, tmp_path)
 
 
 def saves_and_goes_on_anywhere(folder: Path) -> None:

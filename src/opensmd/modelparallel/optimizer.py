@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from opensmd.modelparallel._torch_internals import without_interception
-from opensmd.modelparallel.before_writing import before_writing
-from opensmd.modelparallel.checkpoint.merge import PARTIAL, SLICES, is_partial
+from opensmd.modelparallel.checkpoint.before_writing import before_writing
+from opensmd.modelparallel.checkpoint.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
@@ -125,7 +125,7 @@ class _Methods(PrecisionAttributes):
             raise TypeError(
                 f"optimizer.load_state_dict: expected a state dict, got {type(state_dict).__name__}"
             )
-        given = dict(state_dict)
+        given = {name: each for name, each in state_dict.items() if name not in (FLAT, COUNT)}
         if is_partial(given):
             given = merged_parts(given)
         given.pop(PARTIAL, None)

@@ -18,6 +18,9 @@ import torch
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
 __all__ = [
+    "COUNT",
+    "FLAT",
+    "MODULE",
     "PARTIAL",
     "SLICES",
     "is_partial",
@@ -30,6 +33,8 @@ __all__ = [
 
 PARTIAL = "_smp_is_partial"
 SLICES = "_smp_slices"
+MODULE, FLAT, COUNT = "module", "fp32_flat_groups", "partition_count"  # see ``saving.sharded_names``
+_TYPES = {MODULE: Mapping, FLAT: list, COUNT: int}  # as no entry of a state dict has
 
 
 def is_partial(given: Any) -> bool:
@@ -38,10 +43,12 @@ def is_partial(given: Any) -> bool:
 
 
 def marked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict without its marks."""
-    return with_versions(
-        {name: value for name, value in given.items() if name not in (PARTIAL, SLICES)}, given
-    )
+    """A state dict without its marks, and without what is in it only for scripts to look up."""
+    return with_versions({name: value for name, value in given.items() if not _is_mark(name, value)}, given)
+
+
+def _is_mark(name: str, value: Any) -> bool:
+    return name in (PARTIAL, SLICES) or (name in _TYPES and isinstance(value, _TYPES[name]))
 
 
 def with_versions(entries: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:

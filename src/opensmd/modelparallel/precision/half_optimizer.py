@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from opensmd.modelparallel.before_writing import before_writing
+from opensmd.modelparallel.checkpoint.before_writing import before_writing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision.loss_scale import LossScale
 from opensmd.modelparallel.precision.master_weights import MasterWeights, dense_gradients

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel._torch_internals import without_interception
-from opensmd.modelparallel.before_writing import before_writing
+from opensmd.modelparallel.checkpoint.before_writing import before_writing
 from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from opensmd.modelparallel.before_writing import before_writing
+from opensmd.modelparallel.checkpoint.before_writing import before_writing
 from opensmd.modelparallel.checkpoint.gather import collect, gather_full
 from opensmd.modelparallel.checkpoint.merge import PARTIAL, SLICES, is_partial, marked, with_versions
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.before_writing import Reader
+from opensmd.modelparallel.checkpoint.before_writing import Reader
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
 __all__ = ["Copying", "can_be_copied_later"]

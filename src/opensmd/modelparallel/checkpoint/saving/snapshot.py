@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel.checkpoint.merge import with_versions
 from opensmd.modelparallel.checkpoint.saving.copying import Copying, can_be_copied_later
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states
+from opensmd.modelparallel.checkpoint.saving.sharded_names import with_flat_groups, with_module
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state
@@ -81,6 +82,8 @@ def take_snapshot(
         states = optimizer.local_state_dict() if partial else optimizer.state_dict(gather_to_rank0=True)
     if model is not None and (first or state.cfg.shards_parameters):  # or all replicas have parts of it
         whole = model.local_state_dict() if partial else model.state_dict(gather_to_rank0=True)
+    if partial and state.cfg.shards_parameters:
+        whole, states = _with_sharded_names(whole, states, optimizer)
     if translate and not partial and whole:
         for to_huggingface, _ in state.module_manager.translate_functions:
             whole = to_huggingface(whole)
@@ -95,6 +98,16 @@ def take_snapshot(
         kept=kept,
         weights_only=weights_only,
     )
+
+
+def _with_sharded_names(
+    whole: dict[str, Any] | None, states: dict[str, Any] | None, optimizer: Any
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """With what scripts look up; called on all ranks."""
+    if states is not None and isinstance(state.model, ModelState):
+        values = state.model.local_state_dict() if whole is None else whole
+        states = with_flat_groups(states, values, optimizer._smp_names())
+    return None if whole is None else with_module(whole), states
 
 
 class HostCopies:
@@ -157,12 +170,9 @@ def _trained_memory() -> frozenset[int]:
 
 
 def _written_by_forward(module: nn.Module) -> list[Tensor]:
-    """Parameters whose module changes them itself."""
-    return [
-        each.weight
-        for each in module.modules()
-        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.max_norm is not None
-    ]
+    """Parameters whose module changes them itself: embeddings with a largest norm."""
+    modules = [each for each in module.modules() if getattr(each, "max_norm", None) is not None]
+    return [parameter for each in modules for parameter in each.parameters(recurse=False)]
 
 
 def _names_in(snapshot: Snapshot) -> Callable[[Tensor], str]:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from opensmd.modelparallel.before_writing import before_writing
+from opensmd.modelparallel.checkpoint.before_writing import before_writing
 from opensmd.modelparallel.checkpoint.saving.copying import PIECE, Copying, can_be_copied_later
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
@@ -34,6 +35,18 @@ def test_a_step_of_any_optimizer_waits_until_everything_has_been_copied() -> Non
     work.require_untouched()
     assert torch.equal(copy, torch.arange(LARGE, dtype=torch.float32))
     assert torch.equal(parameter, copy - 1)
+
+
+def test_a_step_waits_for_several_copies_and_goes_on_to_the_hooks_of_the_script() -> None:
+    parameter, optimizer = trained()
+    works = [copying(parameter.detach())[0] for _ in range(3)]
+    called = []
+    handle = register_optimizer_step_pre_hook(lambda *_: called.append(1))
+    optimizer.step()
+    handle.remove()
+    assert called == [1]
+    for work in works:
+        work.require_untouched()
 
 
 def test_a_step_and_a_thread_share_the_copying() -> None:

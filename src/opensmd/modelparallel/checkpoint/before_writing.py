@@ -5,11 +5,11 @@ Readers wait here for every torch optimizer's step by themselves; what else writ
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 __all__ = ["Reader", "before_writing"]
 
@@ -23,12 +23,11 @@ class Reader:
 
     def __init__(self, finish: Callable[[], None]) -> None:
         self.finish = finish
-        self._hook: RemovableHandle = register_optimizer_step_pre_hook(_before_step)
+        _watch_optimizers()
         _readers[id(self)] = self
 
     def close(self) -> None:
         """Be waited for no more."""
-        self._hook.remove()
         _readers.pop(id(self), None)
 
 
@@ -39,6 +38,12 @@ def before_writing() -> None:
     """Wait until nobody reads parameters or optimizer state beside training."""
     for reader in list(_readers.values()):
         reader.finish()
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Once and for good: torch goes through its hooks while they run, so none can take itself away."""
+    register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
