@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.harness.cores import Cores
 from benchmarks.harness.meeting import MAX_CALLS, Meeting, Stamps
 
-__all__ = ["UNTIL_STEADY", "Candidate", "Plan", "sample", "timed"]
+__all__ = ["UNTIL_STEADY", "Candidate", "Plan", "run_block", "sample", "timed"]
 
 Block = Callable[[Stamps], None]
 
@@ -96,7 +96,7 @@ def sample(
         name = candidate.name
         while True:
             patient = cores.wait_for_calm()
-            values = _run_block(candidate, meeting, calls[name], plan.untimed)
+            values = run_block(candidate, meeting, calls[name], plan.untimed)
             if not patient or cores.calm():
                 return values
             cores.throw_away(block_seconds[name])
@@ -109,14 +109,15 @@ def sample(
 
 def _estimate(candidate: Candidate, meeting: Meeting, plan: Plan) -> float:
     """Seconds one call takes, roughly: the median of a few."""
-    return float(np.median(_run_block(candidate, meeting, 5, plan.untimed))) * 1e-6
+    return float(np.median(run_block(candidate, meeting, 5, plan.untimed))) * 1e-6
 
 
 def _calls_in_block(seconds: float, plan: Plan) -> int:
     return int(min(plan.max_block, max(2, plan.block_seconds / max(seconds, 1e-9)), MAX_CALLS))
 
 
-def _run_block(candidate: Candidate, meeting: Meeting, calls: int, untimed: int) -> list[float]:
+def run_block(candidate: Candidate, meeting: Meeting, calls: int, untimed: int) -> list[float]:
+    """Microseconds of each of ``calls`` calls, after some that are not timed; the same on all ranks."""
     meeting.wait()
     candidate.block(np.empty(untimed + 1, dtype=np.int64))
     meeting.wait()

@@ -1,27 +1,35 @@
-"""One rank of the benchmark of the timeline: takes steps, with or without being recorded."""
+"""One rank of the benchmark of the timeline: takes steps, with recording on and off in turn."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 from benchmarks.ddp.rank import training
-from benchmarks.harness.options import plan, rank_parser
+from benchmarks.harness.meeting import Stamps
+from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, row
-from benchmarks.harness.sampling import Candidate, sample, timed
+from benchmarks.harness.sampling import Candidate, run_block, timed
 from benchmarks.pipeline.cases import CASES
 from benchmarks.pipeline.rank import ours, over_smddp
+from opensmd.native import core
+from opensmd.timeline.recorder import recorder
 
 Step = Callable[[], object]
 MICROBATCHES = 8
 WARM_UP = 3  # steps
+SPELL = (
+    0.3  # seconds without a change: the recorder looks at least once in that, however little there is to do
+)
+WITHOUT, WITH = "without", "with --timeline"
 
 
-def ddp(width: int, patience: float) -> tuple[Rank, Step]:
-    """DDP over smddp, whose collectives are recorded."""
-    me = join(["smddp"], patience=patience)
-    return me, training(me.groups["smddp"], width)[0]
+def ddp(backend: str, width: int, patience: float) -> tuple[Rank, Step]:
+    """DDP, whose collectives are recorded."""
+    me = join([backend], patience=patience)
+    return me, training(me.groups[backend], width)[0]
 
 
 def split(case: str, patience: float) -> tuple[Rank, Step]:
@@ -31,25 +39,55 @@ def split(case: str, patience: float) -> tuple[Rank, Step]:
 
 
 STEPS: dict[str, Callable[[float], tuple[Rank, Step]]] = {
-    "DDP, width 64": partial(ddp, 64),
-    "DDP, width 512": partial(ddp, 512),
+    "DDP, width 64": partial(ddp, "smddp", 64),
+    "DDP, width 512": partial(ddp, "smddp", 512),
+    "DDP over Gloo, width 64": partial(ddp, "gloo", 64),
     "split, tiny": partial(split, "tiny"),
     "split, gpt": partial(split, "gpt"),
 }
 
 
+def switched(call: Callable[[], object], rank: int, *, on: bool) -> Candidate:
+    """Calls with recording on, or with all of it off."""
+    chosen = recorder(rank)
+    assert chosen is not None
+    block = timed(call)
+
+    def switch_and_call(stamps: Stamps) -> None:
+        chosen.paused = not on
+        (core.log_calls_of_torch if on else core.forget_calls_of_torch)()
+        block(stamps)
+
+    return Candidate(WITH if on else WITHOUT, switch_and_call)
+
+
+def spell_of(step: Step, me: Rank) -> tuple[Step, int]:
+    """Steps that take about SPELL seconds together, and how many they are."""
+    microseconds = run_block(Candidate("step", timed(step)), me.meeting, 5, WARM_UP)
+    count = max(1, math.ceil(SPELL * 1e6 / sorted(microseconds)[2]))
+
+    def steps() -> None:
+        for _ in range(count):
+            step()
+
+    return steps, count
+
+
 def main() -> None:
-    """Measure one step and leave its times to rank 0."""
+    """Take spells of steps of both kinds in turn and leave their times to rank 0."""
     parser = rank_parser()
     parser.add_argument("--step", required=True, choices=STEPS)
     options = parser.parse_args()
     me, step = STEPS[options.step](options.patience)
-    for _ in range(WARM_UP):
-        step()
-    found = sample([Candidate("step", timed(step))], me.meeting, me.calm, plan(options))
+    spell, count = spell_of(step, me)
+    kinds = [switched(spell, me.rank, on=on) for on in (False, True)]
     results = Results("timeline", me.layout)
-    results.rows = [row(options.step, 0, name, samples) for name, samples in found.items()]
-    del step  # a model must not outlive its groups
+    for turn in range(options.rounds):
+        for candidate in kinds[:: 1 if turn % 2 == 0 else -1]:
+            me.calm.wait_for_calm()
+            (microseconds,) = run_block(candidate, me.meeting, 1, 1)
+            results.rows.append(row(options.step, 0, candidate.name, [microseconds / count]))
+    del step, spell, kinds  # a model must not outlive its groups
     leave(me, results)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.patience import PATIENCE
+from tests.scripts.test_smddp_scripts import BIN, run
+from tests.support.ranks import ROOT, free_port
 
 pytestmark = pytest.mark.processes
 
@@ -51,19 +51,7 @@ dist.destroy_process_group()
 
 
 def test_a_job_leaves_a_trace_and_a_page_without_a_line_of_code(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "opensmd.launch.cli", "-n", "2", "--timeline", "when", "train.py"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "smdrun: timeline: " in done.stderr
+    assert "smdrun: timeline: " in smdrun(tmp_path, SCRIPT, "-n", "2")
     events = json.loads((tmp_path / "when" / "trace.json").read_text())["traceEvents"]
     names = {rank: [e["name"] for e in events if e["ph"] == "X" and e["pid"] == rank] for rank in (0, 1)}
     for rank in (0, 1):
@@ -82,3 +70,95 @@ def test_a_job_leaves_a_trace_and_a_page_without_a_line_of_code(tmp_path: Path) 
     assert waits
     page = (tmp_path / "when" / "timeline.html").read_text()
     assert "<th>rank 0</th>" in page and "<th>rank 1</th>" in page
+
+
+GLOO = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for _ in range(5):
+    dist.all_reduce(torch.ones(256))
+dist.all_reduce(torch.ones(1000), async_op=True).wait()
+dist.all_reduce(torch.sparse_coo_tensor([[1]], [2.0], (5,), check_invariants=False))
+half = torch.empty(2)
+dist.reduce_scatter_tensor(half, torch.ones(4))  # whose end torch tells nobody but the one who waits
+assert half.tolist() == [2, 2]
+dist.barrier()
+if rank == 0:
+    dist.send(torch.ones(3), 1)
+else:
+    dist.recv(torch.ones(3), 0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 30, bias=False))
+model(torch.ones(2, 30)).sum().backward()
+group = dist.new_group([0, 1])
+with torch.inference_mode():
+    dist.broadcast(torch.ones(1), 0, group=group)
+dist.destroy_process_group()
+"""
+
+
+def smdrun(folder: Path, script: str, *options: str, **env: str) -> str:
+    """Run a script with a timeline in the folder ``when``; what the command said."""
+    (folder / "train.py").write_text(script)
+    command = [str(BIN / "smdrun"), *options, "--timeline", "when", "train.py"]
+    done = run(command, cwd=folder, OMP_NUM_THREADS="1", **env)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def spans(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Each rank's events of some length in the trace."""
+    events = json.loads((folder / "when" / "trace.json").read_text())["traceEvents"]
+    complete = [event for event in events if event["ph"] == "X"]
+    return {rank: [e for e in complete if e["pid"] == rank] for rank in {e["pid"] for e in complete}}
+
+
+@pytest.mark.newest
+def test_what_torchs_own_gloo_does_is_recorded_in_a_script_that_never_asks_for_smddp(tmp_path: Path) -> None:
+    said = smdrun(tmp_path, GLOO, "-n", "2")
+    assert "kernel" not in said  # torch warns of operators whose kernels are replaced
+    for events in spans(tmp_path).values():
+        sizes = [(e["name"], e["args"]["bytes"]) for e in events if "bytes" in e["args"]]
+        assert sizes.count(("all_reduce", 1024)) == 5
+        for one in (("all_reduce", 4000), ("all_reduce", 3600), ("all_reduce", 12), ("barrier", 0)):
+            assert sizes.count(one) == 1, one
+        assert ("reduce_scatter_tensor", 8) in sizes and ("broadcast", 4) in sizes
+    assert any(
+        e["name"].startswith("waiting for rank") for events in spans(tmp_path).values() for e in events
+    )
+
+
+@pytest.mark.newest
+def test_hosts_are_joined_in_one_trace_with_what_gloo_does_between_them(tmp_path: Path) -> None:
+    script = GLOO.replace('"gloo")', '"smddp")').replace(
+        "with torch", "dist.all_reduce(torch.ones(1))\nwith torch"
+    )
+    ssh = f"{sys.executable} -S {ROOT / 'tests' / 'support' / 'ssh.py'}"
+    hosts = ["--hosts", "127.0.0.1:1,127.0.0.2:2", "--ssh", ssh, "--master-port", str(free_port())]
+    script = script.replace("torch.ones(4))", "torch.ones(6))").replace("[2, 2]", "[3, 3]")
+    said = smdrun(tmp_path, script.replace("if rank == 0", "if rank == 2:\n    pass\nelif rank == 0"), *hosts)
+    assert said.count("timeline: ") == 1
+    found = spans(tmp_path)
+    assert sorted(found) == [0, 1, 2]
+    for events in found.values():
+        assert [e["args"].get("bytes") for e in events if e["name"] == "all_reduce"].count(1024) == 5
+        assert {"reduce_scatter_tensor", "barrier"} <= {e["name"] for e in events}
+    assert sorted(path.name for path in (tmp_path / "when").iterdir()) == [
+        "rank-0.tsv",
+        "rank-1.tsv",
+        "rank-2.tsv",
+        "timeline.html",
+        "trace.json",
+    ]
+
+
+def test_without_the_core_it_is_said_that_gloo_is_not_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GLOO)
+    done = run(
+        [str(BIN / "smdrun"), "-n", "2", "--timeline", "when", "train.py"], cwd=tmp_path, OPENSMD_NATIVE="0"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the timeline will not show it" in done.stderr
+    assert "no timeline: no rank has left events" in done.stderr

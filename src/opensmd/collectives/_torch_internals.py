@@ -38,10 +38,13 @@ from opensmd.collectives.stores.listening import (
 from opensmd.native import core
 
 __all__ = [
+    "backends_of",
+    "before_groups_end",
     "cpu_backend",
     "default_group",
     "default_store",
     "gloo_group",
+    "groups_in_shared_memory",
     "let_scripts_choose_the_rendezvous",
     "listen_where_asked",
     "rendezvous_address",
@@ -50,6 +53,7 @@ __all__ = [
     "remember_store",
     "shared_group",
     "timeout_of",
+    "when_groups_are_made",
 ]
 
 _stores = StoresInTurn()
@@ -242,6 +246,34 @@ def groups_in_shared_memory() -> list[tuple[str, list[int], core.Group]]:
         with contextlib.suppress(RuntimeError, ValueError, AttributeError):
             found.append((group.group_name, c10d.get_process_group_ranks(group), shared_group(group)))
     return found
+
+
+def backends_of(group: dist.ProcessGroup) -> dict[str, Any]:
+    """What serves a group, by the type of device, without what torch wraps around it to look for mistakes."""
+    found = {}
+    for device in group._device_types:
+        backend: Any = group._get_backend(device)
+        found[device.type] = getattr(backend, "wrapped_pg", backend)
+    return found
+
+
+def when_groups_are_made(act: Callable[[dist.ProcessGroup], object]) -> None:
+    """Call ``act`` with every group that this process is in, as soon as there is one."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(*args: Any, **options: Any) -> Any:
+            made = original(*args, **options)
+            group = made[0] if isinstance(made, tuple) else made
+            if isinstance(group, dist.ProcessGroup):
+                act(group)
+            return made
+
+        return make
+
+    internal: Any = c10d
+    internal._new_process_group_helper = wrap(internal._new_process_group_helper)
+    _replace("split_group", wrap)
 
 
 def before_groups_end(act: Callable[[], object]) -> None:

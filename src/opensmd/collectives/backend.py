@@ -25,8 +25,8 @@ from torch.distributed.distributed_c10d import GroupName
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.name import DEVICES, NAME
+from opensmd.collectives.recording.begin import record_all_groups, record_operations
 from opensmd.collectives.sealed import seal_objects_of_torch
-from opensmd.collectives.timeline_source import record_operations
 from opensmd.collectives.topology import GroupPlan, exchange_identities, make_plan, own_identity, share_arena
 from opensmd.environment.ignored import warn_of_ignored
 from opensmd.environment.settings import Settings
@@ -48,6 +48,7 @@ def register() -> None:
     setattr(dist.Backend, NAME.upper(), NAME)  # torch looks it up, and that would come here once more
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICES))
     seal_objects_of_torch()
+    record_all_groups()
     _torch_internals.open_to_smddp(NAME)
     _torch_internals.listen_where_asked()
     # smdrun says where its store is; under torchrun the script has hardly changed it before its imports

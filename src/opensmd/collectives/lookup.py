@@ -8,9 +8,11 @@ core is built with the first group that asks for it.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from opensmd.collectives.name import DEVICES, NAME
+from opensmd.timeline.recorder import VARIABLE
 
 __all__ = ["make_known"]
 
@@ -23,6 +25,12 @@ def make_known() -> None:
     if known is not None and NAME not in known.backend_list:
         known.register_backend(NAME, _create_first, extended_api=True, devices=list(DEVICES))
         known.SMDDP = _Backend()
+    if known is not None and os.environ.get(
+        VARIABLE
+    ):  # of all groups, also in scripts that never ask for smddp
+        from opensmd.collectives.recording.begin import record_all_groups
+
+        record_all_groups()
 
 
 class _Backend:

@@ -19,6 +19,7 @@ from typing import Any
 
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.stores.listening import gloo_is_on_loopback
+from opensmd.environment.boot import boot_id
 from opensmd.environment.settings import Settings
 
 __all__ = ["Identity", "GroupPlan", "exchange_identities", "make_plan", "own_identity", "share_arena"]
@@ -121,15 +122,8 @@ def own_identity(settings: Settings, *, native: str = "") -> Identity:
 def _space(*kinds: str) -> str:
     """This machine since its boot, and this process's namespaces of these kinds."""
     try:
-        return "/".join([_boot_id(), *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in kinds)])
+        return "/".join([boot_id(), *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in kinds)])
     except OSError:  # no Linux
-        return socket.gethostname()
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # sandboxes that hide it
         return socket.gethostname()
 
 

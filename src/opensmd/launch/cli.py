@@ -25,6 +25,7 @@ __all__ = ["main"]
 
 # Options that the command for several hosts gives to each of them by itself, or takes for itself.
 _OF_HOSTS = {"hosts", "hostfile", "ssh", "ranks", "nnodes", "node_rank", "master_addr", "master_port"}
+_OF_HOSTS |= {"timeline", "records"}
 _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
 
 
@@ -72,6 +73,12 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     type=click.Path(file_okay=False, path_type=Path),
     envvar=VARIABLE,
     help="Folder for what every rank did when: trace.json for Perfetto, and timeline.html.",
+)
+@click.option(
+    "--records",
+    type=click.Path(file_okay=False, path_type=Path),
+    hidden=True,
+    help="Folder for this host's part of a timeline, which the command for all hosts fetches.",
 )
 @click.option(
     "--hosts",
@@ -143,7 +150,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     streams.prepare()
     job = _on_hosts(context, options)
     if job is not None:
-        raise SystemExit(run_on_hosts(job))
+        raise SystemExit(_run_on_hosts(job))
     torch_import.without_collector()
     try:
         _look_at(options["script"], module=options["module"], python=options["python"])
@@ -151,8 +158,9 @@ def main(context: click.Context, /, **options: Any) -> None:
         open_files.allow_for(chosen.ranks)
         if chosen.log_dir is not None:
             log_files.make_folder(chosen.log_dir)
-        if chosen.timeline is not None:
-            os.environ[VARIABLE] = str(begin_timeline(chosen.timeline))
+        records = chosen.timeline or chosen.records
+        if records is not None:
+            os.environ[VARIABLE] = str(begin_timeline(records))
     except ValueError as error:
         print(f"smdrun: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -182,7 +190,21 @@ def _on_hosts(context: click.Context, options: dict[str, Any]) -> HostsJob | Non
         options["master_addr"] or hosts[0].address,
         options["master_port"],
         ssh,
+        options["timeline"],
     )
+
+
+def _run_on_hosts(job: HostsJob) -> int:
+    if job.timeline is None:
+        return run_on_hosts(job)
+    try:
+        folder = begin_timeline(job.timeline)
+    except ValueError as error:
+        print(f"smdrun: {error}", file=sys.stderr)
+        return 2
+    status = run_on_hosts(job)
+    _show_timeline(folder)
+    return status
 
 
 def _show_timeline(folder: Path) -> None:

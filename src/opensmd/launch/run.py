@@ -66,6 +66,7 @@ class Options:
     mp_parameters: dict[str, JSON] = field(default_factory=dict)
     dataparallel: bool = False
     timeline: Path | None = None
+    records: Path | None = None
 
     @classmethod
     def from_command_line(

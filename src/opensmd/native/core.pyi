@@ -136,6 +136,23 @@ def make_gloo_backend(
 ) -> SmddpBackend:
     """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena."""
 
+# --- calls for the timeline ---------------------------------------------------------------------------------
+
+def log_calls() -> None:
+    """Note the collectives of groups between hosts that are made from now on."""
+
+def log_calls_of_torch() -> None:
+    """And those of CPU tensors that torch's own backends serve."""
+
+def forget_calls_of_torch() -> None:
+    """Leave these alone again; nothing may be under way."""
+
+def log_device_calls(backend: Backend, group: str, /) -> None:
+    """And those of a backend for CUDA tensors, which must be torch's NCCL."""
+
+def take_calls() -> list[tuple[str, str, int, int, int, int]]:
+    """What has ended since the last time: group, operation, its number there, start, end, bytes."""
+
 # --- messages and the edges of autograd ---------------------------------------------------------------------
 
 class Mailbox:

@@ -1,13 +1,11 @@
-"""Reads the files of all ranks, on one clock.
-
-Ranks of one host have one clock, which is told from the wall clock once a host; between hosts the wall clocks
-count, which are as far apart as the hosts' time service leaves them.
-"""
+"""Reads the files of all ranks, on one clock: that of the host of the lowest rank (see ``clocks``)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from opensmd.timeline.clocks import HostClock, differences
 from opensmd.timeline.recorder import MOST
 from opensmd.timeline.span import Span
 
@@ -34,15 +32,17 @@ def read_timeline(folder: Path) -> Timeline:
     Raises:
         ValueError: there is nothing, or something else.
     """
-    offsets: dict[str, int] = {}
-    found = Timeline()
+    hosts: dict[str, HostClock] = {}
     for path in sorted(folder.glob("rank-*.tsv")):
-        rank, host, spans = _read(path)
-        offset = offsets.setdefault(host[0], host[1])
-        found[rank] = _moved(spans, offset)
+        rank, (host, wall), spans = _read(path)
+        hosts.setdefault(host, HostClock(wall)).ranks[rank] = spans
+    apart = differences(hosts) if hosts else {}
+    found = Timeline()
+    for host, clock in hosts.items():
+        found.update({rank: _moved(spans, apart[host]) for rank, spans in clock.ranks.items()})
     if not any(found.values()):
         raise ValueError(
-            f"no rank has left events in {folder}. Collectives are recorded on smddp groups of one host, "
+            f"no rank has left events in {folder}. Collectives are recorded from the first process group on, "
             "microbatches where a model is split."
         )
     first = min(span.start_ns for spans in found.values() for span in spans)
@@ -51,7 +51,7 @@ def read_timeline(folder: Path) -> Timeline:
     return found
 
 
-def _moved(spans: list[Span], by: int) -> list[Span]:
+def _moved(spans: Sequence[Span], by: int) -> list[Span]:
     return [span._replace(start_ns=span.start_ns + by, end_ns=span.end_ns + by) for span in spans]
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
+from opensmd.environment.boot import boot_id
 from opensmd.timeline.span import Span
 
 __all__ = ["VARIABLE", "Recorder", "recorder"]
@@ -50,17 +50,21 @@ class Recorder:
     Args:
         folder: for the file, made if need be.
         rank: of this process in the job.
+
+    Attributes:
+        paused: for as long as this is set, nobody is asked for anything.
     """
 
     def __init__(self, folder: Path, *, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"rank-{rank}.tsv").open("w", encoding="utf-8")
         offset = time.time_ns() - time.perf_counter_ns()
-        self._file.write(f"{rank}\t{socket.gethostname()}\t{offset}\n")
+        self._file.write(f"{rank}\t{boot_id()}\t{offset}\n")  # the clock is the machine's
         self._pid = os.getpid()
         self._spans: list[Span] = []
         self._written = 0
         self._sources: list[Source] = []
+        self.paused = False
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="opensmd-timeline", daemon=True)
@@ -95,7 +99,7 @@ class Recorder:
         pause = SHORTEST
         while not self._ending.wait(pause):
             with self._lock:
-                if not self._file.closed:
+                if not self._file.closed and not self.paused:
                     pause = _next_pause(pause, self._collect())
 
     def _collect(self) -> int:

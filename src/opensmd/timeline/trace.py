@@ -11,20 +11,34 @@ from opensmd.timeline.files import Timeline
 from opensmd.timeline.shares import last_entries, waits_until
 from opensmd.timeline.span import PIPELINE, Span
 
-__all__ = ["write_trace"]
+__all__ = ["lane_for", "write_trace"]
 
 
 def write_trace(timeline: Timeline, path: Path) -> None:
-    """A process a rank, a thread a track; waiting is an event inside the collective that waits."""
+    """A process a rank, a thread a track, and more of them for spans of a track at the same time.
+
+    Waiting is an event inside the collective that waits.
+    """
     last = last_entries(timeline)
     tracks = sorted({span.track for spans in timeline.values() for span in spans})
     events: list[dict[str, Any]] = []
     for rank, spans in timeline.items():
         events.append(_name("process_name", rank, 0, f"rank {rank}"))
-        events += [_name("thread_name", rank, number, track) for number, track in enumerate(tracks)]
+        lanes: dict[str, list[int]] = {track: [0] for track in tracks}
         for span in spans:
-            events += _events(span, rank, tracks.index(span.track), last)
+            thread = len(tracks) * lane_for(span, lanes[span.track]) + tracks.index(span.track)
+            events += _events(span, rank, thread, last)
+        for number, track in enumerate(tracks):
+            threads = range(number, len(tracks) * len(lanes[track]), len(tracks))
+            events += [_name("thread_name", rank, thread, track) for thread in threads]
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+
+
+def lane_for(span: Span, ends: list[int]) -> int:
+    """The first lane that is free when ``span`` begins; notes in ``ends`` until when it is taken."""
+    free = next((lane for lane, end in enumerate(ends) if end <= span.start_ns), len(ends))
+    ends[free:] = [span.end_ns, *ends[free + 1 :]]
+    return free
 
 
 def _events(span: Span, rank: int, thread: int, last: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:

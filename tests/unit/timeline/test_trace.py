@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from opensmd.timeline.files import Timeline
 from opensmd.timeline.span import COLLECTIVES, PIPELINE, Span
-from opensmd.timeline.trace import write_trace
+from opensmd.timeline.trace import lane_for, write_trace
 
 
 def test_a_rank_waits_inside_its_collective_for_the_last_one(tmp_path: Path) -> None:
@@ -32,3 +33,22 @@ def test_a_rank_waits_inside_its_collective_for_the_last_one(tmp_path: Path) -> 
     ]
     names = {(event["pid"], event["args"]["name"]) for event in events if event["ph"] == "M"}
     assert names == {(rank, name) for rank in (0, 1) for name in (f"rank {rank}", PIPELINE, COLLECTIVES)}
+
+
+def spans(*times: tuple[int, int]) -> list[Span]:
+    return [Span(COLLECTIVES, "all_reduce", start, end) for start, end in times]
+
+
+def test_spans_at_the_same_time_get_lanes_and_free_ones_are_used_again() -> None:
+    ends = [0]
+    lanes = [lane_for(span, ends) for span in spans((0, 10), (5, 30), (10, 12), (11, 13), (31, 40))]
+    assert lanes == [0, 1, 0, 2, 0]
+    assert ends == [40, 30, 13]
+
+
+def test_events_of_one_thread_never_overlap(tmp_path: Path) -> None:
+    write_trace(Timeline({0: spans((0, 100), (50, 150), (120, 130))}), tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {0: COLLECTIVES, 1: COLLECTIVES}
+    assert [event["tid"] for event in events if event["ph"] == "X"] == [0, 1, 0]

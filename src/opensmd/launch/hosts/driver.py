@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, TextIO
 
@@ -24,6 +25,7 @@ from opensmd.environment import job_secret
 from opensmd.launch import signals
 from opensmd.launch.hosts.host_list import Host
 from opensmd.launch.hosts.order import Order, command_line, forwarded
+from opensmd.launch.hosts.recorded import fetch, folder_on_host, line_for
 from opensmd.launch.output import streams
 from opensmd.launch.output.explanation import FAILED_ELSEWHERE
 
@@ -47,6 +49,7 @@ class HostsJob:
         master_addr: of host 0, as the others know it.
         master_port: there.
         ssh: the command that reaches a host; its name and a line for its shell are added.
+        timeline: folder on this host for what the ranks of all hosts record; it exists.
     """
 
     hosts: Sequence[Host]
@@ -55,6 +58,7 @@ class HostsJob:
     master_addr: str
     master_port: int
     ssh: str = SSH
+    timeline: Path | None = None
 
 
 @dataclass(eq=False)
@@ -108,6 +112,8 @@ def run_on_hosts(job: HostsJob) -> int:
         return 2
     finally:
         _end(connections)
+    if job.timeline is not None:
+        _fetch_timeline(job, job.timeline, output)
     if output.reader_left:
         return 128 + signal.SIGPIPE
     if received:
@@ -127,8 +133,9 @@ def _connect(job: HostsJob, number: int, variables: dict[str, str], output: _Out
     place = ["--nnodes", str(len(job.hosts)), "--node-rank", str(number), "--master-addr", job.master_addr]
     place += ["--master-port", str(job.master_port)]
     ranks = [] if host.ranks is None else ["-n", str(host.ranks)]
-    folder = os.getcwd()  # noqa: PTH109 - a text for another machine
-    order = Order(folder, variables, [*job.options, *ranks, *place, *job.script])
+    records = [] if job.timeline is None else ["--records", str(folder_on_host(job.timeline, number))]
+    folder = _working_folder()
+    order = Order(folder, variables, [*job.options, *records, *ranks, *place, *job.script])
     process = subprocess.Popen(
         [*shlex.split(job.ssh), host.target, command_line(sys.executable, folder, os.environ)],
         stdin=subprocess.PIPE,
@@ -187,6 +194,19 @@ def _end(connections: Sequence[_Connection]) -> None:
             connection.process.wait()
         for reader in connection.readers:
             reader.join(1.0)  # what a host has left behind may hold the other end
+
+
+def _working_folder() -> str:
+    return os.getcwd()  # noqa: PTH109 - a text for another machine
+
+
+def _fetch_timeline(job: HostsJob, folder: Path, output: _Output) -> None:
+    """Bring what all hosts have recorded into ``folder``; say which host's part is not there."""
+    for number, host in enumerate(job.hosts):
+        line = line_for(folder_on_host(folder, number), _working_folder(), os.environ)
+        why = fetch([*shlex.split(job.ssh), host.target], line, folder)
+        if why is not None:
+            output.say(f"the timeline lacks the ranks on {host.target}: {why}")
 
 
 def _status(connections: Sequence[_Connection], output: _Output) -> int:

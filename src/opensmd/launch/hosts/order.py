@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 from opensmd.environment import job_secret
 from opensmd.environment.variables import NOTE
+from opensmd.timeline.recorder import VARIABLE as TIMELINE
 
 __all__ = ["Order", "command_line", "forwarded"]
 
@@ -44,7 +45,7 @@ _NAMES = ("PYTHONPATH", "LD_LIBRARY_PATH", "DDP_DISABLE_COMM_MEM", "PYTHONHASHSE
 _OWN = re.compile(
     r"SMDRUN_(HOSTS|HOSTFILE|SSH|NNODES|NODE_RANK|MASTER_ADDR|MASTER_PORT|RANKS|PID|JOB|STORE|BUILD_ERROR)$"
 )
-_NOT_FORWARDED = {NOTE, job_secret.FILE, job_secret.OF_LAUNCHER}
+_NOT_FORWARDED = {NOTE, job_secret.FILE, job_secret.OF_LAUNCHER, TIMELINE}
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,10 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def command_line(python: str, folder: str, environ: Mapping[str, str]) -> str:
-    """What a host's shell runs; it reads the order from its input. Nothing secret stands there."""
+def command_line(
+    python: str, folder: str, environ: Mapping[str, str], module: str = "opensmd.launch.hosts.member"
+) -> str:
+    """What a host's shell runs; the default reads the order from its input. Nothing secret stands there."""
     path = environ.get("PYTHONPATH", "")
     found = f"PYTHONPATH={shlex.quote(path)} " if path else ""
-    return f"cd {shlex.quote(folder)} && {found}exec {shlex.quote(python)} -m opensmd.launch.hosts.member"
+    return f"cd {shlex.quote(folder)} && {found}exec {shlex.quote(python)} -m {module}"

@@ -276,7 +276,7 @@ class Engine:
         run.backward_pass.begin(run.microbatch, tensors, grad_tensors, retain_graph, share=share)
 
     def _hand_to_timeline(self, record: Record) -> None:
-        if self._timeline is None:
+        if self._timeline is None or self._timeline.paused:
             return
         stretches = record.stretches
         self._timeline.add(

@@ -115,6 +115,9 @@ class SmddpBackend : public c10d::Backend {
   // Runs a collective now (sync) or queues it; `run` may throw what the core throws.
   template <typename Run>
   WorkPtr issue(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run);
+  template <typename Run>
+  WorkPtr start(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run);
+  std::function<void()> logged(const char* title, const Tensors& outputs, std::function<void()> run) const;
   WorkPtr message(c10d::OpType type, const char* title, Tensors& tensors, int peer, int tag);
 
   void require_not_forked() const;
@@ -151,6 +154,7 @@ class SmddpBackend : public c10d::Backend {
   std::atomic<uint64_t> issued_{0};    // collectives
   std::atomic<uint64_t> messages_{0};
   std::atomic<bool> closed_{false};
+  const bool logs_;  // between hosts, where a timeline is wanted: all else is on record in shared memory
   const int forks_;  // as counted when this process made the group
 
   std::mutex device_mutex_;
@@ -169,6 +173,12 @@ class SmddpBackend : public c10d::Backend {
 template <typename Run>
 WorkPtr SmddpBackend::issue(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run) {
   require_usable();
+  if (logs_) return start(type, title, async, outputs, logged(title, outputs, std::move(run)));
+  return start(type, title, async, std::move(outputs), std::move(run));
+}
+
+template <typename Run>
+WorkPtr SmddpBackend::start(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run) {
   auto sequence = ++issued_;
   if (!async) {
     with_torch_errors([&] { queue_->run_now(run); });

@@ -14,6 +14,8 @@
 #include "torch/hosts/gloo_transport.hpp"
 #include "torch/python_object.hpp"
 #include "torch/python_threads.hpp"
+#include "torch/timeline/call_log.hpp"
+#include "torch/timeline/torch_calls.hpp"
 
 namespace py = pybind11;
 
@@ -220,6 +222,25 @@ void bind_direct(py::module_& module) {
       .def("all_to_all_into_", &DirectGroup::all_to_all, py::arg("output"), py::arg("input"), NoGil());
 }
 
+py::list take_calls() {
+  py::list found;
+  for (const auto& call : CallLog::of_process().take()) {
+    found.append(
+        py::make_tuple(call.group, call.operation, call.sequence, call.start_ns, call.end_ns, call.bytes));
+  }
+  return found;
+}
+
+void bind_calls(py::module_& module) {
+  module.def("log_calls", [] { CallLog::of_process().start(); });
+  module.def("log_calls_of_torch", &log_calls_of_torch);
+  module.def("forget_calls_of_torch", &forget_calls_of_torch);
+  module.def("log_device_calls", [](const BackendPtr& backend, const std::string& group) {
+    log_device_calls(*backend, group);
+  });
+  module.def("take_calls", &take_calls);
+}
+
 }  // namespace
 }  // namespace opensmd
 
@@ -229,4 +250,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   opensmd::bind_backend(module);
   opensmd::bind_direct(module);
   opensmd::bind_mailbox(module);
+  opensmd::bind_calls(module);
 }

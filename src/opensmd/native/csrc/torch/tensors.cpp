@@ -81,6 +81,12 @@ Reducing reducing(const c10d::ReduceOp& op) {
   }
 }
 
+size_t bytes_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return 0;
+  if (tensor.layout() == at::kSparse) return tensor._indices().nbytes() + tensor._values().nbytes();
+  return tensor.layout() == at::kStrided ? tensor.nbytes() : 0;
+}
+
 void require_memory(const at::Tensor& tensor, const char* operation) {
   TORCH_CHECK_VALUE(tensor.numel() == 0 || tensor.storage().data() != nullptr, "smddp: ", operation,
                     " got a tensor of ", tensor.sizes(), " whose memory was freed (its storage has 0 bytes)");

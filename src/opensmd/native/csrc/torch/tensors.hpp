@@ -34,6 +34,9 @@ Reducing reducing(const c10d::ReduceOp& op);
 // Throws ValueError for a tensor whose storage was freed (FSDP does so); it would crash the process.
 void require_memory(const at::Tensor& tensor, const char* operation);
 
+// Of its numbers and, where it is sparse, of their places.
+size_t bytes_of(const at::Tensor& tensor);
+
 // A tensor as one run of memory. A tensor that is none is copied; finish() copies results back.
 class Flat {
  public:

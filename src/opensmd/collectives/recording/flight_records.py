@@ -2,29 +2,19 @@
 
 The record is a ring in shared memory that the core writes anyway. It holds the last 128 collectives and the
 last 128 messages of a group, so a group that makes more between two looks leaves a gap, which is shown.
+Groups that have none are those of ``logged_calls``.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from opensmd.collectives import _torch_internals
-from opensmd.timeline.recorder import recorder
 from opensmd.timeline.span import COLLECTIVES, MESSAGES, Span
 
-__all__ = ["record_operations"]
-
-
-@functools.cache
-def record_operations(rank: int) -> None:
-    """Begin to record what this process, ``rank`` of the job, does; if a timeline is wanted, and once."""
-    wanted = recorder(rank)
-    if wanted is not None:
-        wanted.add_source(_Source(rank))
-        _torch_internals.before_groups_end(wanted.drain)
+__all__ = ["FlightRecords"]
 
 
 @dataclass
@@ -44,8 +34,8 @@ class _Seen:
     messages: set[int] = field(default_factory=set)
 
 
-class _Source:
-    """Asked by the recorder's thread, of the process that is ``rank`` of the job."""
+class FlightRecords:
+    """The records of all groups in shared memory of the process that is ``rank`` of the job; a source."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

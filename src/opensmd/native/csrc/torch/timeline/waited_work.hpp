@@ -1,0 +1,44 @@
+// A handle of torch's that ends only when somebody waits for it, as that of Gloo's reduce_scatter does, with a note of
+// when that was.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <exception>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "torch/timeline/call_log.hpp"
+
+namespace opensmd {
+
+class WaitedWork final : public c10d::Work {
+ public:
+  WaitedWork(c10::intrusive_ptr<c10d::Work> inner, LoggedCall call)
+      : Work(-1, inner->retrieveOpType()), inner_(std::move(inner)), call_(std::move(call)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    const bool done = inner_->wait(timeout);
+    std::call_once(ended_, [this] { CallLog::of_process().end(call_); });
+    return done;
+  }
+
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  std::exception_ptr exception() const override { return inner_->exception(); }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return inner_->result(); }
+  void synchronize() override { inner_->synchronize(); }
+  void abort() override { inner_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return inner_->getFuture(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return inner_->getFutureResult(); }
+  uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> inner_;
+  const LoggedCall call_;
+  std::once_flag ended_;
+};
+
+}  // namespace opensmd
