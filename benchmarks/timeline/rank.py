@@ -85,7 +85,7 @@ def main() -> None:
     for turn in range(options.rounds):
         for candidate in kinds[:: 1 if turn % 2 == 0 else -1]:
             me.calm.wait_for_calm()
-            (microseconds,) = run_block(candidate, me.meeting, 1, 1)
+            (microseconds,) = run_block(candidate, me.meeting, 1, 0)
             results.rows.append(row(options.step, 0, candidate.name, [microseconds / count]))
     del step, spell, kinds  # a model must not outlive its groups
     leave(me, results)
