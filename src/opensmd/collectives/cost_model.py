@@ -14,7 +14,7 @@ from dataclasses import dataclass
 __all__ = ["ALGORITHMS", "Cluster", "Prediction", "predict", "predict_buckets"]
 
 MIB = 1 << 20
-# As the native core cuts what travels (csrc/torch/hosts): constants, which no measurement changes.
+# As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
 MOST_OF_PIECE, FEWEST_IN_CHAIN = MIB, 24
 CARRIED_TO_ONE, CARRIED_TO_SEVERAL = 512 << 10, 128 << 10

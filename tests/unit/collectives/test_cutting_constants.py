@@ -1,0 +1,40 @@
+"""The model of costs cuts what travels between hosts as the native core does."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from opensmd.collectives import cost_model
+from opensmd.native.recipe import SOURCES
+
+
+def constant(file: str, name: str) -> int:
+    """What a C++ source says: a whole number, which may be shifted."""
+    text = (SOURCES / file).read_text()
+    found: list[tuple[str, str]] = re.findall(rf"constexpr \w+ {name} = (\d+)u?(?: << (\d+))?;", text)
+    ((number, shift),) = found
+    return int(number) << int(shift or 0)
+
+
+@pytest.mark.parametrize(
+    ("python", "file", "cxx"),
+    [
+        ("MOST_OF_SUM", "torch/hosts/levels/parts.hpp", "kMostOfSum"),
+        ("MOST_OF_PIECE", "torch/hosts/levels/parts.hpp", "kMostOfPart"),
+        ("LEAST_OF_PART", "torch/hosts/levels/parts.hpp", "kLeast"),
+        ("FEWEST_PARTS", "torch/hosts/levels/parts.hpp", "kFewestParts"),
+        ("FEWEST_IN_CHAIN", "torch/hosts/levels/parts.hpp", "kFewestInChain"),
+        ("CARRIED_TO_ONE", "torch/hosts/agreement.cpp", "kMostToOne"),
+        ("CARRIED_TO_SEVERAL", "torch/hosts/agreement.cpp", "kMostToSeveral"),
+        ("LEAST_OF_CUT", "core/memory/arena.hpp", "kLine"),
+    ],
+)
+def test_the_model_and_the_core_cut_alike(python: str, file: str, cxx: str) -> None:
+    assert getattr(cost_model, python) == constant(file, cxx)
+
+
+def test_int8_codes_have_a_scale_for_as_many_numbers_as_in_the_core() -> None:
+    block = constant("core/kernels/compression.hpp", "kCompressionBlock")
+    assert cost_model.SHARES["int8"] == (1 + 4 / block) / 4
