@@ -86,7 +86,9 @@ def _remove_leavings() -> None:
 
 
 def _start(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
+    """A process that the kernel ends with this one: ranks that wait for each other keep cores busy."""
+    ends_with_us = ["setpriv", "--pdeathsig", "KILL"]
+    return subprocess.Popen([*ends_with_us, *command], env=env, cwd=ROOT, start_new_session=True)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
