@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,6 +272,51 @@ def check_without(partitions: int) -> None:
     ]
 
 
+def scheduled_losses(settings: dict[str, Any], *, early: bool) -> list[float]:
+    """With a scheduler that was made before smp.DistributedOptimizer, or after it."""
+    shutdown()
+    smp.init({"partitions": 2, "microbatches": 2, "ddp": True, **settings})
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if early else None
+    model = smp.DistributedModel(net)
+    optimizer = smp.DistributedOptimizer(optimizer)
+    scheduler = scheduler or torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    @smp.step
+    def step_function(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(model(x)["logits"].float(), y)
+        model.backward(loss)
+        return loss
+
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses.append(step_function(*data(step, 1)).reduce_mean().item())
+        optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # the scheduler's own, that it has seen no step
+            scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05 * 0.5**STEPS
+    shutdown()
+    return losses
+
+
+def check_early_scheduler(settings: dict[str, Any]) -> None:
+    late = scheduled_losses(settings, early=False)
+    assert scheduled_losses(settings, early=True) == late and len(set(late)) == STEPS
+
+
+def check_replaced_step() -> None:
+    smp.init({"partitions": 2})
+    replaced = torch.optim.SGD(Net().parameters(), lr=0.1)
+    replaced.step = lambda closure=None: None  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"step of this SGD was replaced by .* then replace its step"):
+        smp.DistributedOptimizer(replaced)
+    shutdown()
+
+
 def test_half_precision_trains_like_torchs_own_recipe(pool: Pools) -> None:
     for world, partitions in ((2, 1), (2, 2), (4, 2)):
         pool(world).run(every_case, partitions)
@@ -287,3 +333,18 @@ def test_half_precision_goes_on_from_state_dicts_and_checkpoints(pool: Pools, tm
 
 def test_without_half_precision_the_parameters_are_their_own_masters(pool: Pools) -> None:
     pool(2).run(check_without, 2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"fp16": True}, {"bf16": True}, {"shard_optimizer_state": True}, {"sharded_data_parallel_degree": 2}],
+    ids=str,
+)
+def test_a_scheduler_may_be_made_before_the_distributed_optimizer(
+    pool: Pools, settings: dict[str, Any]
+) -> None:
+    pool(4).run(check_early_scheduler, settings)
+
+
+def test_a_step_that_the_script_has_replaced_is_refused(pool: Pools) -> None:
+    pool(2).run(check_replaced_step)

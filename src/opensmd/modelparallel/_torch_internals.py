@@ -1,10 +1,11 @@
-"""What the engine does to torch that torch has no public way for; all of it is undone at a step's end.
+"""What is done to torch that torch has no public way for; what the engine does is undone at a step's end.
 
 - Functions of autograd, activation checkpoints and TorchScript functions do not pass through function modes.
   They are replaced while a step runs, by versions that ask the microbatch of the calling thread, if any.
 - A module's call is redirected by an attribute on the instance, again for the time of the step.
 - ``zero_grad`` of all optimizers asks first, while a step of several microbatches runs.
 - The function mode of a thread is set aside while a module runs as a whole or a backward runs.
+- A scheduler's wrapper of an optimizer's ``step`` is replaced by one that follows the optimizer's class.
 
 tests/unit/modelparallel/test_torch_internals.py fails when torch changes one of these places.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +35,7 @@ __all__ = [
     "WithoutMode",
     "backward_left_out",
     "backward_of_node",
+    "follow_class",
     "gathered",
     "is_reentrant_checkpoint",
     "optimizers_asking",
@@ -218,6 +221,34 @@ def optimizers_asking(check: Callable[[torch.optim.Optimizer, str], None]) -> It
     finally:
         handle.remove()
         torch.optim.Optimizer.zero_grad = plain_zero_grad  # type: ignore[method-assign]
+
+
+def follow_class(optimizer: torch.optim.Optimizer) -> None:
+    """Let ``optimizer.step`` be that of the class which the object has got, also where a scheduler wraps it.
+
+    A learning-rate scheduler puts a wrapper of the ``step`` of that time into the object.
+
+    Raises:
+        ValueError: somebody else has put a ``step`` into the object, which nobody can make another.
+    """
+    own = optimizer.__dict__.get("step")
+    if own is None:
+        return
+    if not hasattr(own, "_wrapped_by_lr_sched"):
+        raise ValueError(
+            f"smp.DistributedOptimizer: the step of this {type(optimizer).__name__} was replaced by "
+            f"{own!r:.80}, which goes past the partitions. Call smp.DistributedOptimizer first, then replace "
+            "its step"
+        )
+    reference = weakref.ref(optimizer)  # as torch's wrapper: the object would refer to itself
+
+    @functools.wraps(own)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        itself: Any = reference()
+        itself._opt_called = True
+        return type(itself).step(itself, *args, **kwargs)
+
+    optimizer.step = step  # type: ignore[method-assign]
 
 
 def whole_call(module: nn.Module) -> Function:

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel._torch_internals import follow_class, without_interception
 from opensmd.modelparallel.checkpoint.before_writing import before_writing
 from opensmd.modelparallel.checkpoint.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
+from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
@@ -24,6 +25,8 @@ from opensmd.modelparallel.precision.loss_scale import dynamic_arguments, shared
 from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.runtime.calls.interception import beside_the_program
+from opensmd.modelparallel.runtime.tensors.tags import count_changes
 from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
 from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
 from opensmd.modelparallel.state import state
@@ -317,6 +320,33 @@ class _Methods(PrecisionAttributes):
             )
 
 
+class _InStep:
+    """In front of all other methods: what a step function of one microbatch may call.
+
+    Each rank trains its own parameters. It has another number of them than the others, so this is no part of
+    the program that all ranks go through alike.
+    """
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's; nothing in the dry run, which has no gradients."""
+        if is_tracing():
+            return None
+        with beside_the_program() as aside:
+            result = super().step(*args, **kwargs)  # type: ignore[misc]
+        if aside and state.model is not None:
+            parameters = dict(state.model.get_module().named_parameters())
+            count_changes(parameters[name] for name in self._smp_names())  # type: ignore[attr-defined]
+        return result
+
+    def clip_master_grads(self, max_norm: float) -> float:
+        """As the optimizer's; 0.0 in the dry run, which has no gradients."""
+        if is_tracing():
+            return 0.0
+        with beside_the_program():
+            norm: float = super().clip_master_grads(max_norm)  # type: ignore[misc]
+        return norm
+
+
 def DistributedOptimizer(  # a factory, named like the class that the interface shows
     optimizer: torch.optim.Optimizer,
     static_loss_scale: float | None = 1.0,
@@ -336,8 +366,9 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
 
     Raises:
         TypeError: not a torch optimizer, or a keyword that no version had.
-        ValueError: an optimizer that needs all gradients in one process (LBFGS) or whole
-            parameters with tensor parallelism (LAMB, NovoGrad), or an impossible loss scale.
+        ValueError: an optimizer that needs all gradients in one process (LBFGS) or whole parameters with
+            tensor parallelism (LAMB, NovoGrad), one whose ``step`` the script has replaced, or an impossible
+            loss scale.
     """
     state.require("smp.DistributedOptimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -366,7 +397,8 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
             require_elementwise(optimizer)
             sharded = ShardedParameterMethods if state.cfg.shards_parameters else ShardedMethods
             methods = (*methods[:-1], sharded, _Methods)
-        optimizer.__class__ = type(kind.__name__, (*methods, kind), {"__module__": kind.__module__})
+        optimizer.__class__ = type(kind.__name__, (_InStep, *methods, kind), {"__module__": kind.__module__})
+        follow_class(optimizer)
         optimizer._smp_layout = None  # type: ignore[attr-defined]
     state.optimizers.pop(id(optimizer), None)
     state.optimizers[id(optimizer)] = optimizer

@@ -17,7 +17,7 @@ from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
 from opensmd.modelparallel.runtime.tensors.tags import highest_home
 
-__all__ = ["current_run", "intercepted", "redirected", "set_run"]
+__all__ = ["beside_the_program", "current_run", "intercepted", "redirected", "set_run"]
 
 Function = Callable[..., Any]
 _thread = threading.local()
@@ -32,6 +32,22 @@ def current_run() -> CallRunner | None:
 def set_run(run: CallRunner | None) -> None:
     """This thread runs a microbatch from now on, or none."""
     _thread.run = run
+
+
+@contextlib.contextmanager
+def beside_the_program() -> Iterator[bool]:
+    """What a step function does inside concerns this rank alone; gradients are complete.
+
+    Yields whether there is a program, as the thread runs a microbatch.
+    """
+    run = current_run()
+    if run is None:
+        yield False
+        return
+    run.settle()
+    run.backward_pass.complete_gradients(run.microbatch)
+    with run.microbatch.not_intercepted():
+        yield True
 
 
 @contextlib.contextmanager

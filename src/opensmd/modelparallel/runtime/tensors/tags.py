@@ -27,6 +27,7 @@ __all__ = [
     "Memory",
     "Tag",
     "ancestors",
+    "count_changes",
     "form_of",
     "highest_home",
     "put_tag",
@@ -146,6 +147,14 @@ def ancestors(tags: Iterable[Tag]) -> set[Tag]:
             if tag._family is not None:
                 left += tag._family.parents
     return found
+
+
+def count_changes(tensors: Iterable[Tensor]) -> None:
+    """Each has been changed in place where its data is; called on all ranks: their copies are older now."""
+    for tensor in tensors:
+        tag = tag_of(tensor)
+        if tag is not None:
+            tag.family.memory.changes += 1
 
 
 def tag_of(tensor: Tensor) -> Tag | None:
