@@ -12,9 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opensmd.collectives.compression import CompressionState, compression_hook
     from opensmd.collectives.direct import direct
     from opensmd.collectives.flight import GroupEvent, group_events, write_group_trace
+    from opensmd.collectives.gradients.compression import CompressionState, compression_hook
     from opensmd.collectives.stall import stall_report
     from opensmd.environment.settings import Settings
     from opensmd.modelparallel.dry_run.capture import capture
@@ -70,8 +70,8 @@ _FOUND_IN = {
     "busy_share": f"{_REPORT}.events",
     "draw_chart": f"{_REPORT}.chart",
     "write_pipeline_trace": f"{_REPORT}.timeline",
-    "CompressionState": "opensmd.collectives.compression",
-    "compression_hook": "opensmd.collectives.compression",
+    "CompressionState": "opensmd.collectives.gradients.compression",
+    "compression_hook": "opensmd.collectives.gradients.compression",
     "direct": "opensmd.collectives.direct",
     "group_events": "opensmd.collectives.flight",
     "GroupEvent": "opensmd.collectives.flight",

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPNotInitializedError
+from opensmd.modelparallel.ranks.shards import shards_of
 from opensmd.modelparallel.state_dicts.distributed_parts import whole_entries
-from opensmd.modelparallel.tensor_parallel.shards import shards_of
 from tests.support.partitioned import restart
 from tests.support.ranks import RankPool
 

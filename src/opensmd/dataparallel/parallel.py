@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from opensmd.collectives.buckets import require_bucket_size
+from opensmd.collectives.gradients.buckets import require_bucket_size
 from opensmd.dataparallel import _torch_internals
 from opensmd.dataparallel.deprecation import warn_deprecated
 from opensmd.dataparallel.world import check_group, require_initialized

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from opensmd.modelparallel.dry_run.capture import is_tracing
-from opensmd.modelparallel.offloading.regions import checkpointed
+from opensmd.modelparallel.runtime.calls.checkpointed import checkpointed
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.state import state
 

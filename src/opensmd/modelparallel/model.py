@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from opensmd.collectives.buckets import require_bucket_size
+from opensmd.collectives.gradients.buckets import require_bucket_size
 from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
 from opensmd.modelparallel.activation_checkpointing import checkpoint_layers
 from opensmd.modelparallel.delayed.delayed_parameter import goes_on
@@ -28,7 +28,6 @@ from opensmd.modelparallel.model_arguments import (
     warn_of_untraced,
 )
 from opensmd.modelparallel.offloading.offloading import Offloading
-from opensmd.modelparallel.offloading.regions import offloading_of_all_checkpoints
 from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -40,6 +39,7 @@ from opensmd.modelparallel.replicas.together import ReplicasTogether
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
+from opensmd.modelparallel.runtime.calls.checkpointed import offloading_of_all_checkpoints
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 
 from opensmd.modelparallel._torch_internals import follow_class, without_interception
-from opensmd.modelparallel.checkpoint.before_writing import before_writing
-from opensmd.modelparallel.checkpoint.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
@@ -26,10 +24,12 @@ from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.calls.interception import beside_the_program
+from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.runtime.tensors.tags import count_changes
 from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
 from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
 from opensmd.modelparallel.state_dicts.optimizer_layout import (
     Layout,
     gathered_entries,
@@ -155,8 +155,9 @@ class _Methods(PrecisionAttributes):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; after partitioning, only this rank's parameters of it stay."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        if getattr(self, "_smp_layout", None) is not None:
-            self._cut(self.param_groups[-1])
+        layout: Layout | None = getattr(self, "_smp_layout", None)
+        if layout is not None:
+            self._cut(self.param_groups[-1], layout)
 
     def _smp_counts_here(self, parameter: torch.nn.Parameter) -> bool:
         """Whether a parameter, or a master, counts on this rank in a sum over the ranks of the replica."""
@@ -176,9 +177,9 @@ class _Methods(PrecisionAttributes):
 
     def _smp_after_partition(self) -> None:
         if self._smp_layout is None:
-            self._smp_layout = Layout()
+            self._smp_layout = layout = Layout()
             for group in self.param_groups:
-                self._cut(group)
+                self._cut(group, layout)
             if hasattr(self, "norm_group"):
                 self.norm_group = state.groups.owners
             elif self.defaults.get("max_grad_norm") and len(state.groups.owner_stages) > 1:
@@ -194,10 +195,9 @@ class _Methods(PrecisionAttributes):
             stacklevel=2,
         )
 
-    def _cut(self, group: dict[str, Any]) -> None:
+    def _cut(self, group: dict[str, Any], layout: Layout) -> None:
         """Take one group's remote parameters out, with their state."""
-        layout = self._smp_layout
-        assert layout is not None and state.model is not None
+        assert state.model is not None
         names = {id(each): name for name, each in state.model.module.named_parameters()}
         first = layout.count
         layout.numbers.append(list(range(first, first + len(group["params"]))))

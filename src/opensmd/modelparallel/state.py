@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from opensmd.modelparallel.offloading.offloading import Offloading
     from opensmd.modelparallel.ranks.grid import RankGrid
     from opensmd.modelparallel.ranks.groups import Groups
+    from opensmd.modelparallel.ranks.shards import Shard
     from opensmd.modelparallel.runtime.engine import Engine
-    from opensmd.modelparallel.tensor_parallel.shards import Shard
 
 __all__ = [
     "ModuleManager",

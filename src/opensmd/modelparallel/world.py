@@ -34,6 +34,7 @@ __all__ = [
     "get_tp_process_group",
     "get_rdp_process_group",
     "is_initialized",
+    "rank_message",
 ]
 
 
@@ -181,3 +182,8 @@ def _members(kind: CommGroup, asked: str) -> list[int]:
 
 def _process_group(kind: CommGroup, asked: str) -> dist.ProcessGroup:
     return state.require(asked).groups[kind]
+
+
+def rank_message(message: object) -> str:
+    """``message`` with this process's global rank in front, for logs (``utils.rmsg``)."""
+    return f"[{state.require('rmsg').rank}] {message}"

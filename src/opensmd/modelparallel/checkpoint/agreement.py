@@ -12,7 +12,7 @@ from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import PeerCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.runtime.poisoned_groups import poison
+from opensmd.modelparallel.ranks.poisoned_groups import poison
 from opensmd.modelparallel.state import state
 
 __all__ = ["exchange", "naming_lost_ranks", "together"]

@@ -24,7 +24,6 @@ import torch.distributed as dist
 
 from opensmd.modelparallel.checkpoint.agreement import exchange, naming_lost_ranks, together
 from opensmd.modelparallel.checkpoint.files import PROTOCOL, Caller, commit, read, write_aside
-from opensmd.modelparallel.checkpoint.merge import merge_trees
 from opensmd.modelparallel.checkpoint.names import (
     PartName,
     partial_name,
@@ -37,6 +36,7 @@ from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.merge import merge_trees
 
 __all__ = ["load", "load_whole", "read_parts", "save", "save_part"]
 

@@ -3,6 +3,7 @@
 ``capture`` runs it, ``observer`` writes down what happens, ``first_plan`` makes the plan of it on the first
 rank and announces it to the others.
 
-Begin with ``capture``; ``automatic`` chooses for ``smp.init``. Imports ``planning``, ``report``, and of the
-runtime what describes tensors, calls and side effects, never what runs steps.
+Begin with ``capture``; ``automatic`` chooses for ``smp.init``. Imports ``planning``, ``report``, ``ranks``,
+``compatibility``, of ``precision`` what torch keeps of autocast, and of the ``runtime`` what describes
+tensors, calls and side effects, never what runs steps.
 """

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from opensmd.modelparallel.checkpoint.before_writing import before_writing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision.loss_scale import LossScale
 from opensmd.modelparallel.precision.master_weights import MasterWeights, dense_gradients
 from opensmd.modelparallel.precision.masters_in_state_dicts import MASTER, SCALE, split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.precision.owners import device_of, share_among_owners, share_over_replicas
+from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.state import state
 
 __all__ = ["HalfMethods"]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision.loss_scale import LossScale
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.ranks.shards import local_part
 from opensmd.modelparallel.state import WrappedOptimizer, state
-from opensmd.modelparallel.tensor_parallel.shards import local_part
 from opensmd.optim.norm import global_norm
 
 __all__ = ["PrecisionAttributes"]

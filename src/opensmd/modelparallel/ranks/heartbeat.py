@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from opensmd.collectives._torch_internals import timeout_of
-from opensmd.modelparallel.runtime.messages.transport import control_device
+from opensmd.modelparallel.ranks.sendable import control_device
 
 __all__ = ["keep_waiting", "wait_for"]
 

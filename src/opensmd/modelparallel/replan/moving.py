@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel._torch_internals import without_interception
-from opensmd.modelparallel.checkpoint.before_writing import before_writing
-from opensmd.modelparallel.checkpoint.gather import unite
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas.reducer import Replicas
 from opensmd.modelparallel.runtime.engine import Engine
+from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.gather import unite
 from opensmd.modelparallel.state_dicts.model_state import ModelState
 
 __all__ = ["replan"]

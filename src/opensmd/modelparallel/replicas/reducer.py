@@ -181,7 +181,7 @@ class Replicas:
             if not self.overlapping:
                 self._reduce_now()
             elif not self._announced and self._ddp.find_unused_parameters:
-                self._reduce_without_backward()
+                self._reduce_without_backward(self._ddp)
             elif not self._announced:
                 raise RuntimeError(
                     "the gradients of this step were not averaged over the replicas: their reduction begins "
@@ -292,14 +292,13 @@ class Replicas:
             if id(tensor) in local:
                 dist.broadcast(tensor.detach(), group=self.group, group_src=0)
 
-    def _reduce_without_backward(self) -> None:
+    def _reduce_without_backward(self, ddp: DistributedDataParallel) -> None:
         """Reduce what earlier microbatches brought; the last one's backward has not reached this stage.
 
         It may have reached the same stage of other replicas, so the reducer itself must take part.
         """
-        assert self._ddp is not None
         nothing = _Nothing.apply(self._parameters[0])  # type: ignore[no-untyped-call]
-        arm(self._ddp, [nothing])
+        arm(ddp, [nothing])
         torch.autograd.backward(nothing)
 
     def _reduce_now(self) -> None:

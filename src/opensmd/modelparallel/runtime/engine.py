@@ -20,6 +20,8 @@ from opensmd.modelparallel.planning.measured import StageTimes, with_times
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.predict import comes_back
 from opensmd.modelparallel.planning.simulate import Part, parts_of_step
+from opensmd.modelparallel.ranks.poisoned_groups import require_sound
+from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
@@ -29,12 +31,10 @@ from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
 from opensmd.modelparallel.runtime.messages.transport import (
     SentTensor,
     Transport,
-    control_device,
     open_transport,
 )
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
-from opensmd.modelparallel.runtime.poisoned_groups import require_sound
 from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom

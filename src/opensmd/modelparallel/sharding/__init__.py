@@ -1,5 +1,5 @@
 """What the replicas of a stage share out among themselves instead of having it all on each.
 
 Begin with ``sharded_optimizer`` for the optimizer's state, and with ``placing`` for parameters and gradients;
-``slices`` and ``units`` are pure. Imports ``precision``, ``ranks``, ``replicas`` and ``state_dicts``.
+``units`` is pure. Imports ``planning``, ``precision``, ``ranks``, ``replicas`` and ``state_dicts``.
 """

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
-from opensmd.modelparallel.sharding.slices import Rows, Slicing, gather_parameters
+from opensmd.modelparallel.ranks.slices import Rows, Slicing, gather_parameters
 from opensmd.modelparallel.sharding.trained_slices import (
     OfShardedParameter,
     OfWholeParameter,

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from opensmd.modelparallel.ranks.slices import Rows, Slicing, gathered
 from opensmd.modelparallel.sharding._torch_internals import local_part
-from opensmd.modelparallel.sharding.slices import Rows, Slicing, gathered
 
 __all__ = ["OfShardedParameter", "OfWholeParameter", "TrainedSlice", "is_cut"]
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from opensmd.modelparallel.ranks.sendable import sendable
-from opensmd.modelparallel.sharding.slices import Rows
+from opensmd.modelparallel.ranks.shards import Shard, shards_of
+from opensmd.modelparallel.ranks.slices import Rows
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.missing_tensors import has_data
 from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
 from opensmd.modelparallel.tensor_parallel.collectives import all_gathered
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, outermost
-from opensmd.modelparallel.tensor_parallel.shards import Shard, shards_of
 from opensmd.modelparallel.tensor_parallel.tensor_group import (
     tensor_process_group,
     tensor_rank,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from opensmd.modelparallel.checkpoint.gather import collect
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder, RemoteParameter
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.gather import collect
 from opensmd.modelparallel.state_dicts.missing_tensors import stand_ins
 from opensmd.modelparallel.state_dicts.state_dicts import StateDicts
 

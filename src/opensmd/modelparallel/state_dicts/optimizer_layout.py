@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from opensmd.modelparallel.checkpoint.gather import unite
-from opensmd.modelparallel.checkpoint.merge import is_partial, merge_optimizers
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.ranks.shards import Shard
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, slices_in, whole_entries
-from opensmd.modelparallel.tensor_parallel.shards import Shard
+from opensmd.modelparallel.state_dicts.gather import unite
+from opensmd.modelparallel.state_dicts.merge import is_partial, merge_optimizers
 
 __all__ = ["Layout", "gathered_entries", "merged_parts", "slices_of_entries", "sliced_entries"]
 

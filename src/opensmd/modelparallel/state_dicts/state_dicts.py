@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from opensmd.modelparallel.checkpoint.before_writing import before_writing
-from opensmd.modelparallel.checkpoint.gather import collect, gather_full
-from opensmd.modelparallel.checkpoint.merge import PARTIAL, SLICES, is_partial, marked, with_versions
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.distributed_parts import (
     DistributedParts,
@@ -27,6 +25,8 @@ from opensmd.modelparallel.state_dicts.distributed_parts import (
     slices_in,
     whole_entries,
 )
+from opensmd.modelparallel.state_dicts.gather import collect, gather_full
+from opensmd.modelparallel.state_dicts.merge import PARTIAL, SLICES, is_partial, marked, with_versions
 from opensmd.modelparallel.state_dicts.missing_tensors import has_data, loads_by_itself, stand_ins
 
 __all__ = ["StateDicts"]

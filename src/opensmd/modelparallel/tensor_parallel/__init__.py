@@ -4,6 +4,7 @@ Inside a distributed module (*the shared region*) activations are the same on al
 are their gradients; only what lies between a column-split and a row-split linear differs. Collectives run in
 modules without children alone, which the pipeline never cuts in two.
 
-Begin with ``distributed_module``, then ``registry``, which says what a module becomes, and ``shards``.
-Imports ``ranks``, and of the dry run whether it is under way; nothing of the runtime.
+Begin with ``distributed_module``, then ``registry``, which says what a module becomes. Imports ``ranks``,
+``compatibility``, of ``dry_run`` whether it is under way, and of the ``runtime`` what compares a step's
+inputs.
 """

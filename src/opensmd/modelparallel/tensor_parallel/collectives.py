@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.modelparallel.dry_run.capture import is_tracing
-from opensmd.modelparallel.tensor_parallel.shards import bounds
+from opensmd.modelparallel.ranks.shards import bounds
 from opensmd.modelparallel.tensor_parallel.tensor_group import (
     tensor_process_group,
     tensor_rank,

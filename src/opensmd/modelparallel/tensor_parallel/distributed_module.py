@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from opensmd.modelparallel.ranks.shards import Shard, ShardedModule, bounds
 from opensmd.modelparallel.tensor_parallel import collectives
-from opensmd.modelparallel.tensor_parallel.shards import Shard, ShardedModule, bounds
 from opensmd.modelparallel.tensor_parallel.tensor_group import batch_is_shared, tensor_rank, tensor_size
 
 __all__ = ["BatchGather", "BatchScatter", "DistributedModule", "mark_outermost", "outermost"]

@@ -11,8 +11,8 @@ import torch
 
 from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.runtime.messages.step_inputs import fingerprint
-from opensmd.modelparallel.runtime.messages.transport import control_device
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_process_group, tensor_size

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel.tensor_parallel.shards import shards_of
+from opensmd.modelparallel.ranks.shards import shards_of
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
 
 __all__ = ["made_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from opensmd.modelparallel.sharding.slices import Rows
+from opensmd.modelparallel.ranks.slices import Rows
 from opensmd.modelparallel.sharding.units import find_units, kept_units
 
 

@@ -19,10 +19,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from opensmd.modelparallel.checkpoint.files import read
-from opensmd.modelparallel.checkpoint.merge import whole_later
 from opensmd.modelparallel.checkpoint.newest import read_newest
 from opensmd.modelparallel.checkpoint.save_load import read_parts
 from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.state_dicts.merge import whole_later
 
 __all__ = ["LazyTensors", "lazy_tensors"]
 

@@ -1,5 +1,5 @@
 """What ``smp.save_checkpoint`` does: take a snapshot, and write it at once or beside training.
 
-Begin with ``writing``. Imports the files around this folder, ``ranks`` and ``state_dicts``, and nothing that
-runs steps.
+Begin with ``writing``. Imports the files around this folder, ``ranks``, ``state_dicts`` and
+``runtime.tensors``, and nothing that runs steps.
 """

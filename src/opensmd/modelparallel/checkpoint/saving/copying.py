@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.checkpoint.before_writing import Reader
 from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.runtime.tensors.before_writing import Reader
 
 __all__ = ["Copying", "can_be_copied_later"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.checkpoint.merge import COUNT, FLAT, MODULE, marked
 from opensmd.modelparallel.precision.masters_in_state_dicts import MASTER
+from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, MODULE, marked
 
 __all__ = ["with_flat_groups", "with_module"]
 

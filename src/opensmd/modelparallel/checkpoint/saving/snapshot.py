@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel.checkpoint.merge import with_versions
 from opensmd.modelparallel.checkpoint.saving.copying import Copying, can_be_copied_later
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states
 from opensmd.modelparallel.checkpoint.saving.sharded_names import with_flat_groups, with_module
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.merge import with_versions
 from opensmd.modelparallel.state_dicts.model_state import ModelState
 
 __all__ = ["HostCopies", "Snapshot", "take_snapshot"]

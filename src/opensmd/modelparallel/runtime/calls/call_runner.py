@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.offloading.regions import checkpointed
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.changed_arguments import ChangedArguments
+from opensmd.modelparallel.runtime.calls.checkpointed import checkpointed
 from opensmd.modelparallel.runtime.calls.descriptions import (
     Description,
     Hidden,

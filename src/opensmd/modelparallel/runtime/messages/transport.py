@@ -117,14 +117,6 @@ class Transport(Protocol):
         """Raise PeerFailed if a rank has announced that it failed; ordered transports cannot know."""
 
 
-def control_device(group: dist.ProcessGroup) -> torch.device:
-    """Where small tensors must be for ``group`` to carry them: the CPU, unless only an accelerator's backend
-    serves it."""
-    if torch.device("cpu") in group._device_types or not torch.accelerator.is_available():
-        return torch.device("cpu")
-    return torch.device(torch.accelerator.current_accelerator() or "cpu")
-
-
 def open_transport(group: dist.ProcessGroup, device: torch.device) -> Transport:
     """The transport for tensors on ``device`` among the ranks of ``group``."""
     if device.type == "cpu" and has_mailbox(group):

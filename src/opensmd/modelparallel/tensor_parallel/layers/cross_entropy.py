@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from opensmd.modelparallel.ranks.shards import bounds
 from opensmd.modelparallel.tensor_parallel.collectives import all_reduced
-from opensmd.modelparallel.tensor_parallel.shards import bounds
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
 
 __all__ = ["VocabularyCrossEntropy", "vocabulary_cross_entropy"]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from opensmd.modelparallel.ranks.shards import ShardedModule, bounds
 from opensmd.modelparallel.tensor_parallel.collectives import from_partial, gather
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, split_parameter
 from opensmd.modelparallel.tensor_parallel.layers.linear import require_divisible
-from opensmd.modelparallel.tensor_parallel.shards import ShardedModule, bounds
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
 
 __all__ = ["DistributedEmbedding", "VocabularyEmbedding"]

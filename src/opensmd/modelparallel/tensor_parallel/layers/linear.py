@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from opensmd.modelparallel.ranks.shards import ShardedModule
 from opensmd.modelparallel.tensor_parallel.collectives import from_partial, own_slice, to_split
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, split_parameter
-from opensmd.modelparallel.tensor_parallel.shards import ShardedModule
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_size
 
 __all__ = ["ColumnLinear", "DistributedLinear", "RowLinear", "require_divisible"]

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from opensmd.modelparallel.ranks.shards import ShardedModule
 from opensmd.modelparallel.tensor_parallel.collectives import gather, to_split
 from opensmd.modelparallel.tensor_parallel.distributed_module import BatchGather, split_parameter
 from opensmd.modelparallel.tensor_parallel.layers.cross_entropy import VocabularyCrossEntropy
 from opensmd.modelparallel.tensor_parallel.layers.embedding import VocabularyEmbedding
 from opensmd.modelparallel.tensor_parallel.random import CommonDropout
-from opensmd.modelparallel.tensor_parallel.shards import ShardedModule
 from opensmd.modelparallel.tensor_parallel.transformer.blocks import Block, norm
 from opensmd.modelparallel.tensor_parallel.transformer.options import EXTRA_OPTIONS
 from opensmd.modelparallel.tensor_parallel.transformer.stack import DistributedTransformer

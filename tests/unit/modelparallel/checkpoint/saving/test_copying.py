@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from opensmd.modelparallel.checkpoint.before_writing import before_writing
 from opensmd.modelparallel.checkpoint.saving.copying import PIECE, Copying, can_be_copied_later
 from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 
 LARGE = PIECE // 4 * 2 + 1000  # elements: three pieces
 

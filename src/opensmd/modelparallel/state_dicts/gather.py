@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opensmd.modelparallel.checkpoint.merge import is_partial, marked, with_versions
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.state_dicts.merge import is_partial, marked, with_versions
 from opensmd.modelparallel.state_dicts.missing_tensors import has_data
 
 __all__ = ["collect", "gather_full", "unite"]

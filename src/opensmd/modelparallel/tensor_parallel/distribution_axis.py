@@ -1,4 +1,4 @@
-"""What scripts of later versions ask about the layout of parameters, and how they begin lines of a log."""
+"""What scripts of later versions ask about the layout of a parameter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from opensmd.modelparallel.state import state
 
-__all__ = ["get_distribution_axis", "rank_message"]
+__all__ = ["get_distribution_axis"]
 
 
 def get_distribution_axis(parameter: Any) -> int | None:
@@ -16,8 +16,3 @@ def get_distribution_axis(parameter: Any) -> int | None:
     shards = state.model.shards
     named = state.model.get_module().named_parameters(remove_duplicate=False)
     return next((shards[name].axis for name, one in named if one is parameter and name in shards), None)
-
-
-def rank_message(message: object) -> str:
-    """``message`` with this process's global rank in front, for logs."""
-    return f"[{state.require('rmsg').rank}] {message}"
