@@ -195,7 +195,7 @@ def check_damage(folder: str) -> None:
         save({"data": data, "object": Fraction(1, 3)}, name)
     communicate.barrier()
     save({"data": data, "object": Fraction(1, 3)}, name, weights_only=False)
-    both_raise("asks for fractions.Fraction, which is no tensor")
+    both_raise("asks for fractions.Fraction, which is neither a tensor")
     assert load(name, weights_only=False)["object"] == Fraction(1, 3)
     previous = load(name, weights_only=False)
     communicate.barrier()

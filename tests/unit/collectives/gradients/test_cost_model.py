@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from opensmd.collectives.cost_model import ALGORITHMS, MIB, SHARES, Cluster, predict, predict_buckets
+from opensmd.collectives.gradients.cost_model import (
+    ALGORITHMS,
+    MIB,
+    SHARES,
+    Cluster,
+    predict,
+    predict_buckets,
+)
 
 SLOW = Cluster(hosts=2, ranks=2, link=119e6)  # 1 Gbit/s
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from opensmd.collectives.compression import CompressionState
+from opensmd.collectives.gradients.compression import CompressionState
 
 
 def parameters() -> list[nn.Parameter]:
