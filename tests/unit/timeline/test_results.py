@@ -14,5 +14,5 @@ def test_results_of_an_earlier_job_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("old")
     assert begin_timeline(tmp_path) == tmp_path.resolve()
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(ValueError, match=r"--timeline .* cannot be written to"):
+    with pytest.raises(ValueError, match=r"--timeline .* cannot write there"):
         begin_timeline(tmp_path / "mine.txt")

@@ -5,6 +5,6 @@ a job; ``agreement`` lets them happen on all ranks or none. One file is written 
 end by ``seal``; what may be in it is in ``trusted``, ``numpy_values`` and ``contents``. What files are called
 is in ``names`` and ``newest``, and ``records`` checks files without a checksum of the whole.
 
-Begin with ``save_load``. Imports ``ranks``, ``state_dicts``, the names of ``tensor_parallel.huggingface`` and
-``runtime.tensors``, and nothing that runs steps.
+Begin with ``save_load``. Imports ``ranks``, ``state_dicts``, ``precision``, the names of
+``tensor_parallel.huggingface`` and ``runtime.tensors``, and nothing that runs steps.
 """
