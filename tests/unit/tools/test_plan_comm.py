@@ -6,9 +6,9 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from opensmd.collectives.gradients.cost_model import ALGORITHMS, MIB
 from torch import nn
 
+from opensmd.collectives.gradients.cost_model import ALGORITHMS, MIB
 from opensmd.tools.cli import main
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from opensmd.collectives import cost_model
+from opensmd.collectives.gradients import cost_model
 from opensmd.native.recipe import SOURCES
 
 
