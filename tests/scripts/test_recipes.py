@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.scripts.smp import recipe
-from tests.support.ranks import RankPool
+from tests.support.patience import PATIENCE
+from tests.support.ranks import ROOT, RankPool
 
 Pools = Callable[[int], RankPool]
 Flags = dict[str, Any]
@@ -28,14 +33,6 @@ RECIPES: dict[str, tuple[Flags, Flags]] = {
         {**TP2, **PP2, **CHECKPOINTS, "activation_strategy": "group_2", "logits_output": 1, **FUSED},
         {**PP2, "tensor_parallel_degree": 1},
     ),
-    "gpt2 fp16": (
-        {**TP2, **PP2, **CHECKPOINTS, "fp16": 1, "delayed_param": 1, "attention_in_fp32": 1},
-        {**TP2, "fp16": 1},
-    ),
-    "gpt2 sharded": (
-        {**CHECKPOINTS, **SHARDED, "activation_strategy": "contiguous", "delayed_param": 1, "zero_init": 0},
-        {**TP2, **SHARDED, "offload_activations": 1, **CHECKPOINTS},
-    ),
     "gptj": (
         {**TP2, **CHECKPOINTS, "bf16": 1, "flash_attention": 1, "offload_activations": 1, "delayed_param": 1},
         {**PP2, "bf16": 1, "skip_tracing": 1, "placement_strategy": "spread"},
@@ -50,6 +47,19 @@ RECIPES: dict[str, tuple[Flags, Flags]] = {
     ),
     "t5": ({**PP2, **CHECKPOINTS, "offload_activations": 1, "num_layers": 2}, {"num_layers": 2}),
     "falcon": ({**PP2, **CHECKPOINTS, "use_alibi": 1, "delayed_param": 1}, {"use_alibi": 1}),
+}
+# As the notebooks of 2023 train: 16 bits, everything sharded, made without memory, layers computed again.
+PUBLISHED_ALL: Flags = {**SHARDED, **CHECKPOINTS, "delayed_param": 1, "num_layers": 2, "max_steps": 5}
+PUBLISHED: dict[str, tuple[Flags, Flags]] = {
+    "gpt2": ({"activation_strategy": "contiguous", "zero_init": 0}, {**TP2, "offload_activations": 1}),
+    "gptj": ({**TP2}, {"sharded_data_parallel_degree": 4}),
+    "gpt_neox": ({"offload_activations": 1, "save_in_background": 1}, {**PP2, "skip_tracing": 0}),
+    "t5": ({}, {"sharded_data_parallel_degree": 1, "skip_tracing": 0}),
+    "falcon": ({"use_alibi": 1}, {"use_alibi": 1, "sharded_data_parallel_degree": 4, "delayed_param": 0}),
+    "gpt2 fp16": (
+        {**TP2, "bf16": 0, "fp16": 1, "attention_in_fp32": 1},
+        {"tensor_parallel_degree": 1, "bf16": 0, "fp16": 1},
+    ),
 }
 ROUNDING = {"fp16": 2e-2, "bf16": 5e-2}  # losses of 16 bits at other degrees
 
@@ -85,3 +95,52 @@ def test_a_recipe_trains_and_goes_on_at_the_same_and_at_other_degrees(
         plain.load_state_dict(torch.load(tmp_path / "fullmodel.pt"))
         again = run(other, load_full=1, load_tag="fullmodel.pt", max_steps=6)
         assert again[2] == pytest.approx(evaluation, rel=1e-5)
+
+
+def run_all(lines: list[list[str]], folder: Path) -> list[dict[str, float]]:
+    """What each of these command lines printed, all of them in one job under smdrun."""
+    words = [word for line in lines for word in ("--then", *line)][1:]
+    command = [
+        Path(sys.executable).with_name("smdrun"),
+        "-n",
+        4,
+        ROOT / "tests/scripts/smp/recipe.py",
+        *words,
+    ]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_OFFLOAD_DIR": str(folder)}
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE, env=environ, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs: list[dict[str, float]] = [{}]
+    for batch, loss, evaluation in re.findall(
+        r"Batch (\d+) Loss: ([\d.]+),|successfully, evaluation ([\d.]+)", done.stdout
+    ):
+        runs[-1][batch or "evaluation"] = float(loss or evaluation)
+        if evaluation:
+            runs.append({})
+    assert len(runs) == len(lines) + 1
+    return runs[:-1]
+
+
+def test_published_recipes_train_under_smdrun_and_go_on_from_every_kind_of_checkpoint(tmp_path: Path) -> None:
+    def line(name: str, flags: Flags, **more: Any) -> list[str]:
+        return words(name, {**PUBLISHED_ALL, **flags}, tmp_path / name.replace(" ", "_"), **more)
+
+    saving = [line(name, own, checkpoint_freq=3, save_full_too=1) for name, (own, _) in PUBLISHED.items()]
+    undisturbed = dict(zip(PUBLISHED, run_all(saving, tmp_path), strict=True))
+    partial = {"load_partial": 1, "load_tag": "trained_gpt_nparams-3"}
+    full = {"load_full": 1, "load_tag": "full_gpt_nparams-3"}
+    going_on = [
+        line(name, flags, **kind)
+        for name, (own, other) in PUBLISHED.items()
+        for flags, kind in ((own, partial), (other, partial), (other, full))
+    ]
+    found = iter(run_all(going_on, tmp_path))
+    for name, losses in undisturbed.items():
+        assert list(losses) == ["0", "1", "2", "3", "4", "evaluation"] and losses["4"] < losses["0"], name
+        wanted = {batch: losses[batch] for batch in ("3", "4", "evaluation")}
+        margin = ROUNDING["fp16" if "fp16" in name else "bf16"]
+        assert next(found) == wanted, name
+        assert next(found) == pytest.approx(wanted, rel=margin), name
+        assert next(found) == pytest.approx(wanted, rel=margin), name

@@ -6,6 +6,7 @@ wrong is said with the ranks of the whole job, whatever their places in the grou
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,8 +28,9 @@ Result = TypeVar("Result")
 class Exchange:
     """One member's part in making a group.
 
-    A store may be used again for a group of the same name after ``destroy_process_group``: arrivals are
-    counted, and every complete set of members opens a generation of keys of its own.
+    A store may be used again for a group of the same name after ``destroy_process_group``, also of other
+    members: arrivals are counted for each set of members, and every complete set opens a generation of keys
+    of its own.
 
     Args:
         store: of this group alone.
@@ -47,8 +49,9 @@ class Exchange:
         self._store, self._rank, self._ranks = store, rank, ranks
         self._timeout, self._group = timeout.total_seconds(), group
         self._end = time.monotonic() + self._timeout
-        arrival = self.within("arrival", lambda: store.add("opensmd/arrivals", 1))
-        self.generation = (arrival - 1) // len(ranks)
+        members = hashlib.blake2s(repr(list(ranks)).encode(), digest_size=8).hexdigest()
+        arrival = self.within("arrival", lambda: store.add(f"opensmd/arrivals/{members}", 1))
+        self.generation = f"{members}/{(arrival - 1) // len(ranks)}"
 
     @property
     def rank(self) -> int:

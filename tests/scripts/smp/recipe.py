@@ -1,12 +1,14 @@
 """A pre-training script with the flags of those of 2022 and 2023, for five families of language models.
 
-It is run as a script, and by ranks of a pool, which call ``main`` with the words of a command line.
+It is run as a script, and by ranks of a pool, which call ``main`` with the words of a command line. As a
+script it takes several such lines with ``--then`` between them: starting it takes longer than training.
 """
 
 import argparse
 import math
 import os
 import random
+import sys
 import time
 
 import numpy as np
@@ -133,16 +135,17 @@ def save(args, model, optimizer, scheduler, config, total_steps):
         "model_config": config,
         "lr_scheduler": scheduler.state_dict(),
     }
-    smp.save_checkpoint(
-        args.checkpoint_dir,
-        tag=f"trained_gpt_nparams-{total_steps}",
-        partial=True,
-        model=model,
-        optimizer=optimizer,
-        user_content=content,
-        num_kept_partial_checkpoints=args.num_kept_checkpoints,
-        **({"blocking": False} if args.save_in_background else {}),
-    )
+    for partial in (True, False) if args.save_full_too else (True,):
+        smp.save_checkpoint(
+            args.checkpoint_dir,
+            tag=f"{'trained' if partial else 'full'}_gpt_nparams-{total_steps}",
+            partial=partial,
+            model=model,
+            optimizer=optimizer,
+            user_content=content,
+            num_kept_partial_checkpoints=args.num_kept_checkpoints if partial else None,
+            **({"blocking": False} if args.save_in_background else {}),
+        )
 
 
 def train(args, model, optimizer, scheduler, config, total_steps):
@@ -195,7 +198,8 @@ def parse(words):
         "zero_init": 0, "manual_partition": 0, "match_weights": 0, "logits_output": 0, "num_layers": 4,
         "max_steps": 6, "train_batch_size": 4, "replicas_of_batch": 4, "gradient_accumulation": 1,
         "logging_freq": 1, "checkpoint_freq": 0, "num_kept_checkpoints": 2, "load_partial": 0, "load_full": 0,
-        "save_final_full_model": 0, "save_in_background": 0, "seed": 12, "same_seed": 1, "warmup_steps": 2,
+        "save_final_full_model": 0, "save_full_too": 0, "save_in_background": 0,
+        "seed": 12, "same_seed": 1, "warmup_steps": 2,
         "sdp_reduce_bucket_size": 500_000_000, "sdp_param_persistence_threshold": 1_000_000,
         "sdp_max_live_parameters": 1_000_000_000, "sdp_hierarchical_allgather": 1, "clean_cache": 0,
     }.items():  # fmt: skip
@@ -335,5 +339,16 @@ def main(words=None):
     return losses, norms, evaluation
 
 
+def command_lines(words):
+    lines = [[]]
+    for word in words:
+        if word == "--then":
+            lines.append([])
+        else:
+            lines[-1].append(word)
+    return lines
+
+
 if __name__ == "__main__":
-    main()
+    for line in command_lines(sys.argv[1:]):
+        main(line)

@@ -59,11 +59,12 @@ def save_checkpoint(
         translate_if_full: give a full checkpoint of a distributed Hugging Face model that library's names.
         num_kept_partial_checkpoints: delete older partial checkpoints beyond so many.
         weights_only: False saves also what loads only with ``weights_only=False``.
-        blocking: False returns as soon as everything has been copied, and a thread writes. The next save
-            waits for it, and raises if it has failed.
+        blocking: False lets a thread copy and write. The next save waits for it, and raises if it has failed.
+            What writes parameters or optimizer state before the next ``optimizer.step`` calls
+            ``wait_until_copied()`` first.
 
     Returns:
-        None; with ``blocking=False`` something with ``wait()`` and ``done``.
+        None; with ``blocking=False`` something with ``wait()``, ``wait_until_copied()`` and ``done``.
 
     Raises:
         ValueError: nothing to save.

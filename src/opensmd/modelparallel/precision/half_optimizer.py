@@ -151,11 +151,11 @@ class HalfMethods(PrecisionAttributes):
             return
         self._smp_load(given)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
         """As without fp16 and bf16, with the masters; before the first step, what waits to be loaded."""
         if self._smp_masters is None and self._smp_waiting is not None:
             return dict(self._smp_waiting)
-        own: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        own: dict[str, Any] = super().state_dict(gather_to_rank0=gather_to_rank0)  # type: ignore[misc]
         return own
 
     def _smp_after_partition(self) -> None:

@@ -1,0 +1,29 @@
+"""What members of a group tell each other through a store, also one that other groups have used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+from torch.distributed import HashStore
+
+from opensmd.collectives.exchange import Exchange
+
+
+def names_of(store: HashStore, ranks: Sequence[int]) -> list[list[str]]:
+    """What each member hears from all."""
+
+    def one(place: int) -> list[str]:
+        exchange = Exchange(store, place, ranks, timeout=timedelta(seconds=20), group="g")
+        return exchange.all_gather("name", f"{place} of {ranks}")
+
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        return list(threads.map(one, range(len(ranks))))
+
+
+def test_groups_of_one_name_may_follow_each_other_with_other_members_and_sizes() -> None:
+    store = HashStore()
+    for ranks in ([0, 1], [0, 1, 2, 3], [2, 3], [0, 1], [0, 1, 2], [0, 1, 2]):
+        wanted = [f"{place} of {ranks}" for place in range(len(ranks))]
+        assert names_of(store, ranks) == [wanted] * len(ranks)
