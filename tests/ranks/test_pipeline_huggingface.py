@@ -81,6 +81,28 @@ def test_a_split_model_generates_in_steps_and_gathered_as_a_whole(pool: Pools) -
     pool(2).run(check_generating)
 
 
+def check_searching(options: dict[str, Any]) -> None:
+    """Without a step that trains before it: the last stage then chooses what earlier stages go on with."""
+    case = find("huggingface", "GPT-2")
+    prompts, _ = case.batch(0, 4)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, **options}
+    expected = case.build().eval().generate(prompts[:, :3], **options)
+    restart(partitions=2, microbatches=2)
+    model = smp.DistributedModel(case.build().eval())
+    generate = smp.step(lambda ids: model.module.generate(ids, **options))
+    with torch.no_grad():
+        for _ in range(2):
+            assert generate(prompts[:, :3]).concat().equal(expected)
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
+def test_a_split_model_generates_with_beams_and_with_a_static_cache(
+    pool: Pools, options: dict[str, Any]
+) -> None:
+    pool(2).run(check_searching, options)
+
+
 ASKING = ("GPT-2, eager", "BERT, eager", "Llama, eager", "T5", "ViT")
 
 

@@ -304,3 +304,31 @@ def planning_for_long(seconds: float, timeout: float) -> float:
 
 def test_the_others_wait_while_rank_0_plans_for_longer_than_the_groups_timeout(pool: Pools) -> None:
     assert all(taken > 5 for taken in pool(2).run(planning_for_long, 5.0, 3.0))
+
+
+def without_data() -> str:
+    with started(fails=True), torch.device("meta"):
+        model = smp.DistributedModel(Net())
+        with torch.device("cpu"):
+            return outcome(lambda: smp.step(lambda x: model(x))(rows()))
+
+
+def test_a_model_without_values_is_refused_on_all_ranks(pool: Pools) -> None:
+    for said in pool(2).run(without_data):
+        assert (
+            "ValueError: smp.DistributedModel: 4 of 4 parameters and buffers are on the meta device" in said
+        )
+
+
+async def asynchronous(x: Tensor) -> Tensor:
+    return x
+
+
+def generator(x: Tensor) -> Iterator[Tensor]:
+    yield x
+
+
+@pytest.mark.parametrize("function", [asynchronous, generator])
+def test_coroutines_and_generators_are_no_step_functions(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=f"{function.__qualname__} is a coroutine or generator"):
+        smp.step(function)

@@ -22,6 +22,7 @@ from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.dry_run.first_plan import PlanRequest, agree_on_plan
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.model_arguments import (
+    require_data,
     require_model,
     require_passes,
     require_tracing,
@@ -381,6 +382,7 @@ class DistributedModel(NotForDDP, ModelState):
         return results
 
     def _place(self, call: Callable[[], Any]) -> None:
+        require_data(self.get_module())
         request = PlanRequest(
             module=self.get_module(),
             call=call,

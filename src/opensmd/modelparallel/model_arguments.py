@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from opensmd.modelparallel.delayed.delayed_parameter import DelayedParameter
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
 
-__all__ = ["require_model", "require_passes", "require_tracing", "warn_of_untraced"]
+__all__ = ["require_data", "require_model", "require_passes", "require_tracing", "warn_of_untraced"]
 
 
 def require_model(module: object) -> None:
@@ -27,6 +28,20 @@ def require_model(module: object) -> None:
         raise SMPError(
             "smp.DistributedModel: only one model of a script can be wrapped, and one is already. Put models "
             "that train together (a generator and its discriminator) into one torch.nn.Module"
+        )
+
+
+def require_data(module: nn.Module) -> None:
+    """Raise if parameters or buffers have no values and nobody will give them some."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    empty = [name for name, each in named if not isinstance(each, DelayedParameter) and each.is_meta]
+    if empty:
+        raise ValueError(
+            f"smp.DistributedModel: {len(empty)} of {len(named)} parameters and buffers are on the meta "
+            f"device and have no values, such as {empty[0]!r}. Give them values before the first call of a "
+            "smp.step function (load the model without offloading, or call to_empty and initialize it), or "
+            "make the model in smp.delay_param_initialization, with which each rank makes those of its "
+            "partition alone"
         )
 
 

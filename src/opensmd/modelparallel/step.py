@@ -68,6 +68,11 @@ def step(
             f"smp.step: expected a function, got {type(function).__name__}; options are given by name, as in "
             "@smp.step(non_split_inputs=['mask'])"
         )
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise TypeError(
+            f"smp.step: {function.__qualname__} is a coroutine or generator, which runs only when somebody "
+            "waits for its values; write it as a plain function that returns them"
+        )
     wanted: Function = function
 
     @functools.wraps(wanted)

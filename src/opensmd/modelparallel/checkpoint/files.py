@@ -56,6 +56,10 @@ def write_aside(
         OSError: the folder does not exist or cannot be written, or the disk is full.
         TypeError: there is something in ``obj`` that cannot be saved, or would not load.
     """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{caller.save}: {path} cannot be written, as there is no folder {path.parent}; make it first"
+        )
     aside = path.with_name(pending_name(path.name, label.save))
     try:
         _write(obj, aside, label, caller, options)

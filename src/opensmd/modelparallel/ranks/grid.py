@@ -82,7 +82,8 @@ class RankGrid:
         if self.size % replica:
             raise ValueError(
                 f"{self.size} ranks cannot hold whole replicas of {replica} ranks each "
-                f"({self.pipeline} partitions{self._shares}); start a multiple of {replica} processes"
+                f"({self.pipeline} partitions{self._shares}); start a multiple of {replica} processes, as in "
+                f"smdrun -n {replica} train.py"
             )
 
     @property

@@ -302,6 +302,15 @@ def test_a_disk_that_takes_no_more_is_named_with_the_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folder_that_is_not_there_is_named_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "x.pt"
+    with pytest.raises(FileNotFoundError) as raised:
+        save({"value": 1}, str(path), partial=False)
+    assert str(raised.value) == (
+        f"smp.save: {path} cannot be written, as there is no folder {path.parent}; make it first"
+    )
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"P", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), b"not a checkpoint", bytes(3000),

@@ -100,8 +100,9 @@ class Left:
     """What a call left outside its result, for the ranks on which it did not run (see ``effects.py``).
 
     Attributes:
-        pickled: (states of objects by number, attributes by submodule and name), referring to tensors by
-            number: the call's arguments, what the objects held before, the result's, then ``tensors``.
+        pickled: (states of objects by number, attributes by submodule and name, containers in these, numbers
+            of tensors on all ranks), referring to tensors by number: the call's arguments, what the objects
+            held before, the result's, then ``tensors``.
         contents: those of lists and mappings (see ``containers.py``), with the same numbers.
         tensors: further ones that the call made.
     """

@@ -1,7 +1,8 @@
 """Glue: the operations between modules that run as a whole, one interception for each.
 
 On replicated tensors an operation runs on every rank. With tensors that have homes it follows the data to the
-highest of these homes, so that a chain flows one way and the loss is computed on the last stage.
+highest of these homes, so that a chain flows one way and the loss is computed on the last stage. Without
+gradients, selecting by numbers stays with what is selected from.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from opensmd.modelparallel.runtime.calls.operations import (
     DEPENDS_ON_DATA,
     RANDOM,
     READS_VALUE,
+    SELECTS,
     in_fixed_order,
     indexes_by_mask,
 )
@@ -90,6 +92,9 @@ class Glue(TorchFunctionMode):
                 home = destination
             elif any(map(run.context.is_replicated, call.written)):
                 return run.run_everywhere(call)
+        if func in SELECTS and not torch.is_grad_enabled():
+            selected = call.tags[0]
+            home = home if selected is None else selected.home
         call.depends_on_data = func in DEPENDS_ON_DATA or indexes_by_mask(func, call.leaves)
         return run.run_at(home, call)
 

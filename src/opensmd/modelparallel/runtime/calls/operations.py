@@ -15,6 +15,7 @@ __all__ = [
     "DEPENDS_ON_DATA",
     "RANDOM",
     "READS_VALUE",
+    "SELECTS",
     "indexes_by_mask",
 ]
 
@@ -65,6 +66,10 @@ RANDOM: frozenset[Function] = frozenset(
         "orthogonal_ sparse_",
     )
 )
+
+# Take entries of their first argument by numbers. Reordering a key-value cache by what the last stage has
+# chosen, as beam search does, must leave each stage's entries there.
+SELECTS: frozenset[Function] = frozenset({torch.index_select, Tensor.index_select})
 
 # Python swaps the sides of a comparison whose right side is a placeholder, on the ranks that hold one.
 COMPARISONS: frozenset[Function] = frozenset(_of(Tensor, "eq ne lt gt le ge"))

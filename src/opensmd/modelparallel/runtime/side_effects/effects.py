@@ -2,7 +2,8 @@
 
 A key-value cache that a decoder layer fills, an attribute that a module keeps for its parent: ranks on which
 the call does not run must see them too. The home compares before and after, and sends what has changed with
-its tensors taken out; the others put placeholders in.
+its tensors taken out; the others put placeholders in. Of a tensor that all ranks have and the call has
+written into (a static cache's length), they get the numbers.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.calls.descriptions import Found, Left, TensorDescription
+from opensmd.modelparallel.runtime.calls.descriptions import Found, Left, TensorDescription, version_of
 from opensmd.modelparallel.runtime.side_effects.containers import (
     Containers,
     Content,
@@ -26,6 +28,7 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
 )
 from opensmd.modelparallel.runtime.side_effects.slots import Slot, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
 __all__ = ["Effects", "apply"]
 
@@ -73,6 +76,12 @@ class Effects:
         # Pickled, because an object's state can be changed at any depth; what cannot be pickled is not
         # followed.
         self._before = [structure.dump_if_possible(item, self._held) for item in self._objects]
+        # What the objects hold that is on all ranks: a counter that the call adds to in place.
+        self._replicated = {
+            number: (tensor, version_of(tensor))
+            for number, tensor in enumerate(self._held[len(leaves) :], len(leaves))
+            if tag_of(tensor) is None
+        }
         self._attributes = _attributes(self._owner)
         self._contents = _contents(self._attributes)
 
@@ -93,9 +102,14 @@ class Effects:
         # A file, a lock or a lambda stays where it is: no tensor can come out of it by attribute.
         attributes = {place: value for place, value in attributes.items() if structure.can_be_dumped(value)}
         filled = {place: filled for place, filled in self._filled() if structure.can_be_dumped(filled)}
+        written = {
+            number: _packed(tensor)
+            for number, (tensor, before) in self._replicated.items()
+            if version_of(tensor) != before
+        }
         # Pickling nothing costs as much as the rest of this method, in every call that is watched.
-        anything = states or attributes or filled
-        pickled = structure.dump((states, attributes, filled), tensors) if anything else b""
+        anything = states or attributes or filled or written
+        pickled = structure.dump((states, attributes, filled, written), tensors) if anything else b""
         count = len(self._leaves)
         seen = [*self._real, *tensors[count:]]  # containers have the fetched tensors, objects may keep them
         contents = self._containers.changed(seen)
@@ -142,7 +156,9 @@ def apply(
         Containers(arguments).fill(left.contents, tensors)
     if not left.pickled:
         return
-    states, attributes, filled = structure.load(left.pickled, tensors)
+    states, attributes, filled, written = structure.load(left.pickled, tensors)
+    for number, packed in written.items():
+        _unpack(packed, tensors[number])
     for number, values in states.items():
         # Cleared first: the call may have deleted attributes.
         objects[number].__dict__.clear()
@@ -158,6 +174,17 @@ def apply(
             set_content(container, new)
         for (name, attribute), value in attributes.items():
             setattr(modules[name], attribute, value)
+
+
+def _packed(tensor: Tensor) -> bytes:
+    return bytes(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+
+
+def _unpack(packed: bytes, into: Tensor) -> None:
+    if packed:
+        numbers = torch.frombuffer(bytearray(packed), dtype=into.dtype)
+        with torch.no_grad():
+            into.copy_(numbers.view(into.shape))
 
 
 def _objects(arguments: Any) -> list[Any]:

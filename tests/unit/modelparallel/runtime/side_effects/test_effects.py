@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.calls.descriptions import Left
 from opensmd.modelparallel.runtime.side_effects.effects import Effects, apply
+from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
 
 
 class Keeping(nn.Linear):
@@ -60,3 +61,36 @@ def test_a_container_with_another_content_elsewhere_is_only_added_to() -> None:
     module.losses, other.losses = [object(), object()], []
     with pytest.raises(SMPError, match="content differs on this rank"):
         told(module, other, lambda each: each.losses.reverse())
+
+
+class Cache:
+    """What decoders are given: an object with tensors in it."""
+
+    def __init__(self, length: Tensor) -> None:
+        self.length = length
+
+
+@pytest.mark.parametrize(
+    "length", [torch.tensor(3), torch.full((2, 2), 3, dtype=torch.bfloat16), torch.ones(0)]
+)
+def test_a_tensor_on_all_ranks_that_a_call_changes_inside_an_object_is_changed_elsewhere(
+    length: Tensor,
+) -> None:
+    here, there = Cache(length.clone()), Cache(length.clone())
+    kept = there.length
+    effects = Effects(((here,), {}), [], ((here,), {}), [], None)
+    here.length.add_(2)
+    found = effects.found([])
+    assert found is not None and not found.tensors
+    left = Left(found.pickled, found.contents, ())
+    apply(left, ((there,), {}), [], None, [], lambda tensor: tensor)  # type: ignore[arg-type, return-value]
+    assert there.length is kept and torch.equal(kept, length + 2)
+    assert Effects(((here,), {}), [], ((here,), {}), [], None).found([]) is None
+
+
+def test_a_tensor_of_one_rank_inside_an_object_stays_there() -> None:
+    cache = Cache(torch.zeros(2))
+    put_tag(cache.length, Tag(0))
+    effects = Effects(((cache,), {}), [], ((cache,), {}), [], None)
+    cache.length.add_(1)
+    assert effects.found([]) is None
