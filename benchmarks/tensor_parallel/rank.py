@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from opensmd.modelparallel.tensor_parallel.shards import shards_of
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
@@ -14,6 +13,7 @@ from benchmarks.harness.sampling import Candidate, timed
 from benchmarks.harness.widths import measure_widths
 from benchmarks.tensor_parallel.layers import HEAD, LAYERS, plain_stack
 from opensmd.modelparallel.ranks.groups import Groups
+from opensmd.modelparallel.ranks.shards import shards_of
 from opensmd.modelparallel.state_dicts.distributed_parts import whole_entries
 
 BATCH, WORDS = 4, 64
