@@ -33,7 +33,7 @@ from opensmd.modelparallel.planning.trace import Edge, ModelTrace, ModuleInfo, R
 from opensmd.modelparallel.precision._torch_internals import scales_made_for_real
 from opensmd.modelparallel.runtime.tensors.storages import overlapping
 
-__all__ = ["capture", "describe", "is_tracing"]
+__all__ = ["capture", "describe", "followed", "is_tracing"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 _local = threading.local()
@@ -111,6 +111,11 @@ def _capture_without_data(
         )
         return describe(module)
     return _trace(tree, observer, None)
+
+
+def followed(module: nn.Module) -> dict[nn.Module, str]:
+    """The modules whose calls are watched, with their names, for those who time a step themselves."""
+    return _Tree(module).followed()
 
 
 def describe(module: nn.Module) -> ModelTrace:

@@ -1,8 +1,8 @@
 """What an operation costs: estimates from shapes alone, so that they are the same on every run and machine.
 
-An operation takes the longer of its arithmetic and its memory traffic, plus a fixed start. The rates are
-those of one process with one CPU core, or of one GPU; only their ratios matter for a split. Where they do not
-fit a model, ``trace_execution_times`` measures instead.
+On a CPU's core each kind of operation has rates of its own (:mod:`.cpu.rates`). On a GPU an operation takes
+the longer of its arithmetic and its memory traffic, plus a fixed start. Only ratios matter for a split. Where
+they do not fit a model, ``trace_execution_times`` measures instead.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
+
+from opensmd.modelparallel.planning.cpu.cost import operation_seconds
+from opensmd.modelparallel.planning.cpu.rates import ACCUMULATION
 
 __all__ = [
     "CPU",
@@ -39,7 +42,7 @@ class Machine:
         return max(flops / self.flops, size / self.bytes) + operations * self.start
 
 
-# measured: one AVX-512 core, fp32 (matrix products of 256 to 1024; element-wise functions over 1 to 16 MiB)
+# one AVX-512 core, fp32: large matrix products, and memory beyond the caches; for sums over a whole model
 CPU = Machine(flops=100e9, bytes=10e9, start=4e-6)
 # the order of magnitude of current data-centre GPUs with TF32 or bf16 products
 CUDA = Machine(flops=200e12, bytes=2e12, start=5e-6)
@@ -74,12 +77,17 @@ def cost_of(
     results = list(_tensors(out))
     if not results:
         return OperationCost()
-    machine = machine_for(results[0].device)
     packet = func.overloadpacket
+    flops = _flops(packet, args, kwargs, out)
+    machine = machine_for(results[0].device)
+    if machine is CPU:
+        forward, backward = operation_seconds(
+            packet, args, kwargs, tensors, results[0], flops=flops, needs_gradient=needs_gradient
+        )
+        return OperationCost(flops=flops, forward_seconds=forward, backward_seconds=backward)
     moved = float(sum(map(_size, tensors)) + sum(map(_size, results)))
     if packet in (torch.ops.aten.embedding, torch.ops.aten.index_select):
         moved = 2.0 * sum(map(_size, results))
-    flops = _flops(packet, args, kwargs, out)
     forward = machine.seconds(flops, moved)
     if not needs_gradient:
         return OperationCost(flops=flops, forward_seconds=forward)
@@ -96,7 +104,11 @@ def cost_of(
 
 def accumulation_seconds(size: int, device: torch.device) -> float:
     """Adding one microbatch's gradient of ``size`` bytes to the ones before it."""
-    return machine_for(device).seconds(0.0, 3.0 * size)
+    machine = machine_for(device)
+    if machine is CPU:
+        rate, start = ACCUMULATION
+        return 3.0 * size / rate + start
+    return machine.seconds(0.0, 3.0 * size)
 
 
 def optimizer_state_ratio(optimizer: torch.optim.Optimizer | None, *, masters: bool = False) -> float:
@@ -125,7 +137,15 @@ def _is_view(func: torch._ops.OpOverload) -> bool:
     return func.is_view or func.overloadpacket in _FREE
 
 
-_FREE = {torch.ops.aten.detach, torch.ops.aten.lift_fresh, torch.ops.aten._local_scalar_dense}
+_FREE = {
+    torch.ops.aten.detach,
+    torch.ops.aten.lift_fresh,
+    torch.ops.aten._local_scalar_dense,
+    torch.ops.aten._unsafe_view,
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.new_empty,
+}
 
 
 def _flops(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> float:

@@ -1,0 +1,132 @@
+"""What convolutions take on one core: three families that differ tenfold, and what small images cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from opensmd.modelparallel.planning.cpu.rates import CONVOLUTIONS as RATES
+from opensmd.modelparallel.planning.cpu.rates import MEMORY
+
+__all__ = ["convolution_seconds"]
+
+VECTOR = 16  # channels, or pixels, that are computed together
+
+
+class _Shape(NamedTuple):
+    """Sizes of a convolution: ``pixels`` of an image, ``elements`` and ``bytes`` of data and result."""
+
+    flops: float
+    pixels: int
+    channels: tuple[int, int]  # of a group: in, out
+    groups: int
+    taps: int  # of a kernel
+    apart: bool  # kernels do not overlap
+    smaller: bool  # an image's side is smaller than the kernel's
+    elements: int
+    bytes: float
+    weight_bytes: float
+    rows: bool  # channels of a pixel lie side by side
+
+
+def convolution_seconds(args: Sequence[Any], result: Tensor, needs_gradient: bool) -> tuple[float, float]:
+    """Seconds forward and backward of ``aten.convolution`` of ``args``."""
+    data, weight = args[0], args[1]
+    shape = _shape(args, result)
+    of_data = needs_gradient and data.requires_grad
+    of_weight = needs_gradient and weight.requires_grad
+    if shape.taps == 1 and shape.groups == 1 and shape.pixels * data.shape[0] == _places(data):
+        return _of_single_pixels(shape, of_data, of_weight)
+    if shape.channels[0] == 1 and shape.groups > 1 and shape.channels[1] == 1:
+        return _of_single_channels(shape, of_data or of_weight)
+    return _of_groups(shape, of_data, of_weight)
+
+
+def _shape(args: Sequence[Any], result: Tensor) -> _Shape:
+    data, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], args[8]
+    small, kernel = (data if transposed else result), weight.shape[2:]
+    channels = (weight.shape[0] // groups, weight.shape[1])
+    return _Shape(
+        flops=2.0 * _places(small) * weight.numel(),
+        pixels=math.prod(small.shape[2:]),
+        channels=channels if transposed else (channels[1], channels[0]),
+        groups=groups,
+        taps=math.prod(kernel),
+        apart=all(step >= side for step, side in zip(stride, kernel, strict=False)),
+        smaller=any(image < side for image, side in zip(data.shape[2:], kernel, strict=True)),
+        elements=result.numel(),
+        bytes=data.numel() * data.element_size() + result.numel() * result.element_size(),
+        weight_bytes=weight.numel() * weight.element_size(),
+        rows=data.dim() == 4 and not data.is_contiguous() and data.stride(1) == 1,
+    )
+
+
+def _of_single_pixels(shape: _Shape, of_data: bool, of_weight: bool) -> tuple[float, float]:
+    """Kernels of one pixel are matrix products, whose columns are the pixels of one image."""
+    short = min(shape.channels)
+    rate = RATES.pixel_flops * short / (short + RATES.pixel_half)
+    seconds = shape.flops / rate
+    order = shape.weight_bytes / RATES.weights
+    large = max(0.0, shape.weight_bytes - RATES.large) / RATES.large_gradients
+    start = RATES.pixel_start * 1e-6
+    like_forward = max(seconds * _filled(shape) / shape.pixels, MEMORY.seconds(shape.bytes)) + order
+    of_weights = RATES.weight_gradient * seconds * (1 + RATES.last / 2 / shape.pixels) + 2 * order + large
+    backward = of_data * like_forward + of_weight * of_weights + 2 * start
+    return like_forward + start, backward
+
+
+def _filled(shape: _Shape) -> int:
+    """As many pixels as are computed: a few take as long as more, unless all images are one matrix."""
+    pixels = shape.pixels
+    if pixels == 1 or shape.rows:
+        return pixels
+    if pixels < RATES.register:
+        return RATES.fewer
+    return pixels + (RATES.last if pixels % RATES.register else 0)
+
+
+def _of_single_channels(shape: _Shape, wanted: bool) -> tuple[float, float]:
+    """A kernel for each channel (depthwise). Backward only 3 x 3 is fast."""
+    element = RATES.depthwise + RATES.depthwise_tap * shape.taps
+    memory = MEMORY.seconds(2 * shape.bytes)
+    start, channels = RATES.start * 1e-6, shape.groups * 1e-6
+    forward = max(element * 1e-9 * shape.elements, memory) + start + 0.08 * channels
+    if not wanted:
+        return forward, 0.0
+    slow = 2.2 * element if shape.taps == 9 else RATES.slow_tap * shape.taps
+    small = RATES.small_image * channels if shape.smaller else 0.0
+    return forward, max(slow * 1e-9 * shape.elements, 2 * memory) + 2.5 * start + small
+
+
+def _of_groups(shape: _Shape, of_data: bool, of_weight: bool) -> tuple[float, float]:
+    """All others: channels fill vectors, and data and weights are brought into another order first."""
+    order = shape.weight_bytes / RATES.weights
+    seconds = shape.flops / _rate(shape) + MEMORY.seconds(2 * shape.bytes)
+    start = RATES.start * 1e-6
+    large = max(0.0, shape.weight_bytes - RATES.large) / RATES.large_gradients
+    backward = (of_data + of_weight) * (seconds + 2 * order) + of_weight * large + 2.5 * start
+    return seconds + order + start, backward
+
+
+def _rate(shape: _Shape) -> float:
+    inside, out = shape.channels
+    if shape.groups == 1 and inside <= 4:
+        return RATES.flops if shape.apart else RATES.first_flops
+    if shape.groups == 1:
+        return RATES.flops * inside * out / (_vectors(inside) * _vectors(out))
+    few = min(inside, out)
+    if few <= 2:
+        return RATES.unordered_flops
+    return RATES.flops * few / (few + RATES.group_half)
+
+
+def _vectors(channels: int) -> int:
+    return -(-channels // VECTOR) * VECTOR
+
+
+def _places(images: Tensor) -> int:
+    """The pixels of all images."""
+    return images.shape[0] * math.prod(images.shape[2:])

@@ -1,0 +1,97 @@
+"""The time of one operation on one core of a CPU, from shapes and the table of rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.planning.cpu.convolutions import convolution_seconds
+from opensmd.modelparallel.planning.cpu.kinds import Counted, counted
+from opensmd.modelparallel.planning.cpu.products import attention_seconds, product_seconds
+from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES
+
+__all__ = ["operation_seconds"]
+
+_aten = torch.ops.aten
+# what each gradient of a product of elements takes of its forward, and what that of anything else does
+BACKWARD_OF_PRODUCT = 1.5
+BACKWARD_OF_ARITHMETIC = 1.5
+_SUMS = {_aten.add, _aten.add_, _aten.sub, _aten.sub_}
+_ATTENTION = {_aten._scaled_dot_product_flash_attention_for_cpu}
+
+
+def operation_seconds(
+    packet: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensors: Sequence[Tensor],
+    result: Tensor,
+    *,
+    flops: float,
+    needs_gradient: bool,
+) -> tuple[float, float]:
+    """Seconds forward and backward; those of the backward are 0 without a gradient.
+
+    Args:
+        packet: the operation.
+        args, kwargs: its arguments.
+        tensors: those among them.
+        result: its first result.
+        flops: of matrix products and what is made of them, 0 for others.
+        needs_gradient: whether any of them does.
+    """
+    forward, backward = _seconds(packet, args, kwargs, tensors, result, flops, needs_gradient)
+    return forward, backward if needs_gradient else 0.0
+
+
+def _seconds(
+    packet: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensors: Sequence[Tensor],
+    result: Tensor,
+    flops: float,
+    needs_gradient: bool,
+) -> tuple[float, float]:
+    if packet is _aten.convolution:
+        return convolution_seconds(args, result, needs_gradient)
+    if packet in _ATTENTION:
+        return attention_seconds(flops)
+    if flops:
+        factors = [tensor for tensor in tensors if tensor.dim() > 1]
+        wanting = sum(tensor.requires_grad for tensor in factors)
+        return product_seconds(flops, factors, max(1, wanting))
+    return _of_elements(packet, counted(packet, args, kwargs, tensors, result), tensors, result)
+
+
+def _of_elements(
+    packet: Any, count: Counted, tensors: Sequence[Tensor], result: Tensor
+) -> tuple[float, float]:
+    """By the table: the longer of elements and memory, and what rows and starts add."""
+    rate = RATES[count.kind]
+    wide = 1e-9 * max(1.0, result.element_size() / 4)
+    moved = MEMORY.seconds(float(sum(map(_size, tensors)) + _size(result)))
+    forward = max(rate.forward * wide * count.elements, moved if count.reads_all else 0.0)
+    backward = max(rate.backward * wide * count.elements, _backward_memory(packet, moved, tensors, count))
+    rows = rate.row * 1e-9 * count.rows
+    cleared = MEMORY.seconds(count.backward_bytes)
+    return (
+        forward + rows + rate.start * 1e-6,
+        backward + rows / 2 + cleared + rate.backward_start * 1e-6,
+    )
+
+
+def _backward_memory(packet: Any, moved: float, tensors: Sequence[Tensor], count: Counted) -> float:
+    if not count.reads_all:
+        return 0.0
+    if packet in _SUMS:
+        return moved
+    wanting = sum(tensor.requires_grad for tensor in tensors)
+    return moved * (BACKWARD_OF_PRODUCT * wanting if wanting > 1 else BACKWARD_OF_ARITHMETIC)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
