@@ -1,7 +1,7 @@
 """``python -m benchmarks.partition.cuts``: the planner's cut against the best contiguous one.
 
-Units are timed forward in real runs (the median of several), and their backward in the ratio of the
-estimates. The best cut is that of the same units whose longest stage is shortest, with messages free.
+Units are timed forward and backward in real steps (the median of several). The best cut is that of the same
+units whose longest stage is shortest, with messages free.
 """
 
 from __future__ import annotations
@@ -22,22 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.partition.models import MODELS, Subject
+from benchmarks.partition.unit_times import unit_times
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.planning.balance import Sequence1D, split_evenly
 from opensmd.modelparallel.planning.partition import partition
 from opensmd.modelparallel.planning.trace import ModelTrace
-
-
-def measured_units(subject: Subject, estimated: ModelTrace, rounds: int) -> list[float]:
-    """Seconds of every unit, forward and backward."""
-    runs = [capture(subject.model, subject.step, times=True).units for _ in range(rounds)]
-    forwards = [
-        statistics.median(run[index].forward_seconds for run in runs) for index in range(len(estimated.units))
-    ]
-    return [
-        forward * (1 + unit.backward_seconds / unit.forward_seconds if unit.forward_seconds else 1)
-        for forward, unit in zip(forwards, estimated.units, strict=True)
-    ]
 
 
 def best_longest(seconds: Sequence[float], stages: int) -> float:
@@ -77,7 +66,8 @@ class Cut:
 def cuts_of(subject: Subject, rounds: int) -> list[Cut]:
     """On 2 and 4 stages, by estimates and as if the planner had the measured times."""
     trace = capture(subject.model, subject.step)
-    seconds = measured_units(subject, trace, rounds)
+    times = unit_times(subject.model, subject.step, len(trace.units), rounds=rounds)
+    seconds = [unit.both for unit in times]
     timed = tuple(
         replace(unit, forward_seconds=each, backward_seconds=0.0)
         for unit, each in zip(trace.units, seconds, strict=True)

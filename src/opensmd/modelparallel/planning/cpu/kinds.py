@@ -31,7 +31,7 @@ def counted(
     """The operation ``packet`` of ``args``, in which ``tensors`` are, and with this (first) result."""
     if packet in _GELU:
         by_tangent = kwargs.get("approximate") == "tanh"
-        return Counted("tangent" if by_tangent else "exponential", result.numel())
+        return Counted("GELU by tangent" if by_tangent else "exponential", result.numel())
     count = _COUNTS.get(packet)
     if count is not None:
         return count(args, tensors, result)

@@ -43,7 +43,8 @@ RATES = {
     # of the larger of input and result
     "arithmetic": Rate(),
     "exponential": Rate(forward=0.6, backward=0.8),  # exp, log, sigmoid, SiLU, GELU
-    "tangent": Rate(forward=2.1, backward=1.5),  # tanh, GELU by tanh, sine, softplus, ELU
+    "tangent": Rate(forward=2.1, backward=0.6),  # tanh, sine, softplus, ELU
+    "GELU by tangent": Rate(forward=1.8, backward=1.9),
     "mish": Rate(forward=3.9, backward=4.6),
     "random": Rate(forward=12.0, backward=0.5),  # dropout
     "mask": Rate(forward=0.9, backward=0.9),

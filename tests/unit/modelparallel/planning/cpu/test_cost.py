@@ -1,0 +1,103 @@
+"""Operations of the same size differ by their kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.planning.cost import cost_of
+from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES
+
+aten = torch.ops.aten
+
+
+def tensor(*shape: int) -> Tensor:
+    return torch.empty(*shape, device="meta").requires_grad_()
+
+
+def seconds(operation: torch._ops.OpOverload, *args: Any, out: Any, **kwargs: Any) -> tuple[float, float]:
+    cost = cost_of(operation, args, kwargs, out, needs_gradient=True)
+    return cost.forward_seconds, cost.backward_seconds
+
+
+def test_a_function_of_elements_takes_what_its_kind_does_or_the_memory_it_moves() -> None:
+    data = tensor(1 << 18)
+    start = RATES["arithmetic"].start * 1e-6
+    relu, _ = seconds(aten.relu.default, data, out=data)
+    tanh, _ = seconds(aten.tanh.default, data, out=data)
+    assert relu - start == pytest.approx(2 * 4 * data.numel() / MEMORY.cached)
+    assert tanh - start == pytest.approx(RATES["tangent"].forward * 1e-9 * data.numel())
+
+
+def test_what_is_larger_than_the_caches_takes_longer_for_each_byte() -> None:
+    small, large = MEMORY.seconds(MEMORY.caches), MEMORY.seconds(2 * MEMORY.caches)
+    assert large - small == pytest.approx(MEMORY.caches / MEMORY.beyond)
+    assert large > 2 * small
+
+
+def test_a_batch_norm_in_training_takes_longer_than_one_with_fixed_statistics() -> None:
+    data, channels = tensor(8, 64, 32, 32), [tensor(64)] * 4
+    training, backward = seconds(aten.native_batch_norm.default, data, *channels, True, 0.1, 1e-5, out=data)
+    fixed, _ = seconds(aten.native_batch_norm.default, data, *channels, False, 0.1, 1e-5, out=data)
+    assert training > 3 * fixed
+    assert backward < training
+
+
+def test_max_pooling_takes_time_for_each_element_of_its_windows() -> None:
+    data, out = tensor(8, 64, 32, 32), tensor(8, 64, 30, 30)
+    three, _ = seconds(aten.max_pool2d_with_indices.default, data, [3, 3], [1, 1], out=out)
+    five, _ = seconds(aten.max_pool2d_with_indices.default, data, [5], [1], out=out)
+    assert five / three == pytest.approx(25 / 9, rel=0.01)
+
+
+def test_gelu_by_the_tangent_takes_longer() -> None:
+    data = tensor(1 << 18)
+    exact, _ = seconds(aten.gelu.default, data, out=data)
+    tangent, _ = seconds(aten.gelu.default, data, out=data, approximate="tanh")
+    assert tangent > 2 * exact
+
+
+def test_copying_crosswise_takes_longer_than_copying() -> None:
+    data = tensor(512, 512)
+    along, _ = seconds(aten.clone.default, data, out=data)
+    across, _ = seconds(aten.clone.default, data.t(), out=data)
+    assert across > 3 * along
+
+
+def test_an_embedding_reads_rows_and_clears_its_whole_table_backward() -> None:
+    table, words = tensor(1 << 16, 64), torch.empty(8, dtype=torch.long, device="meta")
+    forward, backward = seconds(aten.embedding.default, table, words, out=tensor(8, 64))
+    assert forward < 1e-5
+    assert backward > MEMORY.seconds(4 * table.numel())
+
+
+def test_a_product_of_two_tensors_takes_longer_backward_than_a_sum() -> None:
+    one, other = tensor(1 << 18), tensor(1 << 18)
+    _, product = seconds(aten.mul.Tensor, one, other, out=one)
+    _, total = seconds(aten.add.Tensor, one, other, out=one)
+    assert product > 2 * total
+
+
+@pytest.mark.parametrize(("rows", "width"), [(32, 16), (256, 512)])
+def test_a_matrix_product_takes_twice_as_long_backward_as_forward(rows: int, width: int) -> None:
+    data, weight = tensor(rows, width), tensor(width, width)
+    forward, backward = seconds(aten.mm.default, data, weight, out=tensor(rows, width))
+    assert 1.9 * forward < backward < 2.5 * forward
+
+
+def test_narrow_matrices_are_multiplied_more_slowly() -> None:
+    wide, _ = seconds(aten.mm.default, tensor(4096, 256), tensor(256, 256), out=tensor(4096, 256))
+    narrow, _ = seconds(aten.mm.default, tensor(1 << 20, 16), tensor(16, 16), out=tensor(1 << 20, 16))
+    assert narrow > 1.5 * wide
+
+
+def test_layer_norm_takes_time_for_each_row() -> None:
+    def norm(rows: int, width: int) -> float:
+        data = tensor(rows, width)
+        args = (data, [width], tensor(width), tensor(width), 1e-5)
+        return seconds(aten.native_layer_norm.default, *args, out=data)[0]
+
+    assert norm(1 << 14, 16) > 2 * norm(1 << 8, 1 << 10)
