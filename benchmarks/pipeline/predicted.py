@@ -1,7 +1,7 @@
-"""``python -m benchmarks.pipeline.predicted``: what the planner says a step takes, beside what was measured.
+"""``python -m benchmarks.pipeline.predicted``: what a step takes by the planner, beside what was measured.
 
-The plan comes from estimates, whose seconds are no machine's in particular: what one process has taken for the
-same step says how fast this machine is. Reads what ``python -m benchmarks.pipeline`` has left.
+The plan comes from estimates, whose seconds are no machine's in particular: what one process has taken for
+the same step says how fast this machine is. Reads what ``python -m benchmarks.pipeline`` has left.
 """
 
 from __future__ import annotations
