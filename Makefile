@@ -16,10 +16,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 # A file of tests stays with one worker, which keeps its ranks from test to test; files are taken in their order,
-# so that those which mostly wait begin, and the small ones of tests/unit fill the end.
+# so that those which mostly wait begin, and the small ones of tests/unit fill the end. Each worker reads all files,
+# and what one of them has compiled the others need not compile again.
 test: $(VENV)/.ready
 	$(BIN)/python -m opensmd.native.build
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # The newest supported torch, without the packages it needs on GPUs only: pip resolves nothing here.
 $(NEWEST)/.ready: pyproject.toml requirements-newest.txt

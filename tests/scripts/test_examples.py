@@ -6,8 +6,8 @@ One is started with ``smdrun``; ranks of the pool run the others.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.support.patience import PATIENCE
+from tests.support.forked_jobs import run_job
 from tests.support.ranks import ROOT, RankPool
 from tests.support.scripts import run_script
 
@@ -30,7 +30,7 @@ Pools = Callable[[int], RankPool]
 def smdrun(script: str, *args: object, ranks: int = 2) -> str:
     """What the script printed, run by so many ranks."""
     command = [SMDRUN, "-n", str(ranks), EXAMPLES / script, *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = run_job(command, cwd=ROOT, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+from tests.support.forked_jobs import run_job
 from tests.support.jobs import both
 from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
@@ -57,6 +58,13 @@ def run(command: list[str], *, cwd: Path, **env: str) -> subprocess.CompletedPro
     )
 
 
+def job(
+    command: list[str], *, cwd: Path, fork_ranks: bool = True, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """What :func:`run` does, in forks."""
+    return run_job(command, cwd=cwd, env=environment(**env), fork_ranks=fork_ranks)
+
+
 def places(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     """What each rank said about itself, by rank."""
     assert done.returncode == 0, done.stdout + done.stderr
@@ -90,22 +98,26 @@ def test_two_smdruns_with_one_secret_make_one_job_of_a_module(tmp_path: Path) ->
     secret.chmod(0o600)
     port = str(free_port())
     hosts = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--node-rank"]
-    jobs = [
-        subprocess.Popen(
-            [str(BIN / "smdrun"), "-n", "1", *hosts, str(node), "--output", str(tmp_path), "-m", "place"],
-            cwd=SCRIPTS,
-            env=environment(OPENSMD_JOB_SECRET_FILE=str(secret)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node in range(2)
-    ]
-    outputs = [job.communicate(timeout=PATIENCE) for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], outputs
-    for node, (out, _) in enumerate(outputs):
-        assert out.startswith(f"[{node}] place ")
-        place = json.loads(out.partition("place ")[2])
+
+    def host(node: int) -> subprocess.CompletedProcess[str]:
+        command = [
+            str(BIN / "smdrun"),
+            "-n",
+            "1",
+            *hosts,
+            str(node),
+            "--output",
+            str(tmp_path),
+            "-m",
+            "place",
+        ]
+        return job(command, cwd=SCRIPTS, OPENSMD_JOB_SECRET_FILE=str(secret))
+
+    done = both(lambda: host(0), lambda: host(1))
+    assert [one.returncode for one in done] == [0, 0], done
+    for node, one in enumerate(done):
+        assert one.stdout.startswith(f"[{node}] place ")
+        place = json.loads(one.stdout.partition("place ")[2])
         assert (place["rank"], place["size"], place["sum"], place["LOCAL_RANK"]) == (node, 2, 2.0, "0")
         assert json.loads(place["SM_HOSTS"]).index(place["SM_CURRENT_HOST"]) == node
 
@@ -121,7 +133,7 @@ def test_failed_ranks_are_started_again_as_often_as_asked(tmp_path: Path) -> Non
         "print('done after', len(tries.read_text()), os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
     )
     command = [str(BIN / "smdrun"), "-n", "1", "--max-restarts", "2", "flaky.py"]
-    done = run(command, cwd=tmp_path)
+    done = job(command, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "[0] done after 3 2\n"), done.stderr
     assert [line for line in done.stderr.splitlines() if "RuntimeError: try" in line] == [
         "[0] RuntimeError: try 1",
@@ -153,7 +165,7 @@ def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
     command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "surroundings.py")]
     allowed = sorted(os.sched_getaffinity(0))
     unbound, narrow = both(
-        lambda: run(command, cwd=tmp_path, OMP_PROC_BIND="false"),
+        lambda: job(command, cwd=tmp_path, fork_ranks=False, OMP_PROC_BIND="false"),
         lambda: run(["taskset", "-c", str(allowed[-1]), *command], cwd=tmp_path),
     )
     assert [place["cpus"] for place in places(unbound)] == [allowed] * 2
@@ -162,7 +174,8 @@ def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
 
 def test_ranks_of_smdrun_keep_the_memory_that_every_step_needs_unless_the_user_chose(tmp_path: Path) -> None:
     def faults(**env: str) -> list[int]:
-        done = run([*LAUNCHERS["smdrun"], str(SCRIPTS / "page_faults.py")], cwd=tmp_path, **env)
+        command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "page_faults.py")]
+        done = job(command, cwd=tmp_path, fork_ranks=False, **env)
         return [int(match) for match in re.findall(r"faults (\d+)", done.stdout)]
 
     kept, given_back = faults(), faults(MALLOC_TRIM_THRESHOLD_="131072")
@@ -175,7 +188,9 @@ def test_ranks_of_smdrun_keep_the_memory_that_every_step_needs_unless_the_user_c
 def test_the_v1_script_of_the_guide_trains(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     command = [*ON_CPU[launcher], str(SCRIPTS / "mnist_v1.py"), "--epochs", "2"]
-    done = run(command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model"))
+    done = (run if launcher == "mpiexec" else job)(
+        command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model")
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("same model on all ranks: True") == 2
     accuracies = [float(match) for match in re.findall(r"accuracy ([\d.]+)", done.stdout)]
@@ -189,7 +204,9 @@ def test_the_v1_script_of_the_guide_trains(launcher: str, tmp_path: Path) -> Non
 def test_the_smddp_script_of_the_guide_trains_in_mixed_precision(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     command = [*ON_CPU[launcher], str(SCRIPTS / "mnist_smddp.py"), "--epochs", "2"]
-    done = run(command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model"))
+    done = (run if launcher == "mpiexec" else job)(
+        command, cwd=tmp_path, SM_MODEL_DIR=str(tmp_path / "model")
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     accuracies = [float(match) for match in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracies) == 2
@@ -199,14 +216,14 @@ def test_the_smddp_script_of_the_guide_trains_in_mixed_precision(launcher: str, 
 
 def test_a_script_that_chooses_its_own_port_does_not_wait_for_the_launchers(tmp_path: Path) -> None:
     port = str(free_port() - 2)
-    done = run(
+    done = job(
         [*ON_CPU["smdrun"], str(SCRIPTS / "throughput.py")], cwd=tmp_path, SMDATAPARALLEL_SERVER_PORT=port
     )
     assert sorted(done.stdout.splitlines()) == ["[0] sum 32.0", "[1] sum 32.0"], done.stderr
 
 
 def test_helpers_of_detection_code_work_and_only_rank_0_warns_of_the_v1_interface(tmp_path: Path) -> None:
-    done = run([*ON_CPU["smdrun"], str(SCRIPTS / "detection_v1.py")], cwd=tmp_path)
+    done = job([*ON_CPU["smdrun"], str(SCRIPTS / "detection_v1.py")], cwd=tmp_path)
     assert sorted(done.stdout.splitlines()) == ["[0] same model: True", "[1] same model: True"], done.stderr
     assert "[0]" in done.stderr and "all_gather is deprecated since 1.4.0" in done.stderr
     assert "[1]" not in done.stderr
@@ -216,7 +233,7 @@ def test_the_same_script_runs_without_the_library_in_a_local_run(tmp_path: Path)
     script = str(SCRIPTS / "local_or_distributed.py")
     alone, distributed = both(
         lambda: run([sys.executable, script], cwd=tmp_path),
-        lambda: run([*LAUNCHERS["smdrun"], script], cwd=tmp_path),
+        lambda: job([*LAUNCHERS["smdrun"], script], cwd=tmp_path),
     )
     assert (alone.returncode, alone.stdout) == (0, "local: False 1\n")
     assert sorted(distributed.stdout.splitlines()) == [
@@ -229,7 +246,7 @@ def test_smdrun_sets_what_a_container_sets_binds_if_wanted_and_leaves_no_empty_f
     tmp_path: Path,
 ) -> None:
     command = [*ON_CPU["smdrun"], "--no-bind", str(SCRIPTS / "surroundings.py")]
-    found = places(run(command, cwd=tmp_path, OMP_NUM_THREADS="3"))
+    found = places(job(command, cwd=tmp_path, fork_ranks=False, OMP_NUM_THREADS="3"))
     assert [item["cpus"] for item in found] == [sorted(os.sched_getaffinity(0))] * 2
     assert [item["OMP_NUM_THREADS"] for item in found] == ["3", "3"]
     assert found[0]["SM_MODEL_DIR"] == str(tmp_path / "output" / "model")
@@ -294,13 +311,13 @@ def test_a_container_s_command_runs_a_program_alone_and_names_one_that_is_not_th
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only a machine without CUDA gives this advice")
 def test_a_script_that_hard_codes_cuda_is_told_how_to_run_without_it(tmp_path: Path) -> None:
-    done = run([*LAUNCHERS["smdrun"], str(SCRIPTS / "detection_v1.py")], cwd=tmp_path)
+    done = job([*LAUNCHERS["smdrun"], str(SCRIPTS / "detection_v1.py")], cwd=tmp_path)
     assert done.returncode == 1
     assert "smdrun: there is no CUDA device here; --device cpu runs scripts" in done.stderr
 
 
 def test_ranks_that_fail_alike_are_said_in_one_line(tmp_path: Path) -> None:
-    done = run([str(BIN / "smdrun"), "-n", "3", str(SCRIPTS / "fails.py"), "all"], cwd=tmp_path)
+    done = job([str(BIN / "smdrun"), "-n", "3", str(SCRIPTS / "fails.py"), "all"], cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("ValueError: the batch is empty") == 2, done.stderr  # a traceback and a summary
     assert re.search(r"smdrun: ranks \d, \d failed in the same way\n", done.stderr), done.stderr
@@ -320,7 +337,8 @@ def test_the_rank_that_failed_first_is_named_and_nothing_is_left(
     how: str, status: int, said: str, tmp_path: Path
 ) -> None:
     marker = f"marker-{uuid.uuid4()}"
-    done = run([*LAUNCHERS["smdrun"], str(SCRIPTS / "fails.py"), how, marker], cwd=tmp_path)
+    command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "fails.py"), how, marker]
+    done = job(command, cwd=tmp_path, fork_ranks=False)
     assert done.returncode == status, done.stderr
     assert f"smdrun: {said}" in done.stderr
     wait_until_gone(marker)
@@ -419,7 +437,7 @@ def test_a_program_runs_in_every_rank_and_a_file_a_rank_holds_what_it_says(tmp_p
     )
     program.chmod(0o755)
     command = [str(BIN / "smdrun"), "-np", "2", "--log-dir", "logs", "--no-python", "train.sh", "-x", "a b"]
-    done = run(command, cwd=tmp_path)
+    done = job(command, cwd=tmp_path, fork_ranks=False)
     assert done.returncode == 5
     assert "smdrun: rank 1 failed first: exit code 5" in done.stderr
     for rank in range(2):
@@ -430,7 +448,7 @@ def test_a_program_runs_in_every_rank_and_a_file_a_rank_holds_what_it_says(tmp_p
 
 def test_the_file_of_a_rank_ends_with_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("print('begun')\nraise ValueError('the batch is empty')\n")
-    done = run([str(BIN / "smdrun"), "-n", "1", "--log-dir", "logs", "fails.py"], cwd=tmp_path)
+    done = job([str(BIN / "smdrun"), "-n", "1", "--log-dir", "logs", "fails.py"], cwd=tmp_path)
     assert done.returncode == 1
     log = (tmp_path / "logs" / "rank-0.log").read_text()
     assert log.startswith("begun\nTraceback") and log.endswith("ValueError: the batch is empty\n")
@@ -504,7 +522,7 @@ def test_a_job_under_nohup_outlives_its_session(tmp_path: Path) -> None:
 def test_a_folder_for_results_that_cannot_be_made_is_told_and_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     (tmp_path / "says.py").write_text("print('here')\n")
-    done = run([str(BIN / "smdrun"), "-n", "1", "--output", "taken/out", "says.py"], cwd=tmp_path)
+    done = job([str(BIN / "smdrun"), "-n", "1", "--output", "taken/out", "says.py"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "[0] here\n"), done.stderr
     assert "cannot make the folder" in done.stderr and "--output" in done.stderr
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.scripts.smp import digits
+from tests.support.forked_jobs import run_job
 from tests.support.jobs import both
 from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankPool
@@ -26,16 +27,12 @@ Pools = Callable[[int], RankPool]
 
 def run(*options: str, ranks: int) -> str:
     """What the script printed under smdrun, or as a lone process."""
-    start = [sys.executable] if ranks == 1 else [str(SMDRUN), "-n", str(ranks)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*start, str(SCRIPT), *options],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=environ,
-        check=False,
-    )
+    if ranks == 1:
+        command = [sys.executable, str(SCRIPT), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environ)
+    else:
+        done = run_job([SMDRUN, "-n", ranks, SCRIPT, *options], cwd=ROOT, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
