@@ -73,7 +73,8 @@ def test_checkpoints_are_set_around_repeated_layers_and_cost_time_for_memory(tra
     without, with_checkpoints = sorted(strategies(trace, alike), key=lambda each: each.checkpointing)
     assert (without.checkpointing, with_checkpoints.checkpointing) == (False, True)
     assert with_checkpoints.rank_bytes < without.rank_bytes
-    assert 1.1 < with_checkpoints.seconds / without.seconds < 1.6
+    # forwards run twice, backwards once; those of tanh take most of this model's time
+    assert 1.1 < with_checkpoints.seconds / without.seconds < 2
 
 
 def test_what_is_given_is_kept_and_what_cannot_be_is_refused(trace: ModelTrace) -> None:
