@@ -76,6 +76,14 @@ def test_modules_live_where_the_script_says(pool: Pools, text: Path) -> None:
     assert losses(printed)[1] < losses(printed)[0]
 
 
+def test_copies_that_may_come_and_go_train_on_when_nothing_lets_them(pool: Pools, text: Path) -> None:
+    """Without ``--elastic-replicas``; a job with it is in tests/faults/test_elastic_replicas.py."""
+    printed = on_ranks(pool(2), "elastic_replicas.py", text, "--steps", 20)
+    assert "the setting elastic has no effect" in printed
+    assert losses(printed)[1] < losses(printed)[0]
+    assert len(re.findall("with copies: 1", printed)) == 20
+
+
 def test_training_goes_on_with_another_number_of_processes(pool: Pools, text: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts" / "gpt.pt"
     straight_on = ["--steps", 10, "--checkpoint", tmp_path / "straight"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +21,8 @@ from transformers import BertForPreTraining, GPT2LMHeadModel
 
 from opensmd.optim import FusedLAMB
 from tests.scripts.smp import bert, gpt2
-from tests.support.forked_jobs import run_job
 from tests.support.jobs import both
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankFailed, RankPool
 from tests.support.scripts import run_script
 
@@ -34,7 +35,9 @@ def run(script: str, *options: object, ranks: int) -> str:
     """What the script printed under smdrun."""
     command = [SMDRUN, "-n", ranks, SCRIPTS / script, *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = run_job(command, cwd=ROOT, env=environ)
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE, env=environ, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -202,7 +205,9 @@ def test_the_mnist_like_script_that_hard_codes_cuda_learns_on_the_cpu(
 ) -> None:
     command = [SMDRUN, "-n", ranks, "--device", "cpu", "--mp-parameters", settings, SCRIPTS / "mnist_cuda.py"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = run_job([*command, *options], cwd=ROOT, env=environ)
+    done = subprocess.run(
+        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=PATIENCE, env=environ
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     accuracies = [float(match) for match in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracies) == ranks // 2

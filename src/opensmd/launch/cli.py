@@ -125,7 +125,13 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     default=0,
     show_default=True,
     envvar=["SMDRUN_MAX_RESTARTS", "PET_MAX_RESTARTS"],
-    help="Start all ranks again after a failure, so many times.",
+    help="Start all ranks again after a failure, so many times; with --elastic-replicas those of a replica.",
+)
+@click.option(
+    "--elastic-replicas",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="The ranks are N replicas, which are restarted one by one: see the setting elastic of smp.init.",
 )
 @click.option(
     "--output",

@@ -17,8 +17,8 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class Options:
     master_addr: str | None = None
     master_port: int = 29500
     max_restarts: int = 0
+    elastic_replicas: int | None = None
     output: Path = Path("output")
     channels: dict[str, Path] = field(default_factory=dict)
     mp_parameters: dict[str, JSON] = field(default_factory=dict)
@@ -83,6 +84,8 @@ class Options:
             raise ValueError(f"--node-rank {rest['node_rank']} is outside 0..{rest['nnodes'] - 1}")
         if not rest["python"] and (rest["module"] or rest["device"] == "cpu"):
             raise ValueError("--no-python runs a program as it is: -m and --device cpu are for Python alone")
+        count = ranks or default_ranks(rest["device"])
+        _check_replicas(rest["elastic_replicas"], count, rest["nnodes"])
         channels = {}
         for given in channel:
             name, equals, path = given.partition("=")
@@ -90,8 +93,17 @@ class Options:
                 raise ValueError(f"--channel {given!r}: expected NAME=PATH, for example training=data/train")
             channels[name] = Path(path)
         parameters = parse_mp_parameters(mp_parameters) if mp_parameters else {}
-        count = ranks or default_ranks(rest["device"])
         return cls(ranks=count, channels=channels, mp_parameters=parameters, **rest)
+
+
+def _check_replicas(replicas: int | None, ranks: int, nnodes: int) -> None:
+    """Raise if so many replicas cannot come and go."""
+    if replicas is None:
+        return
+    if nnodes > 1:
+        raise ValueError("--elastic-replicas works on one host so far; leave out --nnodes")
+    if ranks % replicas:
+        raise ValueError(f"--elastic-replicas {replicas}: the {ranks} ranks cannot be shared out evenly")
 
 
 def default_ranks(device: str) -> int:
@@ -120,10 +132,9 @@ def run(options: Options) -> int:
 def _run_watched(options: Options, console: Console, folder: Path, guardian: Guardian) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
-    from torch.distributed.launcher.api import elastic_launch
 
+    from opensmd.launch.elastic.replica_agents import JobEndedByRanksError
     from opensmd.launch.output.logs import RankLogs
     from opensmd.launch.stores.other_hosts import OtherHosts
 
@@ -144,12 +155,13 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
     with _OutputFolders():
         console.start()
         try:
-            elastic_launch(_launch_config(options, logs, others), sys.executable)(*_rank_command(options))
-        except ChildFailedError as error:
             failures = [
                 reports.Failure(rank, failure.exitcode, reports.read(Path(failure.error_file), rank))
-                for rank, failure in error.failures.items()
+                for rank, failure in _run_agents(options, logs, others, console).items()
             ]
+        except JobEndedByRanksError as error:
+            status = 1
+            console.say(f"the job cannot go on: {error}")
         except SecretError as error:
             status = 1
             console.say(str(error))
@@ -176,6 +188,31 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
     if options.device != "cpu" and any(map(_asks_for_cuda, failures)) and not gpu_count(options.device):
         console.say("there is no CUDA device here; --device cpu runs scripts that hard-code CUDA on the CPU")
     return explain(failures, logs.ended(), console)
+
+
+def _run_agents(options: Options, logs: Any, others: Any, console: Console) -> Mapping[int, Any]:
+    """Run all ranks to their end; return how those have failed that have ended the job."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    from opensmd.launch.elastic.replica_agents import ReplicaAgents
+
+    command = _rank_command(options)
+    if options.elastic_replicas is None:
+        try:
+            config = _launch_config(options, logs, {"rank": options.node_rank, "others": others})
+            elastic_launch(config, sys.executable)(*command)
+        except ChildFailedError as error:
+            return error.failures
+        return {}
+    of_replica = replace(options, ranks=options.ranks // options.elastic_replicas)
+
+    def launch(before_attempt: Callable[[], None], place: Callable[[dict[str, str], int], None]) -> None:
+        config = _launch_config(of_replica, logs.placing(place), {"before_attempt": before_attempt})
+        elastic_launch(config, sys.executable)(*command)
+
+    agents = ReplicaAgents(options.elastic_replicas, of_replica.ranks, options.max_restarts, launch, console)
+    return agents.run()
 
 
 def _asks_for_cuda(failure: reports.Failure) -> bool:
@@ -249,7 +286,7 @@ def _build_once() -> None:
         os.environ["SMDRUN_BUILD_ERROR"] = str(error).splitlines()[0]
 
 
-def _launch_config(options: Options, logs: Any, others: Any) -> Any:
+def _launch_config(options: Options, logs: Any, rendezvous_options: dict[str, Any]) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
     from opensmd.launch.stores import rendezvous
@@ -263,7 +300,7 @@ def _launch_config(options: Options, logs: Any, others: Any) -> Any:
         run_id=str(uuid.uuid4()) if alone else f"smdrun-{options.master_port}",
         rdzv_backend=rendezvous.BACKEND,
         rdzv_endpoint="" if alone else f"{options.master_addr}:{options.master_port}",
-        rdzv_configs={} if alone else {"rank": options.node_rank, "others": others},
+        rdzv_configs=rendezvous_options,
         local_addr="127.0.0.1" if alone else None,
         max_restarts=options.max_restarts,
         logs_specs=logs,

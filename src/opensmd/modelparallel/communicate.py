@@ -9,7 +9,8 @@ the others, for its plan, and every rank takes its microbatches in an order of i
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,8 @@ from opensmd.modelparallel.state import state
 __all__ = ["allgather", "barrier", "broadcast", "dp_barrier", "mp_barrier", "recv_from", "send"]
 
 RECEIVED = -1
+
+Result = TypeVar("Result")
 
 
 def broadcast(obj: Any, group: CommGroup) -> None:
@@ -68,14 +71,19 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
 def allgather(obj: Any, group: CommGroup) -> list[Any]:
     """Every rank's object, in the order of ranks of the caller's ``group``; called by all of them."""
     kind = _group(group, "smp.allgather")
-    gathered: list[Any] = [None] * state.groups.size(kind)
-    dist.all_gather_object(gathered, obj, group=state.groups[kind])
-    return gathered
+
+    def gather() -> list[Any]:
+        gathered: list[Any] = [None] * state.groups.size(kind)
+        dist.all_gather_object(gathered, obj, group=state.groups[kind])
+        return gathered
+
+    return _over_replicas(kind, gather, "smp.allgather")
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
     """Wait until every rank of the caller's ``group`` has come here."""
-    dist.barrier(group=state.require("smp.barrier").groups[_group(group, "smp.barrier")])
+    kind = _group(group, "smp.barrier")
+    _over_replicas(kind, lambda: dist.barrier(group=state.groups[kind]), "smp.barrier")
 
 
 def mp_barrier() -> None:
@@ -86,6 +94,14 @@ def mp_barrier() -> None:
 def dp_barrier() -> None:
     """Wait for the replicas of this partition."""
     barrier(CommGroup.DP_GROUP)
+
+
+def _over_replicas(kind: CommGroup, work: Callable[[], Result], name: str) -> Result:
+    """What ``work`` returns; over a whole job whose replicas come and go, done by those that are left."""
+    if state.elastic is None or kind is not CommGroup.WORLD:
+        return work()
+    done: Result = state.elastic.carry_out(work, name, alone=True)
+    return done
 
 
 def _group(given: object, name: str) -> CommGroup:

@@ -29,6 +29,7 @@ from pydantic import (
 from opensmd.environment.sagemaker import json_object
 from opensmd.modelparallel.planning.schedule import most_active
 from opensmd.modelparallel.planning.schedules.names import Pipeline
+from opensmd.modelparallel.ranks.elastic_setting import HINDERS_REPLICAS, ElasticSetting, require_replicas
 
 __all__ = ["Automatic", "Config", "load_config", "parse_pairs"]
 
@@ -120,6 +121,8 @@ class Config(BaseModel):
         auto: choose partitions, replicas, schedule, microbatches and checkpoints from this; settings that
             are given are kept.
         replan: follow a better plan after two steps if these have taken other times than planned.
+        elastic: replicas that are lost drop out and others join while the rest trains on; True, or a dict
+            of ``min_replicas`` and ``timeout``.
         offload_activations: inputs of checkpointed layers leave memory until their backward is near.
         activation_loading_horizon: the number of layers whose inputs may be in memory.
         delayed_parameter_initialization: ``smp.model_creation`` makes modules without memory for their
@@ -163,6 +166,7 @@ class Config(BaseModel):
     skip_tracing: bool = False
     replan: bool = False
     auto: Automatic | None = None
+    elastic: ElasticSetting = None
     fp16: bool = False
     bf16: bool = False
     sharded_data_parallel_degree: int = Field(default=1, ge=0)
@@ -255,6 +259,7 @@ class Config(BaseModel):
             )
         self._require_virtual_stages()
         self._require_movable()
+        self._require_replicas()
         hinder = ("tensor_parallel_degree", "sharded_data_parallel_degree", "shard_optimizer_state")
         if self.auto is not None and (asked := [name for name in hinder if self._asks(name)]):
             raise ValueError(f"auto does not choose for {' and '.join(asked)}")
@@ -288,6 +293,12 @@ class Config(BaseModel):
         hinder = (*_HINDERS_MOVES, "sharded_data_parallel_degree", "tensor_parallel_degree")
         if asked := [name for name in hinder if self._asks(name)]:
             raise ValueError(f"replan=True cannot be combined with {' and '.join(asked)}")
+
+    def _require_replicas(self) -> None:
+        """Replicas come and go only where each has all that the others have."""
+        if self.elastic is not None:
+            asked = [name for name in HINDERS_REPLICAS if self._asks(name)]
+            require_replicas(asked, ddp=self.ddp, pipeline=self.pipeline)
 
     def _asks(self, name: str) -> bool:
         """Whether a setting asks for something; sharding over nobody is written 0 or 1."""

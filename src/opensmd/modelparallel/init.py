@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch.distributed as dist
 from opensmd.collectives.backend import register
 from opensmd.collectives.locality import meet
 from opensmd.collectives.sealed import seal_objects_of_torch
+from opensmd.collectives.stores.replica_store import JobPlace
 from opensmd.environment.variables import fill
 from opensmd.modelparallel.config import Config, load_config
 from opensmd.modelparallel.dry_run.automatic import choose_settings
+from opensmd.modelparallel.elastic.elastic_job import ElasticJob
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
 from opensmd.modelparallel.ranks.groups import Groups
@@ -49,6 +53,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
             _add_settings(cfg)
         return
     seal_objects_of_torch()
+    if cfg.elastic is not None and _begin_elastic(cfg):
+        return
     owns_world = not dist.is_initialized()
     if owns_world:
         _join_world()
@@ -70,6 +76,8 @@ def shutdown() -> None:
     """End model parallelism, on every rank; ``smp.init`` may follow with other settings."""
     if not state.initialized:
         return
+    if state.elastic is not None:
+        state.elastic.end()
     try:
         for undo in state.undoing:
             undo()
@@ -83,11 +91,37 @@ def shutdown() -> None:
         state.clear()
 
 
+def _begin_elastic(cfg: Config) -> bool:
+    """Whether this process is a rank of a job whose replicas come and go; then its groups are made."""
+    place = JobPlace.from_environment(os.environ)
+    if place is None:
+        warnings.warn(
+            "the setting elastic has no effect: replicas come and go in jobs that smdrun has started with "
+            "--elastic-replicas",
+            stacklevel=3,
+        )
+        return False
+    if dist.is_initialized():
+        raise SMPError(
+            "the setting elastic lets smp.init make torch's default process group, again whenever replicas "
+            "come and go; leave out torch.distributed.init_process_group"
+        )
+    job = ElasticJob(cfg, place)
+    job.begin()
+    state.elastic = job
+    atexit.register(shutdown)
+    return True
+
+
 def _add_settings(new: Config) -> None:
     """What a second call before any model asks for besides the first call's settings."""
     old = state.cfg
     before, after = _given(old), _given(new)
-    if state.model is not None or any(before[name] != after[name] for name in before.keys() & after.keys()):
+    if (
+        state.elastic is not None
+        or state.model is not None
+        or any(before[name] != after[name] for name in before.keys() & after.keys())
+    ):
         raise SMPError(
             f"smp.init was called again with other settings: {_difference(old, new)}. Call it once; settings "
             "can only be added, and only before smp.DistributedModel"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -19,10 +20,13 @@ from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, r
 from opensmd.modelparallel.activation_checkpointing import checkpoint_layers
 from opensmd.modelparallel.delayed.delayed_parameter import goes_on
 from opensmd.modelparallel.dry_run.capture import is_tracing
-from opensmd.modelparallel.dry_run.first_plan import PlanRequest, agree_on_plan
+from opensmd.modelparallel.dry_run.first_plan import FirstPlan, PlanRequest, agree_on_plan
+from opensmd.modelparallel.elastic.regrouped_model import RegroupedModel
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.model_arguments import (
+    refuse_elastic,
     require_data,
+    require_elastic,
     require_model,
     require_passes,
     require_tracing,
@@ -32,11 +36,9 @@ from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.replan.moving import replan
 from opensmd.modelparallel.replan.plan_check import PlanCheck
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
-from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
-from opensmd.modelparallel.replicas.together import ReplicasTogether
+from opensmd.modelparallel.replicas.reducer import CommHook
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
@@ -46,11 +48,8 @@ from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
 from opensmd.modelparallel.runtime.step_errors import explained
 from opensmd.modelparallel.runtime.step_under_way import StepUnderWay
-from opensmd.modelparallel.sharding.make_replicas import make_replicas
 from opensmd.modelparallel.sharding.placing import shard_at_wrapping, shard_parameters
-from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
 from opensmd.modelparallel.state import state as smp_state
-from opensmd.modelparallel.state_dicts.model_state import ModelState
 from opensmd.modelparallel.tensor_parallel.replacement import distribute
 from opensmd.modelparallel.tensor_parallel.same_batch import require_same_batch
 
@@ -60,7 +59,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Split = Callable[[tuple[Any, ...], dict[str, Any]], list[Arguments]]
 
 
-class DistributedModel(NotForDDP, ModelState):
+class DistributedModel(NotForDDP, RegroupedModel):
     """A module whose forward and backward run inside ``smp.step`` functions.
 
     Args:
@@ -102,6 +101,7 @@ class DistributedModel(NotForDDP, ModelState):
         require_tracing(trace_device, trace_execution_times)
         require_passes(backward_passes_per_step)
         require_bucket_size(bucket_cap_mb, "smp.DistributedModel")
+        require_elastic(backward_passes_per_step, gradient_as_bucket_view=gradient_as_bucket_view)
         half = smp_state.cfg.half_dtype
         checkpoint_layers(module, smp_state.checkpointed_layers)
         with goes_on(module) as root:
@@ -116,12 +116,12 @@ class DistributedModel(NotForDDP, ModelState):
         self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
         self._trace_device = trace_device
         self._average = average_grads_across_microbatches
-        self._comm_hooks: list[tuple[Any, CommHook]] = []
-        self._engine: Engine | None = None
-        self._replicas: Replicas | ReplicasTogether | None = None
+        self._comm_hooks = []
+        self._engine = None
+        self._replicas = None
         self._placed: PlacedParameters | None = None
-        self._plan_check: PlanCheck | None = None
-        self._replica_options: dict[str, Any] = {
+        self._plan_check = self._known_plan = None
+        self._replica_options = {
             "overlapping_allreduce": overlapping_allreduce,
             "backward_passes_per_step": backward_passes_per_step,
             "bucket_cap_mb": bucket_cap_mb,
@@ -133,7 +133,7 @@ class DistributedModel(NotForDDP, ModelState):
         self._sum_warning = SumWarning(is_due=self._average and smp_state.rank == 0)
         self._joins_from_first_step: Callable[[], None] | None = None
         self.joining = False
-        self._sharded: ShardedParameters | None = None
+        self._sharded = None
         smp_state.model = self
         if shard_at_wrapping():
             self._place(lambda: None)
@@ -252,6 +252,7 @@ class DistributedModel(NotForDDP, ModelState):
         Raises:
             SMPError: without data parallelism; on leaving it, on a rank that has never run a step.
         """
+        refuse_elastic("join")
         if not smp_state.cfg.ddp:
             raise SMPError(
                 "model.join() makes replicas wait for each other, of which there is one without ddp=True"
@@ -280,6 +281,7 @@ class DistributedModel(NotForDDP, ModelState):
 
     def register_comm_hook(self, state: Any, callable: CommHook) -> None:
         """Replace the reduction of gradient buckets, as torch's ``register_comm_hook`` does."""
+        refuse_elastic("register_comm_hook")
         if not smp_state.cfg.ddp:
             raise SMPError("a comm hook needs ddp=True: without it nothing is sent between replicas")
         self._comm_hooks.append((state, callable))
@@ -306,6 +308,19 @@ class DistributedModel(NotForDDP, ModelState):
         Returns:
             What ``function`` returned for each microbatch; tensors are real on every rank.
         """
+        work, elastic = partial(self._run_step, function, args, kwargs, split, detach), smp_state.elastic
+        results: list[Any] = work() if elastic is None else elastic.carry_out(work, "a smp.step function")
+        self.finish_step()
+        return results
+
+    def _run_step(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        split: Split,
+        detach: bool,
+    ) -> list[Any]:
         if self._step is not None or is_tracing():
             raise SMPError("a smp.step function was called inside another one; call them one after the other")
         if self.gathered:
@@ -339,11 +354,12 @@ class DistributedModel(NotForDDP, ModelState):
                 results = self._run_placed(function, calls, detach)
         if first and smp_state.offloading is not None:
             smp_state.offloading.warn_if_idle()
-        self.finish_step()
         return results
 
     def _run_placed(self, function: Callable[..., Any], calls: list[Arguments], detach: bool) -> list[Any]:
         """A step of a model that has its places."""
+        if smp_state.elastic is not None:
+            smp_state.elastic.keep(self)
         for scaler in smp_state.scalers.values():
             scaler.follow_owners()
         if self._replicas is not None:
@@ -394,6 +410,14 @@ class DistributedModel(NotForDDP, ModelState):
         )
         with self.delayed.planned():
             first = agree_on_plan(request, smp_state.groups.messages)
+        self._known_plan = first.plan
+        self._place_by(first)
+        self._make_replicas()
+        smp_state.follow_model()  # the first replica's values are everybody's now
+        if self._joins_from_first_step is not None:
+            self._joins_from_first_step()
+
+    def _place_by(self, first: FirstPlan) -> None:
         plan = first.plan
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if smp_state.cfg.shards_parameters:
@@ -411,28 +435,9 @@ class DistributedModel(NotForDDP, ModelState):
         self.finish_partition(plan)
         if smp_state.rank == 0:
             print_plan(plan)
-        self._make_replicas()
-        smp_state.follow_model()  # the first replica's values are everybody's now
-        if self._engine is not None or self._replicas is not None:
+        may_have_replicas = smp_state.groups.size(CommGroup.DP_GROUP) > 1 or smp_state.cfg.elastic is not None
+        if self._engine is not None or may_have_replicas:
             self._placed = PlacedParameters(self.get_module())
-        if self._joins_from_first_step is not None:
-            self._joins_from_first_step()
-
-    def _make_replicas(self) -> None:
-        if smp_state.cfg.ddp and smp_state.groups[CommGroup.DP_GROUP].size() > 1:
-            self._replicas = make_replicas(
-                self, self._sharded, {**self._replica_options, "comm_hooks": self._comm_hooks}
-            )
-            if self._engine is not None:
-                self._engine.reducer = self._replicas
-
-    def _compare_with_plan(self, engine: Engine) -> None:
-        """Before the third step: what the first two have taken; go on by a better plan if asked to."""
-        plan = None if self._plan_check is None or self.joining else self._plan_check.before_step()
-        if plan is not None and replan(self, engine, plan):
-            self._make_replicas()
-            if smp_state.rank == 0:
-                print_plan(plan)
 
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         """What the model has in the place of a parameter that it had before it was sharded."""

@@ -13,7 +13,15 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
 
-__all__ = ["require_data", "require_model", "require_passes", "require_tracing", "warn_of_untraced"]
+__all__ = [
+    "refuse_elastic",
+    "require_data",
+    "require_elastic",
+    "require_model",
+    "require_passes",
+    "require_tracing",
+    "warn_of_untraced",
+]
 
 
 def require_model(module: object) -> None:
@@ -57,6 +65,31 @@ def require_passes(passes: object) -> None:
     """Raise if ``backward_passes_per_step`` is no number of steps."""
     if not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step must be an int of at least 1, got {passes!r}")
+
+
+def require_elastic(passes: int, *, gradient_as_bucket_view: bool) -> None:
+    """Raise for what cannot go on where replicas come and go: gradients that only some replicas have."""
+    if state.cfg.elastic is None:
+        return
+    if passes > 1:
+        raise ValueError(
+            "backward_passes_per_step does not go together with the setting elastic: a replica that joins "
+            "between two passes would lack the gradients of the first"
+        )
+    if gradient_as_bucket_view:
+        raise ValueError(
+            "gradient_as_bucket_view does not go together with the setting elastic: gradients would lie in "
+            "the memory of process groups, which end when a replica is lost"
+        )
+
+
+def refuse_elastic(name: str) -> None:
+    """Raise if a method of the model cannot be used where replicas come and go."""
+    if state.cfg.elastic is not None:
+        raise SMPError(
+            f"model.{name} does not go together with the setting elastic: what it keeps belongs to process "
+            "groups that end when a replica is lost or joins"
+        )
 
 
 def warn_of_untraced(*, split: bool, by_hand: bool) -> None:

@@ -225,6 +225,10 @@ class _Methods(PrecisionAttributes):
         if "param_names" in group:
             group["param_names"] = [group["param_names"][position] for position in kept]
 
+    def _smp_follow_groups(self) -> None:
+        if self._smp_layout is not None and hasattr(self, "norm_group"):
+            self.norm_group = state.groups.owners
+
     def _smp_follow_plan(self) -> None:
         layout = self._smp_layout
         assert layout is not None and state.model is not None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from opensmd.modelparallel.runtime.engine import Engine
 
 __all__ = [
+    "ElasticReplicas",
     "ModuleManager",
     "SharedScale",
     "State",
@@ -90,6 +91,10 @@ class WrappedOptimizer:
         """Parts of the model have moved, with the state of their parameters: keep those of this rank."""
         raise NotImplementedError
 
+    def _smp_follow_groups(self) -> None:
+        """The process groups are others, with the same parts of the model on this rank."""
+        raise NotImplementedError
+
     def _smp_counts_here(self, parameter: nn.Parameter) -> bool:
         """Whether a parameter counts on this rank in a sum over the ranks of the replica."""
         raise NotImplementedError
@@ -130,6 +135,25 @@ class ModuleManager:
     translate_functions: list[tuple[Callable[..., Any], Callable[..., Any]]] = field(default_factory=list)
 
 
+class ElasticReplicas(Protocol):
+    """The job's replicas that come and go, as a model needs them."""
+
+    def carry_out(self, work: Callable[[], Any], what: str, *, alone: bool = False) -> Any:
+        """What ``work`` returns, done by all replicas that are left, or alone by one that has not joined."""
+
+    def keep(self, model: Any) -> None:
+        """Keep what the step that begins is going to change."""
+
+    def border(self, loop: int) -> bool:
+        """Between two steps of a loop: let replicas in that wait, or join the others."""
+
+    def begin_loop(self, loop: int) -> None:
+        """All members begin their loop of this number."""
+
+    def end(self) -> None:
+        """This rank has come to the end of its script."""
+
+
 class State:
     """Everything about this process that lives from ``smp.init`` to the end of the script.
 
@@ -143,6 +167,7 @@ class State:
         offloading: of checkpointed activations; None without the setting offload_activations.
         checkpointed_layers: those that the setting ``auto`` wants to be computed again in backward.
         loss_scale: of the settings fp16 and bf16; None without a DistributedOptimizer.
+        elastic: the job whose replicas come and go; None without the setting elastic.
         sharding_mesh: over which parameters are sharded; None where they are not.
         undoing: what ``smp.shutdown`` calls, such as to give torch its own functions back.
         owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
@@ -165,6 +190,7 @@ class State:
         self.checkpointed_layers: tuple[str, ...] = ()
         self.offloading: Offloading | None = None
         self.engine: Engine | None = None
+        self.elastic: ElasticReplicas | None = None
         self.sharding_mesh: DeviceMesh | None = None
         self.undoing: list[Callable[[], None]] = []
         self.owns_world = False
@@ -255,6 +281,12 @@ class State:
         for optimizer in self.optimizers.values():
             assert isinstance(optimizer, WrappedOptimizer)
             optimizer._smp_follow_plan()
+
+    def follow_groups(self) -> None:
+        """Tell every distributed optimizer that the process groups are others."""
+        for optimizer in self.optimizers.values():
+            assert isinstance(optimizer, WrappedOptimizer)
+            optimizer._smp_follow_groups()
 
     def follow_model(self) -> None:
         """Tell every distributed optimizer that the model's parameters have got other values."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opensmd.launch.leftovers import guardian
-from opensmd.launch.run import _OutputFolders
+from opensmd.launch.run import Options, _OutputFolders
 
 
 @pytest.fixture
@@ -66,3 +66,14 @@ def test_the_folders_of_launchers_that_are_gone_are_removed_by_the_next_one(
         "smdrun-young",
     ]
     assert (tmp_path / "another-stale" / "error.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "hosts", "said"),
+    [(3, 1, "the 4 ranks cannot be shared out evenly"), (2, 2, "works on one host")],
+)
+def test_replicas_that_cannot_come_and_go_are_refused(replicas: int, hosts: int, said: str) -> None:
+    given = {"script": "train.py", "nnodes": hosts, "node_rank": 0, "master_addr": "a", "python": True}
+    given |= {"module": False, "device": "cpu", "elastic_replicas": replicas}
+    with pytest.raises(ValueError, match=said):
+        Options.from_command_line(ranks=4, channel=[], mp_parameters=None, **given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -11,20 +12,32 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest
 from opensmd.launch.output import reports
 from opensmd.launch.output.console import Console
 
-__all__ = ["RankLogs"]
+__all__ = ["Place", "RankLogs"]
+
+
+Place = Callable[[dict[str, str], int], None]  # of a rank's environment and its local rank
 
 
 class RankLogs(LogsSpecs):
     """Connects every rank's standard streams and report file to a :class:`Console`.
 
-    ``folder`` holds the report files, one folder an attempt and rank.
+    Args:
+        console: shows what they say.
+        folder: of the report files, one folder an attempt and rank.
     """
 
     def __init__(self, console: Console, folder: Path) -> None:
         super().__init__(log_dir=str(folder))
         self._console = console
         self._folder = folder
+        self._place: Place | None = None
         self._reports: dict[int, Path] = {}  # of the last attempt, by rank
+
+    def placing(self, place: Place) -> RankLogs:
+        """The logs of further ranks of the same job, whose environment ``place`` changes first."""
+        others = RankLogs(self._console, self._folder)
+        others._place, others._reports = place, self._reports
+        return others
 
     @property
     def root_log_dir(self) -> str:
@@ -37,6 +50,8 @@ class RankLogs(LogsSpecs):
         errs: dict[int, str] = {}
         files: dict[int, str] = {}
         for local_rank, env in envs.items():
+            if self._place is not None:
+                self._place(env, local_rank)
             rank = int(env["RANK"])
             folder = self._folder / f"attempt-{env['TORCHELASTIC_RESTART_COUNT']}" / str(rank)
             folder.mkdir(parents=True)

@@ -9,6 +9,7 @@ in it that was written without.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -41,7 +42,7 @@ def register() -> None:
 
 def _make(parameters: RendezvousParameters) -> RendezvousHandler:
     if parameters.max_nodes == 1:
-        return OneHost(parameters.run_id)
+        return OneHost(parameters.run_id, parameters.config.get("before_attempt"))
     host, _, port = parameters.endpoint.rpartition(":")
     return SeveralHosts(
         host.strip("[]"),
@@ -55,10 +56,16 @@ def _make(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 class OneHost(RendezvousHandler):
-    """The rendezvous of an agent that is alone."""
+    """The rendezvous of an agent that is alone.
 
-    def __init__(self, run_id: str) -> None:
+    Args:
+        run_id: the id of the job.
+        before_attempt: called before the ranks are started, again if they are; what it raises ends the agent.
+    """
+
+    def __init__(self, run_id: str, before_attempt: Callable[[], None] | None = None) -> None:
         self._run_id = run_id
+        self._before_attempt = before_attempt or (lambda: None)
         self._ranks_store: TCPStore | None = None
 
     def get_backend(self) -> str:
@@ -72,6 +79,7 @@ class OneHost(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """A place for the agent's own words, and a new store for this attempt of the ranks."""
+        self._before_attempt()
         self._ranks_store = served_store(
             LOOPBACK, 0, None, timeout=timedelta(seconds=TIMEOUT), wait_for_workers=False
         )

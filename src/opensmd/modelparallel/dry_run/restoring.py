@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from opensmd.modelparallel.runtime.side_effects.containers import containers_in,
 from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
 from opensmd.modelparallel.runtime.tensors.storages import has_storage, lies_in
 
-__all__ = ["WrittenParameters", "untouched"]
+__all__ = ["KeptModel", "WrittenParameters", "untouched"]
 
 
 class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
@@ -64,6 +64,43 @@ class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
                     parameter.copy_(numbers)
 
 
+class KeptModel:
+    """What a run may change in a model, as it was when this was made; but for numbers of parameters.
+
+    Args:
+        module: the model.
+        parameters: those of them that have data.
+        buffers: likewise.
+    """
+
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]
+    ) -> None:
+        self._attributes = [(submodule, dict(submodule.__dict__)) for submodule in module.modules()]
+        held = [containers_in(value) for _, kept in self._attributes for value in kept.values()]
+        self._contents = [(each, content_of(each)) for containers in held for each in containers]
+        self._parameters = [(weight, weight.grad, weight.requires_grad) for weight in parameters]
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        self._data = [(each, each.data) for each in (*parameters, *buffers) if has_storage(each)]
+
+    def put_back(self) -> None:
+        """Let it be so again."""
+        for submodule, kept in self._attributes:
+            submodule.__dict__.clear()
+            submodule.__dict__.update(kept)
+        for container, content in self._contents:
+            set_content(container, content)
+        for tensor, kept_tensor in self._data:
+            if _memory(tensor) != _memory(kept_tensor):  # tensor.data = ..., which may have been a fake
+                tensor.data = kept_tensor
+        for parameter, gradient, trained in self._parameters:
+            parameter.grad = gradient
+            parameter.requires_grad_(trained)
+        with torch.no_grad():
+            for buffer, kept_data in self._buffers:
+                buffer.copy_(kept_data)
+
+
 @contextlib.contextmanager
 def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[None]:
     """Put back whatever the body may change in the model.
@@ -71,34 +108,14 @@ def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[
     Args:
         written: sees what is written into parameters; None where nothing is.
     """
-    modules = list(module.modules())
-    attributes = [dict(submodule.__dict__) for submodule in modules]
-    held = [containers_in(value) for kept in attributes for value in kept.values()]
-    contents = [(container, content_of(container)) for containers in held for container in containers]
-    parameters = [(weight, weight.grad, weight.requires_grad) for weight in module.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    data = [
-        (weight, weight.data) for weight in (*module.parameters(), *module.buffers()) if has_storage(weight)
-    ]
-    for parameter, *_ in parameters:
+    parameters = list(module.parameters())
+    kept = KeptModel(module, parameters, list(module.buffers()))
+    for parameter in parameters:
         parameter.grad = None
     try:
         yield
     finally:
-        for submodule, kept in zip(modules, attributes, strict=True):
-            submodule.__dict__.clear()
-            submodule.__dict__.update(kept)
-        for container, content in contents:
-            set_content(container, content)
-        for tensor, kept_tensor in data:
-            if _memory(tensor) != _memory(kept_tensor):  # tensor.data = ..., which may have been a fake
-                tensor.data = kept_tensor
-        for parameter, gradient, trained in parameters:
-            parameter.grad = gradient
-            parameter.requires_grad_(trained)
-        with torch.no_grad():
-            for buffer, kept_data in buffers:
-                buffer.copy_(kept_data)
+        kept.put_back()
         if written is not None:
             written.put_back()
 

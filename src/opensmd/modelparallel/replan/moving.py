@@ -25,7 +25,7 @@ from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.gather import unite
 from opensmd.modelparallel.state_dicts.model_state import ModelState
 
-__all__ = ["replan"]
+__all__ = ["keep_training_state", "replan", "training_state"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 
@@ -99,6 +99,13 @@ def _of_parameter(
 ) -> Iterator[tuple[tuple[int, Any], Any]]:
     """All that must move with a parameter, by the optimizer's number and the state's key."""
     yield (-1, _DATA), parameter
+    yield from training_state(parameter, optimizers)
+
+
+def training_state(
+    parameter: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[tuple[tuple[int, Any], Any]]:
+    """Of what belongs to a parameter all but its data: its gradient, and what optimizers keep of it."""
     if parameter.grad is not None:
         yield (-1, _GRADIENT), parameter.grad
     for number, optimizer in enumerate(optimizers):
@@ -113,6 +120,15 @@ def _keep(
 ) -> None:
     parameter.__class__ = nn.Parameter
     parameter.data = _laid_out_as(parameter, come[-1, _DATA])
+    keep_training_state(parameter, come, optimizers)
+
+
+def keep_training_state(
+    parameter: nn.Parameter,
+    come: Mapping[tuple[int, Any], Any],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> None:
+    """Give a parameter what :func:`training_state` has said of it elsewhere."""
     if (-1, _GRADIENT) in come:
         parameter.grad = _laid_out_as(parameter, come[-1, _GRADIENT])
     for (number, key), value in come.items():

@@ -63,6 +63,7 @@ class Replicas:
         find_unused_parameters: look for parameters that the last backward does not reach.
         overlapping_allreduce: send buckets during the last backward; otherwise all gradients after the step.
         backward_passes_per_step: how many steps' gradients add up before they are reduced.
+        equal: broadcast, as said above; False where the replicas are equal already.
         comm_hooks: ``(state, hook)`` pairs that were registered before there was a partition.
 
     Raises:
@@ -81,6 +82,7 @@ class Replicas:
         find_unused_parameters: bool = False,
         overlapping_allreduce: bool = True,
         backward_passes_per_step: int = 1,
+        equal: bool = True,
         comm_hooks: Sequence[tuple[Any, CommHook]] = (),
     ) -> None:
         if backward_passes_per_step < 1:
@@ -108,8 +110,8 @@ class Replicas:
         self._trained = [parameter.requires_grad for parameter in self._local]
         self._ddp: DistributedDataParallel | None = None
         if self._parameters:
-            self._ddp = self._make_ddp(first=True)
-        else:
+            self._ddp = self._make_ddp(first=equal)
+        elif equal:
             self._send_from_first([*module.parameters(), *module.buffers()])
         for state, hook in comm_hooks:
             self.register_comm_hook(state, hook)

@@ -122,6 +122,24 @@ class Engine:
         self._follow(placed, before.transport, before.random)
         self._context.begun = before.begun
 
+    def follow_group(self, module: nn.Module, group: dist.ProcessGroup) -> None:
+        """Run steps over other groups from now on; between steps or after one that failed, on all its ranks.
+
+        Args:
+            module: the model, whose parts stay where they are.
+            group: the pipeline's ranks, which have the places that they had.
+        """
+        before = self._context
+        # Threads of a step that failed may still be on their way out.
+        self._threads.close()
+        self._threads = Threads()
+        self._group, self._control_device = group, control_device(group)
+        placed = PlacedModel(module, self.plan, self._rank)
+        self._follow(placed, open_transport(group, placed.device), before.random)
+        self._context.begun = before.begun
+        in_order = self._schedule.in_order
+        self.errors = StepErrors(group, self._context.transport, self._context.others, in_order=in_order)
+
     def follow_times(self, measured: Sequence[StageTimes]) -> None:
         """Let the order of work follow what a microbatch takes on each stage; on all ranks alike."""
         self._schedule = replace(self._schedule, plan=with_times(self.plan, measured))

@@ -22,6 +22,7 @@ from opensmd.modelparallel.communicate import (  # noqa: E402
 )
 from opensmd.modelparallel.delayed.contexts import delay_param_initialization, model_creation  # noqa: E402
 from opensmd.modelparallel.dry_run.capture import is_tracing  # noqa: E402
+from opensmd.modelparallel.elastic.steps import elastic_steps  # noqa: E402
 from opensmd.modelparallel.init import init, shutdown  # noqa: E402
 from opensmd.modelparallel.manual_partition import partition, set_partition  # noqa: E402
 from opensmd.modelparallel.optimizer import DistributedOptimizer  # noqa: E402
@@ -85,6 +86,7 @@ __all__ = [
     "is_initialized",
     "state",
     "step",
+    "elastic_steps",
     "StepOutput",
     "DistributedModel",
     "DistributedOptimizer",

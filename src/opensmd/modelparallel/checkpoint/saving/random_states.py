@@ -16,7 +16,13 @@ import torch
 
 from opensmd.modelparallel.state import state
 
-__all__ = ["random_file", "random_states", "restore_random_states", "saved_random_file"]
+__all__ = [
+    "random_file",
+    "random_states",
+    "restore_random_states",
+    "saved_random_file",
+    "set_random_states",
+]
 
 
 def random_file(folder: Path) -> Path:
@@ -51,6 +57,15 @@ def saved_random_file(folder: Path) -> Path | None:
 
 def restore_random_states(states: dict[str, Any]) -> None:
     """Go on drawing where :func:`random_states` was called; before the first step, too."""
+    set_random_states(states)
+    position = states.get("replicated")
+    model: Any = state.model
+    if position is not None and model is not None:
+        model.register_post_partition_hook(lambda *_: _go_on(tuple(position)))
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Let the generators of this process alone go on drawing where :func:`random_states` was called."""
     torch.set_rng_state(states["torch"])
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
@@ -58,10 +73,6 @@ def restore_random_states(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
     if "numpy" in states and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(states["numpy"])
-    position = states.get("replicated")
-    model: Any = state.model
-    if position is not None and model is not None:
-        model.register_post_partition_hook(lambda *_: _go_on(tuple(position)))
 
 
 def _go_on(position: tuple[int, int]) -> None:

@@ -1,0 +1,161 @@
+"""The members of the next generation, agreed upon in the job's store by those that are left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from opensmd.collectives.stores.replica_store import FINISHED, JobPlace, Replica, ReplicaStore
+from opensmd.modelparallel.elastic.membership import Arrived, Decision, decide
+from opensmd.modelparallel.exceptions import SMPError
+
+__all__ = ["Agreement"]
+
+START = 900.0  # seconds in which all ranks have started, as the agents of several hosts have
+SOON, LATER = 0.005, 0.1  # seconds between two looks into the store, at first and when it takes long
+
+
+class _Looks:
+    """Waits between looks, at first for moments: those that start take their time, and need the processor."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the first."""
+        return time.monotonic() - self._began
+
+    def pause(self) -> None:
+        """Wait for the next one."""
+        time.sleep(min(LATER, max(SOON, self.seconds / 20)))
+
+
+class Agreement:
+    """This rank's voice in who trains together.
+
+    Args:
+        store: the job's.
+        place: of this rank in the job.
+        timeout: seconds after which a rank that does not come is given up.
+
+    Attributes:
+        generation: of the members, None before there is one.
+        members: who trains together now, in order.
+        requests: to join, with which has been dealt.
+    """
+
+    def __init__(self, store: ReplicaStore, place: JobPlace, timeout: float) -> None:
+        self._store, self._place, self._timeout = store, place, timeout
+        self.generation: int | None = None
+        self.members: Sequence[Replica] = [Replica(number, 0) for number in range(place.replicas)]
+        self.requests = 0
+
+    def require_job(self) -> None:
+        """See that the job goes on.
+
+        Raises:
+            SMPError: it cannot.
+            SystemExit: with status 0, as it has come to its end.
+        """
+        over = self._store.over
+        if over == FINISHED:
+            raise SystemExit(0)
+        if over is not None:
+            raise SMPError(over)
+
+    def next_generation(self, arrival: Arrived) -> Decision:
+        """Come to the next generation and wait until it is known who is in it.
+
+        Raises:
+            SMPError: the others have gone on without this replica, or this replica has lost a rank.
+        """
+        generation = 0 if self.generation is None else self.generation + 1
+        self._store.arrive(generation, self._place.replica, self._place.rank, arrival.to_json())
+        looks = _Looks()
+        while (found := self._store.decision(generation)) is None:
+            if self._store.has_ended(self._place.replica):
+                raise SMPError(f"replica {self._place.replica.number} has lost one of its ranks")
+            decision = self._decided(generation, looks.seconds)
+            if decision is not None:
+                self._store.decide(generation, decision.to_json())
+            else:
+                looks.pause()
+        return self._follow(generation, Decision.from_json(found))
+
+    def admission(self, loop: int) -> Decision | None:
+        """Ask to join at the border of a loop, and wait until that comes; None if the loop is over.
+
+        Raises:
+            SMPError: nobody is left whom this replica could join, or the job cannot go on.
+            SystemExit: with status 0, as the job has come to its end.
+        """
+        store, place = self._store, self._place
+        if store.add(f"joining/{loop}/{place.replica}") == place.size:
+            store.ask_to_join(place.replica, loop)
+        generation, looks = 0, _Looks()
+        while True:
+            self.require_job()
+            if store.number("loop") > loop:
+                return None
+            found = store.decision(generation)
+            if found is None:
+                self._require_members(generation)
+                looks.pause()
+                continue
+            decision = Decision.from_json(found)
+            if place.replica in decision.members:
+                return self._follow(generation, decision)
+            self.members = decision.members
+            generation += 1
+
+    def wait_until_all_know(self, decision: Decision) -> bool:
+        """Whether every member has seen the decision; False if one has ended before.
+
+        Making groups waits for each, and would not hear of its end.
+        """
+        assert self.generation is not None
+        self._store.is_ready(self.generation)
+        looks, expected = _Looks(), len(decision.members) * self._place.size
+        while self._store.ready(self.generation) < expected:
+            if looks.seconds > self._timeout or any(map(self._store.has_ended, decision.members)):
+                return self._store.settle(self.generation, good=False)
+            looks.pause()
+        return self._store.settle(self.generation, good=True)
+
+    def _decided(self, generation: int, waited: float) -> Decision | None:
+        store, size = self._store, self._place.size
+        requests = store.requests()
+        ended = {replica: store.left(replica) for replica in self.members if store.has_ended(replica)}
+        waiting = store.joining(self.members) if requests > self.requests else {}
+        ended |= {replica: None for replica in waiting if store.has_ended(replica)}
+        return decide(
+            {
+                replica: [Arrived(**said) for said in store.arrived(generation, replica, size)]
+                for replica in self.members
+            },
+            size,
+            ended=ended,
+            waiting=waiting,
+            requests=requests,
+            patience_is_over=waited > (max(START, self._timeout) if generation == 0 else self._timeout),
+        )
+
+    def _follow(self, generation: int, decision: Decision) -> Decision:
+        self.generation, self.members = generation, decision.members
+        self.requests = max(self.requests, decision.requests)
+        if self._place.replica not in decision.members:
+            raise SMPError(
+                f"the other replicas go on without replica {self._place.replica.number}: not all of its "
+                f"ranks came within {self._timeout:g} s, or none had the model's state"
+            )
+        return decision
+
+    def _require_members(self, generation: int) -> None:
+        """See that somebody is left who could take this replica in."""
+        if all(map(self._store.has_ended, self.members)) and self._store.decision(generation) is None:
+            self._store.end(
+                "no replica is left that has the model's state, so there is none to join: start the job "
+                "again, from a checkpoint if there is one"
+            )
+            self.require_job()

@@ -1,0 +1,337 @@
+"""One rank's part in a job whose replicas come and go: it carries out every step, whoever is lost in it.
+
+::
+
+    a step             its work ........ everybody to everybody: done
+    a replica is lost  its work .. error, groups torn down, who is left? groups made, work put back, again
+    one wants to join  its work ........ everybody to everybody: done, and somebody waits
+    the next border    groups torn down, who is there? groups made, the state sent to who is new
+
+The word at the end of a point carries the number of requests to join that rank 0 has seen, so that all come
+to the border knowing the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from opensmd.collectives.locality import Locality
+from opensmd.collectives.stores.replica_store import JobPlace, ReplicaStore
+from opensmd.modelparallel.config import Config
+from opensmd.modelparallel.elastic.agreement import Agreement
+from opensmd.modelparallel.elastic.job_groups import leave_groups, make_world
+from opensmd.modelparallel.elastic.joining import LoopPosition, send_state
+from opensmd.modelparallel.elastic.kept import KeptStep
+from opensmd.modelparallel.elastic.losses import may_be_a_loss
+from opensmd.modelparallel.elastic.membership import Arrived, Decision
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.grid import RankGrid
+from opensmd.modelparallel.ranks.groups import Groups
+from opensmd.modelparallel.ranks.sendable import control_device
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
+
+__all__ = ["ElasticJob", "Regrouping"]
+
+logger = logging.getLogger("opensmd.modelparallel")
+
+LOOK_EVERY = 0.05  # seconds between two looks for requests to join
+
+Result = TypeVar("Result")
+
+
+class Regrouping(Protocol):
+    """A model that goes on over other groups."""
+
+    def leave_groups(self) -> None:
+        """Use no group any more."""
+
+    def enter_groups(self, *, equal: bool) -> None:
+        """Go on over the groups of the state; collective over all of them.
+
+        Args:
+            equal: make all replicas equal to the first.
+        """
+
+
+class ElasticJob:
+    """What the setting ``elastic`` adds to ``smp.init``.
+
+    Args:
+        cfg: the settings.
+        place: of this rank, as smdrun has told.
+
+    Attributes:
+        objects: of the script, whose state goes to replicas that join.
+        position: of the loop over steps.
+    """
+
+    def __init__(self, cfg: Config, place: JobPlace) -> None:
+        assert cfg.elastic is not None
+        if place.size != cfg.pipeline_parallel_degree:
+            raise ValueError(
+                f"smdrun --elastic-replicas has started replicas of {place.size} ranks, and this script "
+                f"splits its model over {cfg.pipeline_parallel_degree}; start partitions x replicas ranks"
+            )
+        self.objects: Mapping[str, Any] = {}
+        self.position = LoopPosition()
+        self._cfg, self._place, self._least = cfg, place, cfg.elastic.min_replicas
+        self._timeout = timedelta(seconds=cfg.elastic.timeout)
+        self._store = ReplicaStore.at(place.address)
+        self._agreement = Agreement(self._store, place, cfg.elastic.timeout)
+        self._done = 0
+        self._requested = 0  # of the requests to join, those that all know of
+        self._has_state = self._is_member = place.replica.attempt == 0
+        self._kept: KeptStep | None = None
+        self._inside = False
+        self._word: torch.Tensor | None = None
+        self._looking: _Requests | None = None
+
+    @property
+    def locality(self) -> Locality:
+        """This rank's place on its host, which stays the same in all groups."""
+        return Locality(self._place.local_rank, self._place.local_size)
+
+    def begin(self) -> RankGrid:
+        """Make the first groups: of all replicas, or of this one alone where the others train already.
+
+        Raises:
+            SMPError: the job cannot go on.
+            SystemExit: with status 0, as it has come to its end.
+        """
+        self._agreement.require_job()
+        if not self._is_member:
+            name = "alone/" + "/".join(map(str, self._place.replica))
+            return self._make_groups(name, (self._place.replica,))
+        decision = self._agreement.next_generation(self._arrival(None))
+        self._require_enough(decision)
+        return self._make_groups("generation/0", decision.members)
+
+    def carry_out(self, work: Callable[[], Result], what: str, *, alone: bool = False) -> Result:
+        """What ``work`` returns, a step or another point of all replicas, done by all that are left.
+
+        Args:
+            work: may run several times.
+            what: it is, for errors.
+            alone: a replica that has come back may do it by itself before it joins.
+
+        Raises:
+            SMPError: this replica has not joined, or has lost a rank; or too few replicas are left.
+        """
+        if self._inside or (alone and not self._is_member):
+            return work()
+        if not self._is_member:
+            raise SMPError(
+                f"{what} was called by a replica that has come back and not joined the others yet, which it "
+                "does in the loop `for step in smp.elastic_steps(...)`: call it in that loop"
+            )
+        point, self._kept = self._done + 1, None
+        while True:
+            try:
+                with self._point():
+                    result = work()
+                    self._agree_on_end()
+            except Exception as error:
+                if not may_be_a_loss(error):
+                    raise
+                self._regroup(error, point)
+            else:
+                self._done = point
+            if self._done < point:
+                gc.collect(1)  # the error's traceback has held on to the memory of the old groups
+                continue
+            self._done, self._kept = point, None
+            return result
+
+    def keep(self, model: ModelState) -> None:
+        """Keep what the step that begins is going to change."""
+        self._kept = KeptStep(model)
+
+    def border(self, loop: int) -> bool:
+        """Between two steps of a loop: let replicas in that wait, or join the others.
+
+        Returns:
+            Whether the loop goes on; it is over for a replica that comes late.
+        """
+        if not self._is_member:
+            return self._join(loop)
+        if self._requested > self._agreement.requests:
+            self._regroup(None, self._done, loop)
+        return True
+
+    def begin_loop(self, loop: int) -> None:
+        """All members begin their loop of this number."""
+        if self._is_member and state.rank == 0:
+            self._store.set_number("loop", loop)
+
+    def end(self) -> None:
+        """This rank has come to the end of its script."""
+        self._stop_looking()
+        if self._is_member and self._place.rank == 0:
+            with contextlib.suppress(RuntimeError):  # smdrun may be gone
+                self._store.leave(self._place.replica, self._done)
+
+    @contextlib.contextmanager
+    def _point(self) -> Any:
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def _agree_on_end(self) -> None:
+        """Tell everybody that this rank has done its part of a point, and hear it from everybody."""
+        assert self._word is not None
+        self._word.fill_(0 if self._looking is None else self._looking.number)
+        dist.all_reduce(self._word, op=dist.ReduceOp.MAX)
+        self._requested = max(self._requested, int(self._word))
+
+    def _arrival(self, loop: int | None) -> Arrived:
+        return Arrived(self._done, loop, self._has_state)
+
+    def _regroup(self, error: BaseException | None, point: int, loop: int | None = None) -> None:
+        """Go on with who is left, and who has come; at a border, or because of an error within a point.
+
+        Raises:
+            SMPError: this replica cannot go on; from ``error``, if there is one.
+        """
+        began = time.monotonic()
+        while True:
+            self._leave_groups()
+            try:
+                decision = self._agreement.next_generation(self._arrival(loop))
+            except SMPError as why:
+                raise why from error
+            self._require_enough(decision)
+            self._done = max(self._done, decision.done)
+            if self._done < point and self._kept is not None:
+                self._kept.put_back()
+            if self._enter(decision):
+                break
+        self._say(decision, time.monotonic() - began)
+
+    def _join(self, loop: int) -> bool:
+        decision = self._agreement.admission(loop)
+        if decision is None:
+            return False
+        self._leave_groups()
+        if not self._enter(decision):
+            self._regroup(None, 0, loop)
+        self._is_member = True
+        return True
+
+    def _enter(self, decision: Decision) -> bool:
+        """Make the groups of a generation, and whoever is new equal to the others; False if one was lost."""
+        if not self._agreement.wait_until_all_know(decision):
+            return False
+        try:
+            self._make_groups(f"generation/{self._agreement.generation}", decision.members)
+            self._enter_model(decision)
+            self._has_state = True
+            dist.barrier()
+        except Exception as error:
+            if not may_be_a_loss(error):
+                raise
+            return False
+        return True
+
+    def _enter_model(self, decision: Decision) -> None:
+        self._done = decision.done
+        model: Any = state.model
+        if model is not None:
+            model.enter_groups(equal=bool(decision.joined) or decision.done == 0)
+        if decision.joined:
+            send_state(self.objects, self.position, receives=not self._has_state)
+
+    def _make_groups(self, name: str, members: Any) -> RankGrid:
+        cfg, place = self._cfg, self._place
+        grid = RankGrid(
+            len(members) * place.size, cfg.pipeline_parallel_degree, placement=cfg.placement_strategy
+        )
+        rank = make_world(self._store.store, name, place, members, grid, self._timeout)
+        groups = Groups(grid, rank)
+        if state.initialized:
+            state.refill(cfg=cfg, grid=grid, groups=groups)
+            state.rank = rank
+        else:
+            state.fill(cfg=cfg, grid=grid, groups=groups, rank=rank, locality=self.locality, owns_world=True)
+        world = dist.group.WORLD
+        assert world is not None
+        self._word = torch.zeros(1, dtype=torch.int64, device=control_device(world))
+        if rank == 0 and self._is_member:
+            self._looking = _Requests(self._place.address)
+        return grid
+
+    def _leave_groups(self) -> None:
+        self._stop_looking()
+        model: Any = state.model
+        if model is not None:
+            model.leave_groups()
+        self._word = None
+        leave_groups()
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.stop()
+            self._looking = None
+
+    def _require_enough(self, decision: Decision) -> None:
+        """Raise, on all members, if they are too few."""
+        if len(decision.members) < self._least:
+            why = (
+                f"{len(decision.members)} of the at least {self._least} replicas are left that the setting "
+                "elastic asks for (min_replicas)"
+            )
+            self._store.end(why)
+            raise SMPError(why)
+
+    def _say(self, decision: Decision, seconds: float) -> None:
+        if state.rank == 0:
+            lost, joined = (
+                ", ".join(f"replica {each.number}" for each in which)
+                for which in (decision.lost, decision.joined)
+            )
+            parts = [f"{lost} lost" * bool(lost), f"{joined} joined" * bool(joined)]
+            logger.warning(
+                "%s: %d go on, after %.2f s",
+                ", ".join(filter(None, parts)) or "groups made anew",
+                len(decision.members),
+                seconds,
+            )
+
+
+class _Requests(threading.Thread):
+    """Looks for requests to join, beside the steps: asking the store takes longer than a small step's end.
+
+    Args:
+        address: of the job's store; its client is not the other one, which may wait.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(name="smp-requests-to-join", daemon=True)
+        self.number = 0
+        self._address = address
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Look until :meth:`stop` is called."""
+        with contextlib.suppress(RuntimeError):  # smdrun is gone, and this process with it
+            store = ReplicaStore.at(self._address)
+            while not self._ended.wait(LOOK_EVERY):
+                self.number = store.requests()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self.join()

@@ -1,0 +1,140 @@
+"""A replica's state from the memory of another: optimizers, scalers and the script's own objects.
+
+Parameters and buffers are not sent here: the reducer's first broadcast brings them. The rest goes from the
+first rank of each stage to those of the new replicas, one parameter's at a time, as where a plan changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel.checkpoint.saving.random_states import random_states, set_random_states
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.replan.moving import keep_training_state, training_state
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.gather import unite
+
+__all__ = ["LoopPosition", "send_state"]
+
+
+@dataclass
+class LoopPosition:
+    """Where the loop over steps is.
+
+    Attributes:
+        index: how many of its steps are done.
+    """
+
+    index: int = 0
+
+
+def send_state(objects: Mapping[str, Any], position: LoopPosition, *, receives: bool) -> None:
+    """Make this replica like the first of its group, or let others become so; called on all ranks.
+
+    Args:
+        objects: of the script, with ``state_dict`` and ``load_state_dict``; alike on all replicas.
+        position: of the loop.
+        receives: this replica is new.
+
+    Raises:
+        SMPError: a new replica has other optimizers, scalers or objects than the others.
+    """
+    group = state.groups[CommGroup.DP_GROUP]
+    told: list[Any] = [_described(objects, position) if dist.get_rank(group) == 0 else None]
+    dist.broadcast_object_list(told, group=group, group_src=0)
+    if receives:
+        _require_alike(told[0], objects)
+    _send_tensors(group, receives=receives)
+    if receives:
+        _take(told[0], objects, position)
+
+
+def _described(objects: Mapping[str, Any], position: LoopPosition) -> dict[str, Any]:
+    """All but what belongs to parameters."""
+    model: Any = state.model
+    module = None if model is None else model.get_module()
+    return {
+        "optimizers": [_settings(optimizer) for optimizer in state.optimizers.values()],
+        "scalers": [_scale(scaler) for scaler in state.scalers.values()],
+        "objects": {name: each.state_dict() for name, each in objects.items()},
+        "modes": [] if module is None else [each.training for each in module.modules()],
+        "index": position.index,
+        "seed": torch.initial_seed(),
+        "random": random_states(),
+    }
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What each group of parameters is trained with, such as the learning rate of a scheduler."""
+    return [
+        {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+
+
+def _scale(scaler: Any) -> Any:
+    return scaler.state_dict() if hasattr(scaler, "state_dict") else None
+
+
+def _require_alike(told: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+    model: Any = state.model
+    module = None if model is None else model.get_module()
+    own = {
+        "optimizers": len(state.optimizers),
+        "gradient scalers": len(state.scalers),
+        "objects of elastic_steps": sorted(objects),
+        "modules": 0 if module is None else len(list(module.modules())),
+    }
+    others = {
+        "optimizers": len(told["optimizers"]),
+        "gradient scalers": len(told["scalers"]),
+        "objects of elastic_steps": sorted(told["objects"]),
+        "modules": len(told["modes"]),
+    }
+    for what, number in own.items():
+        if number != others[what]:
+            raise SMPError(
+                f"this replica cannot join: it has {number} {what}, and the others have {others[what]}. All "
+                "run the same script, and make everything before the loop over smp.elastic_steps"
+            )
+
+
+def _send_tensors(group: dist.ProcessGroup, *, receives: bool) -> None:
+    """Gradients and optimizer state of the parameters of this stage."""
+    model: Any = state.model
+    if model is None or not model.partitioned:
+        return
+    first, optimizers = dist.get_rank(group) == 0, list(state.optimizers.values())
+    with without_interception(), torch.no_grad():
+        for name, parameter in model.get_module().named_parameters():
+            if model.is_local(name):
+                own = dict(training_state(parameter, optimizers)) if first else {}
+                come = unite(own, group=group)
+                if receives:
+                    keep_training_state(parameter, come, optimizers)
+
+
+def _take(told: Mapping[str, Any], objects: Mapping[str, Any], position: LoopPosition) -> None:
+    model: Any = state.model
+    for optimizer, settings in zip(state.optimizers.values(), told["optimizers"], strict=True):
+        for group, values in zip(optimizer.param_groups, settings, strict=True):
+            group.update(values)
+    for scaler, scale in zip(state.scalers.values(), told["scalers"], strict=True):
+        if scale is not None:
+            scaler.load_state_dict(scale)  # type: ignore[attr-defined]
+    if model is not None:
+        for module, mode in zip(model.get_module().modules(), told["modes"], strict=True):
+            module.training = mode
+    for name, found in told["objects"].items():
+        objects[name].load_state_dict(found)
+    position.index = told["index"]
+    # Replicas that draw the same numbers, as those that share out one batch do, go on doing so.
+    if torch.initial_seed() == told["seed"]:
+        set_random_states(told["random"])

@@ -1,0 +1,58 @@
+"""What a step changes before the optimizer's step, kept for the case that it has to be done again."""
+
+from __future__ import annotations
+
+import torch
+
+from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel.checkpoint.saving.random_states import random_states, set_random_states
+from opensmd.modelparallel.dry_run.restoring import KeptModel
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.model_state import ModelState
+
+__all__ = ["KeptStep"]
+
+
+class KeptStep:
+    """Gradients, buffers, attributes of modules and random states, before the microbatches of a step.
+
+    Args:
+        model: whose step it is; its parts have their places.
+    """
+
+    def __init__(self, model: ModelState) -> None:
+        module = model.get_module()
+        with without_interception():
+            self._parameters = {
+                name: parameter for name, parameter in module.named_parameters() if model.is_here(name)
+            }
+            buffers = [buffer for name, buffer in module.named_buffers() if model.is_here(name)]
+            self._model = KeptModel(module, list(self._parameters.values()), buffers)
+            self._gradients = [
+                (parameter.grad, parameter.grad.detach().clone())
+                for parameter in self._parameters.values()
+                if parameter.grad is not None
+            ]
+        self._versions = {name: parameter._version for name, parameter in self._parameters.items()}
+        self._random = random_states()
+
+    def put_back(self) -> None:
+        """Everything is again as it was.
+
+        Raises:
+            SMPError: the step has changed parameters themselves, which are not kept.
+        """
+        with without_interception(), torch.no_grad():
+            self._model.put_back()
+            for gradient, numbers in self._gradients:
+                gradient.copy_(numbers)
+        changed = [name for name, each in self._parameters.items() if each._version != self._versions[name]]
+        if changed:
+            raise SMPError(
+                f"a replica was lost in a step that changes parameters itself ({', '.join(changed[:3])}), so "
+                "that it cannot be done again: change them after the step"
+            )
+        set_random_states(self._random)
+        if state.engine is not None and "replicated" in self._random:
+            state.engine.random_position = self._random["replicated"]

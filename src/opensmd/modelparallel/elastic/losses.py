@@ -1,0 +1,31 @@
+"""Which errors may mean that a replica is lost: those of communication, also of a peer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.distributed import DistError
+
+from opensmd.modelparallel.exceptions import PeerFailed
+
+__all__ = ["may_be_a_loss"]
+
+# torch's Gloo raises plain RuntimeErrors.
+_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
+
+
+def may_be_a_loss(error: BaseException) -> bool:
+    """Whether another rank's end can be the reason for an error; its own replica's, too."""
+    return any(_is_of_communication(each) for each in _chain(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__  # not the context: an error in the handling of a loss is none
+
+
+def _is_of_communication(error: BaseException) -> bool:
+    if isinstance(error, (DistError, PeerFailed)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)

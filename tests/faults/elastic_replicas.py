@@ -1,0 +1,172 @@
+"""Kills ranks of a job whose replicas come and go, again and again, compares its losses with plain PyTorch's.
+
+    python -m tests.faults.elastic_replicas --kills 10 --seed 1
+
+The job is two replicas of a model in two stages. A rank is killed at a random moment of its training; its
+replica is started again, and joins. When both have trained together for a while, the next one is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from tests.faults import elastic_replicas_job as job_script
+from tests.support.patience import PATIENCE
+
+__all__ = ["Line", "Run", "largest_difference", "run_killing"]
+
+_STEP = re.compile(r"step (\d+) share (\d+)/(\d+) ended (\d+) loss ([\d.]+) at ([\d.]+)")
+TOGETHER = 10  # steps that both replicas make before a kill
+LATEST = 0.5  # seconds after these
+
+
+class Line(NamedTuple):
+    """What a replica has written of a step."""
+
+    step: int
+    rank: int
+    size: int
+    ended: int
+    loss: float
+    at: float
+
+
+@dataclass
+class Run:
+    """What came of a job.
+
+    Attributes:
+        lines: of all steps.
+        hashes: of what each stage has trained, of all ranks.
+        losses: seconds from each kill to the next step of the survivors.
+        joins: seconds between the two steps between which a replica has joined.
+        status: the exit status.
+        told: what smdrun has written about it, and errors.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    hashes: dict[int, list[str]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    joins: list[float] = field(default_factory=list)
+    status: int = 0
+    told: str = ""
+
+
+def run_killing(folder: Path, kills: int, chosen: random.Random, env: Mapping[str, str]) -> Run:
+    """Run the job under smdrun, and kill a rank of it so many times."""
+    enough = folder / "enough"
+    command = [sys.executable, "-m", "opensmd.launch.cli", "-n", "4", "--elastic-replicas", "2"]
+    command += ["--max-restarts", str(kills), job_script.__file__, str(enough)]
+    run = Run()
+    with (
+        (folder / "told").open("w+") as told,
+        subprocess.Popen(
+            command, cwd=Path.cwd(), env={**env}, stdout=subprocess.PIPE, stderr=told, text=True
+        ) as job,
+    ):
+        assert job.stdout is not None
+        together, last_kill, left, is_whole = 0, 0.0, kills, True
+        for text in job.stdout:
+            if match := re.search(r"stage (\d) has (\w+)", text):
+                run.hashes.setdefault(int(match[1]), []).append(match[2])
+            if (match := _STEP.search(text)) is None:
+                continue
+            line = Line(*(int(match[n]) for n in range(1, 5)), float(match[5]), float(match[6]))
+            _take_time(run, line, last_kill)
+            run.lines.append(line)
+            # Lines of before a kill come after it: only when one is missed may others count.
+            is_whole |= line.ended == 1
+            together = together + 1 if line.ended == 2 and is_whole else 0
+            if together >= 2 * TOGETHER:
+                together, is_whole = 0, False
+                if left == 0:
+                    enough.touch()
+                    continue
+                left -= 1
+                time.sleep(chosen.uniform(0, LATEST))
+                last_kill = time.time()
+                _kill_one(job.pid, chosen)
+        run.status = job.wait(PATIENCE)
+        told.seek(0)
+        run.told = told.read()
+    return run
+
+
+def _take_time(run: Run, line: Line, last_kill: float) -> None:
+    """Note what the step has waited for, if it is the first since a replica was lost or has joined."""
+    before = max((each for each in run.lines if each.step < line.step), default=None)
+    if before is None or any(each.step == line.step for each in run.lines):
+        return
+    if line.ended < before.ended:
+        run.losses.append(line.at - last_kill)
+    if line.ended > before.ended:
+        run.joins.append(line.at - before.at)
+
+
+def _kill_one(launcher: int, chosen: random.Random) -> None:
+    ranks = [each for each in psutil.Process(launcher).children() if "opensmd.launch.rank" in each.cmdline()]
+    chosen.choice(sorted(ranks, key=lambda each: each.pid)).send_signal(signal.SIGKILL)
+
+
+def largest_difference(lines: Sequence[Line]) -> float:
+    """Between a loss of the job and plain PyTorch's on the data of the replicas that have ended the step."""
+    model = job_script.module()
+    optimizer = job_script.optimizer_of(model)
+    largest = 0.0
+    for step in range(max(line.step for line in lines) + 1):
+        own = [line for line in lines if line.step == step]
+        # A replica that has ended a step may die before it says so.
+        whole = own[0].ended == own[0].size
+        shares = range(own[0].size) if whole else [line.rank for line in own]
+        optimizer.zero_grad()
+        for rank in shares:
+            rows, targets = job_script.data_of(step, rank, own[0].size)
+            loss = job_script.loss_of(model(rows), targets)
+            (loss / len(shares)).backward()
+            written = [line.loss for line in own if line.rank == rank]
+            largest = max([largest, *(abs(each - loss.item()) for each in written)])
+        optimizer.step()
+    return largest
+
+
+def main() -> None:
+    """Run the campaign and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    before = set(Path("/dev/shm").iterdir())
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_killing(Path(folder), args.kills, random.Random(args.seed), os.environ)
+    if run.status:
+        raise SystemExit(f"the job ended with {run.status}\n{run.told}")
+    steps = max(line.step for line in run.lines) + 1
+    apart = largest_difference(run.lines)
+    print(f"{args.kills} kills in {steps} steps; losses differ from plain PyTorch's by at most {apart:.1e}")
+    for what, seconds in (("from a kill to the next step", run.losses), ("a step with a join", run.joins)):
+        mean = sum(seconds) / max(1, len(seconds))
+        print(f"{what}: {len(seconds)} times, mean {mean:.2f} s, longest {max(seconds, default=0.0):.2f} s")
+    print(f"hashes of each stage's parameters on its replicas: {run.hashes}")
+    print(f"left in /dev/shm: {sorted(set(Path('/dev/shm').iterdir()) - before)}")
+    if apart > 1e-5 or any(len(set(each)) > 1 for each in run.hashes.values()):
+        raise SystemExit("the replicas are not equal, or not those of plain PyTorch")
+
+
+if __name__ == "__main__":
+    main()
