@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from tests.faults.elastic_replicas import largest_difference, run_killing
-from tests.scripts.test_smddp_scripts import environment
 from tests.support.elastic_replicas import ReplicasOfTest, replicas_of
 
 STEPS, KILLED_IN, BATCH = 8, 3, 16
@@ -97,6 +96,8 @@ def train(
         dies_now = is_victim and step == killed_in
         if dies_now and when == "before the step":
             die()
+        if dies_now and when == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if dies_now and when == "in the reduction":
             # the last gradient of this rank, when the buckets of the others have left
             own = model.local_parameters() if model.partitioned else model.get_module().parameters()
@@ -223,6 +224,16 @@ def test_a_replica_may_be_lost_in_the_step_that_places_the_model(when: str) -> N
     compare(one, other, lost_in=0)
 
 
+def test_a_replica_of_which_a_rank_is_stopped_drops_out_after_the_timeout() -> None:
+    with replicas_of(2, 2) as job:
+        config = {"elastic": {"timeout": 6}}
+        replicas = [job.start(number, train, 3, "stopped", KILLED_IN, False, config) for number in range(2)]
+        one, other = (answer["records"] for answer in job.values(replicas[0]))
+        assert not job.store.has_ended(replicas[1])
+    assert [size for _, (_, size), _ in one] == [2] * (KILLED_IN + 1) + [1] * (STEPS - KILLED_IN - 1)
+    compare(one, other, lost_in=KILLED_IN)
+
+
 def test_too_few_replicas_end_the_job_with_one_message() -> None:
     with replicas_of(2, 2) as job:
         arguments = (train, 3, "in the forward", KILLED_IN, False, {"elastic": {"min_replicas": 2}})
@@ -270,7 +281,7 @@ def test_nobody_joins_a_job_of_which_nothing_is_left() -> None:
 
 
 def test_a_job_under_smdrun_goes_on_without_a_killed_replica_and_takes_it_in_again(tmp_path: Path) -> None:
-    run = run_killing(tmp_path, 1, random.Random(1), environment(OMP_NUM_THREADS="1"))
+    run = run_killing(tmp_path, 1, random.Random(1), {**os.environ, "OMP_NUM_THREADS": "1"})
     assert run.status == 0, run.told
     assert (len(run.losses), len(run.joins)) == (1, 1)
     assert "has ended; restart 1 of 1" in run.told
