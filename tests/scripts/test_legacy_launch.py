@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_jobs import run_job
 from tests.support.forks import ForkedProcess, as_main
+from tests.support.jobs import both
 from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
@@ -32,6 +34,13 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As :func:`start` to the end, in forks."""
+    command = [sys.executable, "-m", "torch.distributed.deprecated.launch", *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"}
+    return run_job(command, cwd=ROOT, env=env)
+
+
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, errors = process.communicate(timeout=PATIENCE)
     return process.returncode, out, errors
@@ -47,16 +56,18 @@ def test_a_script_of_2018_trains_on_two_processes_to_the_same_weights() -> None:
 
 def test_two_nodes_make_one_job() -> None:
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
-    nodes = [start(*common, f"--node_rank={rank}", SCRIPT, "--backend=gloo", "--place") for rank in range(2)]
-    outcomes = [finish(node) for node in nodes]
-    assert [code for code, _, _ in outcomes] == [0, 0], outcomes
-    assert [out for _, out, _ in outcomes] == ["rank 0 local 0: 2.0\n", "rank 1 local 0: 2.0\n"]
+    first, second = (
+        [*common, f"--node_rank={node}", SCRIPT, "--backend=gloo", "--place"] for node in range(2)
+    )
+    nodes = both(lambda: run(*first), lambda: run(*second))
+    assert [node.returncode for node in nodes] == [0, 0], nodes
+    assert [node.stdout for node in nodes] == ["rank 0 local 0: 2.0\n", "rank 1 local 0: 2.0\n"]
 
 
 def test_a_failing_rank_ends_the_others_with_its_exit_code() -> None:
-    code, _, errors = finish(start("--nproc_per_node=2", f"--master_port={free_port()}", SCRIPT, "--fail=1"))
-    assert code == 23
-    assert "local rank 1" in errors and "exit code 23" in errors
+    done = run("--nproc_per_node=2", f"--master_port={free_port()}", SCRIPT, "--fail=1")
+    assert done.returncode == 23
+    assert "local rank 1" in done.stderr and "exit code 23" in done.stderr
 
 
 def test_use_env_and_module_and_programs() -> None:
@@ -65,8 +76,8 @@ def test_use_env_and_module_and_programs() -> None:
     show = f"import os, sys; os.write(1, {text}.encode())"
     timed = ["--nproc_per_node=2", "--use_env", "-m", "timeit", "-n1", "-r1", "-s", show, "0"]
     shown = ["--use_env", "--no_python", "sh", "-c", "echo $RANK of $WORLD_SIZE"]
-    jobs = [start(*arguments) for arguments in (timed, shown, ["--no_python", "sh"])]
-    module, program, refused = map(finish, jobs)
+    jobs = [run(*arguments) for arguments in (timed, shown, ["--no_python", "sh"])]
+    module, program, refused = ((job.returncode, job.stdout, job.stderr) for job in jobs)
     # what timeit itself prints may come in the middle of a line
     assert sorted(re.findall(r"\d 2 -n1 -r1 -s", module[1])) == ["0 2 -n1 -r1 -s", "1 2 -n1 -r1 -s"], module
     assert program[:2] == (0, "0 of 1\n")
@@ -95,14 +106,8 @@ def test_scripts_start_under_torchs_own_launcher_too() -> None:
         "--nproc-per-node=2",
         f"--master-port={free_port()}",
     ]
-    done = subprocess.run(
-        [*command, SCRIPT, "--backend=gloo", "--place"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = run_job([*command, SCRIPT, "--backend=gloo", "--place"], cwd=ROOT, env=env)
     assert sorted(line.split(" local")[0] for line in done.stdout.splitlines()) == ["rank 0", "rank 1"], (
         done.stderr
     )
@@ -114,7 +119,7 @@ def test_the_example_of_2017_learns(tmp_path: Path) -> None:
         ForkedProcess(
             as_main,
             "examples/legacy/digits_2017.py",
-            [f"--local_rank={rank}"],
+            [f"--local_rank={rank}", "--epochs=5"],
             cwd=ROOT,
             env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=tmp_path / f"out-{rank}",

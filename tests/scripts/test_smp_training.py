@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +20,8 @@ from transformers import BertForPreTraining, GPT2LMHeadModel
 
 from opensmd.optim import FusedLAMB
 from tests.scripts.smp import bert, gpt2
+from tests.support.forked_jobs import run_job
 from tests.support.jobs import both
-from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankFailed, RankPool
 from tests.support.scripts import run_script
 
@@ -35,9 +34,7 @@ def run(script: str, *options: object, ranks: int) -> str:
     """What the script printed under smdrun."""
     command = [SMDRUN, "-n", ranks, SCRIPTS / script, *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE, env=environ, check=False
-    )
+    done = run_job(command, cwd=ROOT, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -205,9 +202,7 @@ def test_the_mnist_like_script_that_hard_codes_cuda_learns_on_the_cpu(
 ) -> None:
     command = [SMDRUN, "-n", ranks, "--device", "cpu", "--mp-parameters", settings, SCRIPTS / "mnist_cuda.py"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        list(map(str, [*command, *options])), capture_output=True, text=True, timeout=PATIENCE, env=environ
-    )
+    done = run_job([*command, *options], cwd=ROOT, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     accuracies = [float(match) for match in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracies) == ranks // 2
