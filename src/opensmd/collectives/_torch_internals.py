@@ -242,8 +242,8 @@ def groups_in_shared_memory() -> list[tuple[str, list[int], core.Group]]:
     """The groups of this process now that have a group of the core: name, global ranks, the core's group."""
     found: list[tuple[str, list[int], core.Group]] = []
     for group in list(c10d._world.pg_map):
-        # a group that has no CPU backend, spans hosts, or is just going away
-        with contextlib.suppress(RuntimeError, ValueError, AttributeError):
+        # a group that has no CPU backend, spans hosts, or is just being made or going away
+        with contextlib.suppress(RuntimeError, ValueError, AttributeError, KeyError):
             found.append((group.group_name, c10d.get_process_group_ranks(group), shared_group(group)))
     return found
 
