@@ -16,6 +16,9 @@ namespace {
 // more, but worth the steps that it saves, up to so many bytes to all others together.
 constexpr size_t kMostToOne = 512u << 10;
 constexpr size_t kMostToSeveral = 128u << 10;
+// What goes through one meeting of a host's members with the verdict is copied once more, which costs less than a meeting
+// up to here.
+constexpr size_t kMostTogether = 128u << 10;
 constexpr size_t kLineBytes = 256;         // of a member's name and call
 constexpr size_t kHostsLines = 16u << 10;  // of those of a host
 // Who waits for its first member to hear from other hosts waits longer than that does.
@@ -139,18 +142,38 @@ milliseconds Agreement::Comparison::time_left() const {
 Call Agreement::Comparison::later() const { return {call_.text, time_left() + kGrace}; }
 
 void Agreement::Comparison::conclude() {
-  std::array<uint64_t, 2> verdict{agreed_, same_detail_};
-  if (first()) {
-    owner_.links_->wait(time_left());
-    for (int host = 0; host < owner_.hosts_; ++host) {
-      const Header& theirs = header(host);
-      verdict[0] = verdict[0] && theirs.agreed && theirs.signature == signature_.hash();
-      verdict[1] = verdict[1] && theirs.same_detail && theirs.detail == detail_;
-    }
+  hear();
+  tell_here(nullptr, 0);
+}
+
+void Agreement::Comparison::hear() {
+  verdict_ = {agreed_, same_detail_};
+  if (!first()) return;
+  owner_.links_->wait(time_left());
+  for (int host = 0; host < owner_.hosts_; ++host) {
+    const Header& theirs = header(host);
+    verdict_[0] = verdict_[0] && theirs.agreed && theirs.signature == signature_.hash();
+    verdict_[1] = verdict_[1] && theirs.same_detail && theirs.detail == detail_;
   }
-  owner_.local_->broadcast(verdict.data(), verdict.size(), DType::U64, 0, later());
-  same_detail_ = verdict[1] != 0;
-  if (!verdict[0]) raise();
+  same_detail_ = verdict_[1] != 0;
+}
+
+std::byte* Agreement::Comparison::together(size_t bytes) {
+  if (!agreed_ || bytes == 0 || bytes > kMostTogether || owner_.local_->alone()) return nullptr;
+  together_ = std::make_unique_for_overwrite<std::byte[]>(sizeof(verdict_) + bytes);
+  return together_.get();
+}
+
+void Agreement::Comparison::tell_here(std::byte* together, size_t bytes) {
+  if (together) {
+    std::memcpy(together, verdict_.data(), sizeof(verdict_));
+    owner_.local_->broadcast(together, sizeof(verdict_) + bytes, DType::U8, 0, later());
+    std::memcpy(verdict_.data(), together, sizeof(verdict_));
+  } else {
+    owner_.local_->broadcast(verdict_.data(), verdict_.size(), DType::U64, 0, later());
+  }
+  same_detail_ = verdict_[1] != 0;
+  if (!verdict_[0]) raise();
 }
 
 // This member's line, and on first members those of all others of the host.

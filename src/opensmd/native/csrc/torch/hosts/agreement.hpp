@@ -12,6 +12,8 @@
 // Without shared memory every member is a host of its own here.
 #pragma once
 
+#include <array>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -65,6 +67,11 @@ class Agreement::Comparison {
   // Likewise, but all hosts get the bytes that were written for this one.
   void post_to_all(size_t bytes);
   void conclude();  // 3.
+  // Likewise. And where all agree, all members of this host then have `bytes` at `data`, which fill(where) writes on the
+  // first one, out of what has come: few of them in the same meeting as the verdict. `keeps`: this member has them, and
+  // its `data` may not be written to.
+  template <typename Fill>
+  void conclude(void* data, size_t bytes, Fill fill, bool keeps = false);
   bool same_detail() const { return same_detail_; }  // of all members, after 3; before it, of those of this host
 
   // On first members, after 3: what came from a host, or was written for this one.
@@ -79,6 +86,11 @@ class Agreement::Comparison {
   };
 
   const Header& header(int host);
+  // Where the agreement's word and so many bytes are to be laid to go through one meeting; null where they are too many,
+  // or the members here do not even agree on how many they are.
+  std::byte* together(size_t bytes);
+  void hear();  // on first members, from the others
+  void tell_here(std::byte* together, size_t bytes);
   milliseconds time_left() const;
   Call later() const;
   std::string collected_calls();
@@ -91,6 +103,23 @@ class Agreement::Comparison {
   const uint64_t start_ns_;
   bool agreed_ = true;
   bool same_detail_ = true;
+  std::array<uint64_t, 2> verdict_{};  // of all hosts: whether they agree, and in their details
+  std::unique_ptr<std::byte[]> together_;
 };
+
+template <typename Fill>
+void Agreement::Comparison::conclude(void* data, size_t bytes, Fill fill, bool keeps) {
+  hear();
+  std::byte* joined = together(bytes);
+  std::byte* at = joined ? joined + sizeof(verdict_) : static_cast<std::byte*>(data);
+  if (first() && verdict_[0] && bytes > 0 && !(keeps && at == data)) fill(at);
+  tell_here(joined, bytes);
+  if (bytes == 0) return;
+  if (!joined) {
+    owner_.local_->broadcast(data, bytes, DType::U8, 0, later());
+  } else if (!keeps) {
+    std::memcpy(data, at, bytes);
+  }
+}
 
 }  // namespace opensmd

@@ -36,21 +36,22 @@ void share_here(Levels& on, const Calling& calling, const void* in, void* const*
 }
 
 // The pieces of other hosts as first members have them, in a row, shared on this one.
-void share_payloads(Levels& on, const Calling& calling, Agreement::Comparison& comparison, void* const* outs,
-                    const size_t* counts) {
+void conclude_with_payloads(Levels& on, const Calling& calling, Agreement::Comparison& comparison, void* const* outs,
+                            const size_t* counts) {
   const Layout& layout = on.layout;
   const size_t width = size_of(calling.signature.dtype);
   size_t elsewhere = 0;
   for (int step = 1; step < layout.hosts(); ++step) elsewhere += count_on(layout, layout.after(step), counts);
   auto pieces = std::make_unique_for_overwrite<char[]>(elsewhere * width);
-  char* next = pieces.get();
-  for (int step = 1; comparison.first() && step < layout.hosts(); ++step) {
-    const size_t bytes = count_on(layout, layout.after(step), counts) * width;
-    if (bytes > 0) std::memcpy(next, comparison.payload(layout.after(step)), bytes);
-    next += bytes;
-  }
-  on.local.broadcast(pieces.get(), elsewhere, calling.signature.dtype, 0, calling.call);
-  next = pieces.get();
+  comparison.conclude(pieces.get(), elsewhere * width, [&](void* at) {
+    char* next = static_cast<char*>(at);
+    for (int step = 1; step < layout.hosts(); ++step) {
+      const size_t bytes = count_on(layout, layout.after(step), counts) * width;
+      if (bytes > 0) std::memcpy(next, comparison.payload(layout.after(step)), bytes);
+      next += bytes;
+    }
+  });
+  const char* next = pieces.get();
   for (int step = 1; step < layout.hosts(); ++step) {
     for (int member : layout.members(layout.after(step))) {
       const size_t bytes = counts[member] * width;
@@ -76,8 +77,7 @@ void carry_all_gather(Levels& on, const Calling& calling, const void* in, void* 
   } else {
     comparison.post();
   }
-  comparison.conclude();
-  share_payloads(on, calling, comparison, outs, counts);
+  conclude_with_payloads(on, calling, comparison, outs, counts);
 }
 
 class LargeAllGather {

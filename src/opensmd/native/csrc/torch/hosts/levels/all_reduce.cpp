@@ -37,13 +37,11 @@ void carry_all_reduce(Levels& on, const Calling& calling, void* data, double fac
   } else {
     comparison.post();
   }
-  comparison.conclude();
-  if (comparison.first() && bytes > 0) {
+  comparison.conclude(data, bytes, [&](void* at) {
     std::vector<const void*> hosts;
     for (int host = 0; host < on.layout.hosts(); ++host) hosts.push_back(comparison.payload(host));
-    sums.conclude(&data, 1, hosts.data(), on.layout.hosts(), bytes);
-  }
-  on.local.broadcast(data, count, signature.dtype, 0, call);
+    sums.conclude(&at, 1, hosts.data(), on.layout.hosts(), bytes);
+  });
 }
 
 // As above. All decode the sums of all hosts, also their own.
@@ -60,8 +58,7 @@ void carry_coded(Levels& on, const Calling& calling, void* data, const Adding& a
   } else {
     comparison.post();
   }
-  comparison.conclude();
-  if (comparison.first() && bytes > 0) {
+  comparison.conclude(data, bytes, [&](void* at) {
     const auto all = static_cast<size_t>(on.layout.hosts());
     auto decoded = std::make_unique_for_overwrite<char[]>(bytes * all);
     std::vector<const void*> hosts;
@@ -69,9 +66,8 @@ void carry_coded(Levels& on, const Calling& calling, void* data, const Adding& a
       coding.decode(decoded.get() + bytes * host, comparison.payload(static_cast<int>(host)), bytes);
       hosts.push_back(decoded.get() + bytes * host);
     }
-    sums.conclude(&data, 1, hosts.data(), on.layout.hosts(), bytes);
-  }
-  on.local.broadcast(data, count, signature.dtype, 0, call);
+    sums.conclude(&at, 1, hosts.data(), on.layout.hosts(), bytes);
+  });
 }
 
 class LargeAllReduce {

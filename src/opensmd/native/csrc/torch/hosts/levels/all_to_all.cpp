@@ -76,19 +76,22 @@ void give_to_first(Levels& on, const Calling& calling, Agreement::Comparison& co
 }
 
 // What has come from other hosts, from the first member to the others.
-void share_arrived(Levels& on, const Calling& calling, Agreement::Comparison& comparison, const Exchange& data) {
+void conclude_with_arrived(Levels& on, const Calling& calling, Agreement::Comparison& comparison,
+                           const Exchange& data) {
   const Layout& layout = on.layout;
   const size_t bytes = data.in_counts[0] * size_of(calling.signature.dtype), here = layout.here().size();
   const size_t total = (static_cast<size_t>(layout.size()) - here) * here * bytes;
   auto all = std::make_unique_for_overwrite<char[]>(total);
-  char* next = all.get();
-  for (int step = 1; comparison.first() && step < layout.hosts(); ++step) {
-    const size_t of_host = layout.members(layout.after(step)).size() * here * bytes;
-    if (of_host > 0) std::memcpy(next, comparison.payload(layout.after(step)), of_host);
-    next += of_host;
-  }
-  on.local.broadcast(all.get(), total, DType::Byte, 0, calling.call);
-  next = all.get() + static_cast<size_t>(layout.place()) * bytes;
+  comparison.conclude(all.get(), total, [&](void* at) {
+    char* next = static_cast<char*>(at);
+    for (int step = 1; step < layout.hosts() && comparison.same_detail(); ++step) {
+      const size_t of_host = layout.members(layout.after(step)).size() * here * bytes;
+      std::memcpy(next, comparison.payload(layout.after(step)), of_host);
+      next += of_host;
+    }
+  });
+  if (!comparison.same_detail()) return;
+  const char* next = all.get() + static_cast<size_t>(layout.place()) * bytes;
   for (int step = 1; step < layout.hosts(); ++step) {
     for (int member : layout.members(layout.after(step))) {
       if (bytes > 0) std::memcpy(data.outs[member], next, bytes);
@@ -154,16 +157,13 @@ void all_to_all(Levels& on, const Calling& calling, const void* const* ins, cons
   const bool carried = detail != 0 && comparison.same_detail() && on.carries(piece * most * most);
   if (carried && comparison.agreed_here()) {
     give_to_first(on, calling, comparison, data);
+    conclude_with_arrived(on, calling, comparison, data);
   } else {
     comparison.post();
+    comparison.conclude();
   }
-  comparison.conclude();
   const bool one_count = detail != 0 && comparison.same_detail();
-  if (one_count && carried) {
-    exchange_here(on, calling, data);
-    share_arrived(on, calling, comparison, data);
-    return;
-  }
+  if (one_count && carried) return exchange_here(on, calling, data);
   if (!one_count) compare_counts(on, calling, data);
   exchange_between(on, calling, data);
 }

@@ -14,18 +14,20 @@ void carry_broadcast(Levels& on, const Calling& calling, void* data) {
   const size_t bytes = signature.count * size_of(signature.dtype);
   const int root_host = on.layout.host_of(signature.root);
   const bool here = on.layout.host() == root_host;
+  const int root_place = on.layout.place_of(signature.root);
+  const bool before = here && root_place != 0;  // the first member of the root's host gets them, and with it all others
   Agreement::Comparison comparison(on.agreement, signature, call);
   if (here && comparison.agreed_here()) {
-    on.local.broadcast(data, signature.count, signature.dtype, on.layout.place_of(signature.root), call);
+    if (before) on.local.broadcast(data, signature.count, signature.dtype, root_place, call);
     if (comparison.first() && bytes > 0) std::memcpy(comparison.payload_for(root_host), data, bytes);
     comparison.post_to_all(bytes);
   } else {
     comparison.post();
   }
-  comparison.conclude();
-  if (here) return;
-  if (comparison.first() && bytes > 0) std::memcpy(data, comparison.payload(root_host), bytes);
-  on.local.broadcast(data, signature.count, signature.dtype, 0, call);
+  if (before) return comparison.conclude();
+  comparison.conclude(
+      data, bytes, [&](void* at) { std::memcpy(at, comparison.payload(root_host), bytes); },
+      here && comparison.first());
 }
 
 void large_broadcast(Levels& on, const Calling& calling, void* data) {

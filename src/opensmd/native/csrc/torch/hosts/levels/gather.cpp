@@ -16,28 +16,39 @@ void gather_here(Levels& on, const Calling& calling, const void* in, void* const
                   on.layout.place_of(calling.signature.root), calling.call);
 }
 
-// What the first member of the root's host has got of the others, to the root.
-void hand_to_root(Levels& on, const Calling& calling, Agreement::Comparison& comparison, void* const* outs) {
-  const auto& [signature, call] = calling;
+void put_pieces(const Layout& layout, int host, const void* from, size_t bytes, void* const* outs) {
+  const char* next = static_cast<const char*>(from);
+  for (int member : layout.members(host)) {
+    if (bytes > 0) std::memcpy(outs[member], next, bytes);
+    next += bytes;
+  }
+}
+
+// On the root's host: to the root what its first member, who may be another, has got of the others.
+void conclude_for_root(Levels& on, const Calling& calling, Agreement::Comparison& comparison, void* const* outs) {
   const Layout& layout = on.layout;
-  const size_t bytes = signature.count * size_of(signature.dtype);
-  const size_t elsewhere = static_cast<size_t>(layout.size()) - layout.here().size();
-  auto pieces = std::make_unique_for_overwrite<char[]>(elsewhere * bytes);
-  char* next = pieces.get();
-  for (int step = 1; comparison.first() && step < layout.hosts(); ++step) {
-    const size_t of_host = bytes * layout.members(layout.after(step)).size();
-    if (of_host > 0) std::memcpy(next, comparison.payload(layout.after(step)), of_host);
-    next += of_host;
-  }
-  if (layout.place_of(signature.root) != 0) {
-    on.local.broadcast(pieces.get(), elsewhere * signature.count, signature.dtype, 0, call);
-  }
-  next = pieces.get();
-  for (int step = 1; outs != nullptr && step < layout.hosts(); ++step) {
-    for (int member : layout.members(layout.after(step))) {
-      if (bytes > 0) std::memcpy(outs[member], next, bytes);
-      next += bytes;
+  const size_t bytes = calling.signature.count * size_of(calling.signature.dtype);
+  if (layout.place_of(calling.signature.root) == 0) {
+    comparison.conclude();
+    for (int step = 1; outs != nullptr && step < layout.hosts(); ++step) {
+      put_pieces(layout, layout.after(step), comparison.payload(layout.after(step)), bytes, outs);
     }
+    return;
+  }
+  const size_t elsewhere = (static_cast<size_t>(layout.size()) - layout.here().size()) * bytes;
+  auto pieces = std::make_unique_for_overwrite<char[]>(elsewhere);
+  comparison.conclude(pieces.get(), elsewhere, [&](void* at) {
+    char* next = static_cast<char*>(at);
+    for (int step = 1; step < layout.hosts(); ++step) {
+      const size_t of_host = bytes * layout.members(layout.after(step)).size();
+      std::memcpy(next, comparison.payload(layout.after(step)), of_host);
+      next += of_host;
+    }
+  });
+  const char* next = pieces.get();
+  for (int step = 1; outs != nullptr && step < layout.hosts(); ++step) {
+    put_pieces(layout, layout.after(step), next, bytes, outs);
+    next += bytes * layout.members(layout.after(step)).size();
   }
 }
 
@@ -62,8 +73,8 @@ void carry_gather(Levels& on, const Calling& calling, const void* in, void* cons
     sizes[static_cast<size_t>(root_host)] = bytes * layout.here().size();
     comparison.post(sizes);
   }
+  if (layout.host() == root_host) return conclude_for_root(on, calling, comparison, outs);
   comparison.conclude();
-  if (layout.host() == root_host) hand_to_root(on, calling, comparison, outs);
 }
 
 void large_gather(Levels& on, const Calling& calling, const void* in, void* const* outs) {

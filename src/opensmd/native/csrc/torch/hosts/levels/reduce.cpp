@@ -26,18 +26,19 @@ void carry_reduce(Levels& on, const Calling& calling, const void* in, void* out,
   } else {
     comparison.post();
   }
-  comparison.conclude();
-  if (on.layout.host() != root_host || bytes == 0 || (root_place == 0 && out == nullptr)) return;
-  auto elsewhere = root_place != 0 ? std::make_unique_for_overwrite<char[]>(bytes) : nullptr;
-  void* result = elsewhere ? elsewhere.get() : out;
-  if (comparison.first()) {
+  const auto add_up = [&](void* at) {
     std::vector<const void*> hosts;
     for (int host = 0; host < on.layout.hosts(); ++host) hosts.push_back(comparison.payload(host));
-    sums.conclude(&result, 1, hosts.data(), on.layout.hosts(), bytes);
+    sums.conclude(&at, 1, hosts.data(), on.layout.hosts(), bytes);
+  };
+  if (on.layout.host() != root_host || root_place == 0) {
+    comparison.conclude();
+    if (out != nullptr && bytes > 0) add_up(out);
+    return;
   }
-  if (root_place == 0) return;
-  on.local.broadcast(result, count, signature.dtype, 0, call);
-  if (out != nullptr) std::memcpy(out, result, bytes);
+  auto result = std::make_unique_for_overwrite<char[]>(bytes);
+  comparison.conclude(result.get(), bytes, add_up);
+  if (out != nullptr && bytes > 0) std::memcpy(out, result.get(), bytes);
 }
 
 class LargeReduce {

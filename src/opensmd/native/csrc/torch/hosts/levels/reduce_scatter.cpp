@@ -60,16 +60,13 @@ void carry_reduce_scatter(Levels& on, const Calling& calling, const void* const*
   } else {
     comparison.post();
   }
-  comparison.conclude();
-  const size_t elements = elements_for(layout, layout.host(), counts);
-  auto mine = std::make_unique_for_overwrite<char[]>(elements * width);
-  if (comparison.first() && elements > 0) {
+  const size_t bytes = elements_for(layout, layout.host(), counts) * width;
+  auto mine = std::make_unique_for_overwrite<char[]>(bytes);
+  comparison.conclude(mine.get(), bytes, [&](void* sum) {
     std::vector<const void*> hosts;
     for (int host = 0; host < layout.hosts(); ++host) hosts.push_back(comparison.payload(host));
-    void* sum = mine.get();
-    sums.conclude(&sum, 1, hosts.data(), layout.hosts(), elements * width);
-  }
-  on.local.broadcast(mine.get(), elements, signature.dtype, 0, call);
+    sums.conclude(&sum, 1, hosts.data(), layout.hosts(), bytes);
+  });
   const char* next = mine.get();
   for (int place = 0; place < layout.place(); ++place) {
     next += counts[layout.here()[static_cast<size_t>(place)]] * width;

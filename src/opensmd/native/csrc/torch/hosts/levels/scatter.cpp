@@ -56,13 +56,24 @@ void carry_scatter(Levels& on, const Calling& calling, const void* const* ins, v
   } else {
     comparison.post();
   }
-  comparison.conclude();
-  if (layout.host() == root_host) return scatter_here(on, calling, ins, out);
-  std::vector<const void*> pieces;
-  for (size_t place = 0; comparison.first() && place < layout.here().size(); ++place) {
-    pieces.push_back(comparison.payload(root_host) + place * bytes);
+  if (layout.host() == root_host && layout.place_of(signature.root) != 0) {
+    comparison.conclude();
+    return scatter_here(on, calling, ins, out);
   }
-  on.local.scatter(comparison.first() ? pieces.data() : nullptr, out, signature.count, signature.dtype, 0, call);
+  const size_t all = bytes * layout.here().size();
+  auto pieces = std::make_unique_for_overwrite<char[]>(all);
+  comparison.conclude(pieces.get(), all, [&](void* at) {
+    if (layout.host() != root_host) {
+      std::memcpy(at, comparison.payload(root_host), all);
+      return;
+    }
+    char* next = static_cast<char*>(at);
+    for (int member : layout.here()) {
+      std::memcpy(next, ins[member], bytes);
+      next += bytes;
+    }
+  });
+  if (bytes > 0) std::memcpy(out, pieces.get() + static_cast<size_t>(layout.place()) * bytes, bytes);
 }
 
 void large_scatter(Levels& on, const Calling& calling, const void* const* ins, void* out) {
