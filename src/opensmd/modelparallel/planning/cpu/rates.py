@@ -15,7 +15,7 @@ __all__ = [
     "PRODUCTS",
     "RATES",
     "Convolutions",
-    "Memory",
+    "MemoryRates",
     "Products",
     "Rate",
 ]
@@ -38,7 +38,7 @@ class Rate:
     backward_start: float = 3.0
 
 
-# Where memory is what an operation takes: see Memory. Elements count as the kind says.
+# Where memory is what an operation takes: see MemoryRates. Elements count as the kind says.
 RATES = {
     # of the larger of input and result
     "arithmetic": Rate(),
@@ -74,7 +74,7 @@ RATES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryRates:
     """Bytes a second of what lies in caches, and of what is beyond them, in pages new to the process."""
 
     cached: float
@@ -86,7 +86,7 @@ class Memory:
         return min(size, self.caches) / self.cached + max(0.0, size - self.caches) / self.beyond
 
 
-MEMORY = Memory(cached=50e9, caches=12 << 20, beyond=6e9)
+MEMORY = MemoryRates(cached=50e9, caches=12 << 20, beyond=6e9)
 # bytes a second of adding gradients to those that are there, and seconds to start
 ACCUMULATION = (40e9, 3e-6)
 
