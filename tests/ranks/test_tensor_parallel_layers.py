@@ -143,7 +143,7 @@ def compare() -> None:
         torch.testing.assert_close(shared_output, output, msg=lambda text, name=name: f"{name}: {text}")
         assert shared_gradients.keys() == gradients.keys()
         for key, value in gradients.items():
-            margin = 2e-6 * float(value.abs().max()) + 1e-6
+            margin = 4e-6 * float(value.abs().max()) + 1e-6  # sums of other lengths, in another order
             torch.testing.assert_close(
                 shared_gradients[key],
                 value,

@@ -51,7 +51,7 @@ def run_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
     def run(name: str, *args: str) -> None:
         monkeypatch.setattr(launch, "_start", fork)
-        monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}", *args, *QUICK, str(tmp_path)])
+        monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}", *QUICK, str(tmp_path), *args])
         try:
             importlib.import_module(f"benchmarks.{name}.__main__").main()
         except RuntimeError as error:
@@ -209,7 +209,7 @@ def test_tensor_parallelism_is_measured_beside_torchs_own(
 def test_steps_are_measured_without_and_with_a_timeline(
     run_benchmark: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_benchmark("timeline", "--steps", "DDP, width 64", "split, tiny")
+    run_benchmark("timeline", "--rounds", "2", "--steps", "DDP, width 64", "split, tiny")
     results = Results.load(tmp_path / "timeline-2.json")
     assert [case for case, _ in results.cases()] == ["DDP, width 64", "split, tiny"]
     turns = ["without", *2 * ["with --timeline"], "without"]

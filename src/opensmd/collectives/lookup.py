@@ -12,9 +12,11 @@ import os
 from typing import Any
 
 from opensmd.collectives.name import DEVICES, NAME
-from opensmd.timeline.recorder import VARIABLE
 
 __all__ = ["make_known"]
+
+# opensmd.timeline.recorder's; importing that would make every `import torch` slower
+TIMELINE = "OPENSMD_TIMELINE"
 
 
 def make_known() -> None:
@@ -25,9 +27,7 @@ def make_known() -> None:
     if known is not None and NAME not in known.backend_list:
         known.register_backend(NAME, _create_first, extended_api=True, devices=list(DEVICES))
         known.SMDDP = _Backend()
-    if known is not None and os.environ.get(
-        VARIABLE
-    ):  # of all groups, also in scripts that never ask for smddp
+    if known is not None and os.environ.get(TIMELINE):  # of all groups, also without smddp
         from opensmd.collectives.recording.begin import record_all_groups
 
         record_all_groups()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import secrets
@@ -258,6 +259,7 @@ def _prepare(options: Options) -> None:
         os.environ.setdefault(name, value)
     os.environ[LAUNCHER] = str(os.getpid())
     for name in AGENT_LOGGERS:  # the console says better what they would say
+        importlib.import_module(name)  # which sets the level itself
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 

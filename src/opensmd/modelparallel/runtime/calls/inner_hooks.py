@@ -93,7 +93,7 @@ class InnerHooks:
                     f"module {name!r} has got a forward hook, which runs only where module {around!r} lives: "
                     "tensors that it carries out are missing on the other ranks. Hooks that do so must be "
                     "registered before the first step, and run in it",
-                    stacklevel=9,  # the call of the step function
+                    stacklevel=10,  # the call of the step function
                 )
                 return
 
