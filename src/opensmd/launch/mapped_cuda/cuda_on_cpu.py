@@ -87,6 +87,9 @@ def install() -> None:
         return
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("--device cpu was asked for after the process had started to use CUDA")
+    # torch notes at the first such context which functions its device is for, and must note the originals
+    with torch.device("cpu"):
+        torch.empty(0)
     for owner, name, replacement in _places():
         _originals.append((owner, name, getattr(owner, name)))
         setattr(owner, name, replacement)
@@ -142,6 +145,8 @@ def _moves() -> Iterator[_Place]:
     yield torch.nn.Module, "cuda", _same
     yield torch, "load", _load_on_cpu(torch.load)
     yield torch, "set_default_device", translated(torch.set_default_device, 0)
+    contexts = torch.utils._device.DeviceContext  # of ``with torch.device("cuda")``
+    yield contexts, "__init__", translated(contexts.__init__, 1)
     for wrapper in (torch.nn.parallel.DistributedDataParallel, LegacyDistributedDataParallel):
         yield wrapper, "__init__", _without_device_ids(wrapper)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,6 +16,7 @@ from torch import nn
 from opensmd.launch.mapped_cuda import cuda_on_cpu
 from opensmd.launch.mapped_cuda.cpu_device import device_index, without_cuda
 from opensmd.launch.mapped_cuda.cuda_on_cpu import _barrier_without_devices, _places, _without_nccl
+from tests.support.patience import PATIENCE
 
 
 @pytest.fixture
@@ -116,6 +119,25 @@ def test_a_torch_that_was_built_for_cuda_looks_for_no_driver(monkeypatch: pytest
     weight.sum().backward()  # type: ignore[no-untyped-call]
     torch.optim.SGD([weight], lr=0.5).step()
     assert weight.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.processes
+def test_a_device_that_is_the_context_is_where_tensors_are_made(tmp_path: Path) -> None:
+    """In a process of its own: torch looks once which functions make tensors."""
+    script = tmp_path / "contexts.py"
+    script.write_text(
+        "import torch\n"
+        "from opensmd.launch.mapped_cuda import cuda_on_cpu\n"
+        "cuda_on_cpu.install()\n"
+        "for device in ('meta', 'cuda'):\n"
+        "    with torch.device(device):\n"
+        "        print(torch.nn.Linear(2, 2).weight.device, torch.zeros(1).device)\n"
+        "cuda_on_cpu.uninstall()\n"
+        "with torch.device('meta'):\n"
+        "    print(torch.ones(1).device)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout.splitlines() == ["meta meta", "cpu cpu", "meta"], done.stderr
 
 
 @pytest.mark.usefixtures("mapped")
