@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from typing import Any
 
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from opensmd.collectives.recording.flight_records import FlightRecords
 from opensmd.collectives.recording.logged_calls import logged_calls
 from opensmd.environment.settings import Settings
 from opensmd.native import build
+from opensmd.said_once import warn_once
 from opensmd.timeline.recorder import VARIABLE, Recorder, recorder
 
 __all__ = ["record_all_groups", "record_operations"]
@@ -43,13 +43,10 @@ def record_operations(rank: int) -> None:
 
 
 def _log_calls(to: Recorder) -> None:
-    try:
-        settings = Settings.from_environment()
-        if settings.native and settings.build_error is None:
-            build.load(settings).log_calls()
-            to.add_source(logged_calls)
-    except build.BuildError:
-        pass  # the group that is being made says what it means
+    core = _core()
+    if core is not None:
+        core.log_calls()
+        to.add_source(logged_calls)
 
 
 def _record_group(group: Any) -> None:
@@ -57,10 +54,16 @@ def _record_group(group: Any) -> None:
     record_operations(dist.get_rank() if dist.is_initialized() else group.rank())
     served = _torch_internals.backends_of(group)
     others = {device: backend for device, backend in served.items() if backend.name() != NAME}
-    if others and not _core_is_there():
-        _warn_of_no_core()
+    if not others:
         return
-    core = build.load()
+    core = _core()
+    if core is None:
+        warn_once(
+            f"{VARIABLE} is set, but what torch's own backends do is recorded by the compiled core alone, "
+            "and there is none here: the timeline will not show it. `smd doctor` says why.",
+            RuntimeWarning,
+        )
+        return
     for device, backend in others.items():
         if device == "cpu":
             core.log_calls_of_torch()
@@ -70,19 +73,10 @@ def _record_group(group: Any) -> None:
                 core.log_device_calls(backend, group.group_name)
 
 
-def _core_is_there() -> bool:
+def _core() -> Any:
+    """The compiled core; None where there is none, which the group that is being made explains."""
     settings = Settings.from_environment()
     try:
-        return settings.native and settings.build_error is None and build.load(settings) is not None
+        return build.load(settings) if settings.native and settings.build_error is None else None
     except build.BuildError:
-        return False
-
-
-@functools.cache
-def _warn_of_no_core() -> None:
-    warnings.warn(
-        f"{VARIABLE} is set, but what torch's own backends do is recorded by the compiled core alone, and "
-        "there is none here: the timeline will not show it. `smd doctor` says why.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+        return None
