@@ -95,7 +95,7 @@ quick: $(VENV)/.ready
 	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not processes" tests/unit
+	$(BIN)/python -m pytest -q -n auto -m "not processes" tests/unit
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --no-cache --check .

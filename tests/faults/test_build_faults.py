@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 import pytest
 
 from opensmd.native import recipe
+from opensmd.native.build import build
+from tests.support.forked_jobs import run_job, start_job
+from tests.support.forks import ForkedProcess, as_main
+from tests.support.namespaces import mount_over
 from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +35,6 @@ while [ $# -gt 1 ]; do
   shift
 done
 """
-BUILD = "from opensmd.native.build import build; print(build())"
 
 
 def compiler(folder: Path, *, seconds: float) -> dict[str, str]:
@@ -44,19 +50,16 @@ def compiler(folder: Path, *, seconds: float) -> dict[str, str]:
     }
 
 
-def start(code: str, env: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=env,
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+def print_library() -> None:
+    os.setsid()
+    print(build())
 
 
-def output(process: subprocess.Popen[str]) -> str:
+def start_build(env: dict[str, str]) -> ForkedProcess:
+    return ForkedProcess(print_library, cwd=ROOT, env=env, stdout=PIPE, stderr=PIPE)
+
+
+def output(process: ForkedProcess) -> str:
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return out.strip()
@@ -68,10 +71,10 @@ def leftovers(cache: Path) -> list[str]:
 
 def test_two_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
     env = compiler(tmp_path, seconds=0.05)
-    first, second = start(BUILD, env), start(BUILD, env)
+    first, second = start_build(env), start_build(env)
     assert output(first) == output(second)
     calls = (tmp_path / "calls").read_text().count("call")
-    assert output(start(BUILD, env)).endswith("opensmd_native.so")
+    assert output(start_build(env)).endswith("opensmd_native.so")
     assert (tmp_path / "calls").read_text().count("call") == calls
     assert calls == len(recipe.units()) + len(["the library"])
     assert leftovers(tmp_path / "cache") == []
@@ -79,7 +82,7 @@ def test_two_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
 
 def test_a_killed_build_holds_nobody_up_and_is_cleaned_away(tmp_path: Path) -> None:
     slow = compiler(tmp_path, seconds=30)
-    victim = start(BUILD, slow)
+    victim = start_build(slow)
     calls = tmp_path / "calls"
     deadline = time.monotonic() + PATIENCE
     while not calls.exists() and time.monotonic() < deadline:
@@ -88,14 +91,17 @@ def test_a_killed_build_holds_nobody_up_and_is_cleaned_away(tmp_path: Path) -> N
     victim.wait()
     assert leftovers(tmp_path / "cache") != []
     quick = {**slow, "SECONDS_A_CALL": "0"}
-    assert output(start(BUILD, quick)).endswith("opensmd_native.so")
+    assert output(start_build(quick)).endswith("opensmd_native.so")
     assert leftovers(tmp_path / "cache") == []
 
 
 def test_an_old_locale_builds_the_same(tmp_path: Path) -> None:
     env = compiler(tmp_path, seconds=0)
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    assert output(start(BUILD, {**env, **ascii_only})) == output(start(BUILD, env))
+    # An interpreter reads them when it starts.
+    command = [sys.executable, "-c", "from opensmd.native.build import build; print(build())"]
+    done = subprocess.run(command, cwd=ROOT, env={**env, **ascii_only}, capture_output=True, text=True)
+    assert done.stdout.strip() == output(start_build(env)), done.stderr
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
@@ -103,14 +109,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
     Path(env["CXX"]).write_text(
         '#!/bin/sh\nif [ "$1" = --version ]; then echo bad 1.0; exit 0; fi\necho "no such luck" >&2\nexit 3\n'
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "opensmd.native.build"],
-        env=env,
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+    done = run_job([sys.executable, "-m", "opensmd.native.build"], cwd=ROOT, env=env)
     assert done.returncode == 1
     assert "no such luck" in done.stderr and "bad 1.0" in done.stderr
     assert leftovers(tmp_path / "cache") == []
@@ -136,25 +135,37 @@ def main(rank, port):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    mp.spawn(main, (sys.argv[1],), nprocs=2)
+    mp.start_processes(main, (sys.argv[1],), nprocs=2, start_method="fork")
 """
 
 
+def as_before() -> None:
+    """The ranks are given what every process is given."""
+
+
+def limit_address_space() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (8_000_000 << 10,) * 2)
+
+
+def give_a_tiny_dev_shm() -> None:
+    mount_over("/dev/shm", "tmpfs", "size=1m")
+
+
+def run_prepared(prepare: Callable[[], None], script: str, store: str) -> None:
+    prepare()
+    as_main(script, [store])
+
+
 def run_two_ranks(
-    folder: Path, env: dict[str, str], *, count: int, prefix: tuple[str, ...] = ()
+    folder: Path, env: dict[str, str], *, count: int, prepare: Callable[[], None] = as_before
 ) -> tuple[str, str]:
     script = folder / "two_ranks.py"
     script.write_text(TWO_RANKS.replace("COUNT", str(count)))
-    done = subprocess.run(
-        [*prefix, sys.executable, str(script), str(folder / "store")],
-        env={**env, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+    main = (run_prepared, prepare, str(script), str(folder / "store"))
+    job = ForkedProcess(*main, cwd=folder, env=env, stdout=PIPE, stderr=PIPE)
+    out, err = job.communicate(PATIENCE)
+    assert job.returncode == 0, err
+    return out, err
 
 
 def test_without_a_compiler_one_warning_says_what_to_install_and_gloo_serves_the_group(
@@ -174,7 +185,6 @@ def test_the_core_can_be_switched_off(tmp_path: Path) -> None:
     assert "OPENSMD_NATIVE=0" in err
 
 
-SMDRUN = [sys.executable, "-m", "opensmd.launch.cli"]
 HELLO = """
 import torch.distributed as dist
 import smdistributed.dataparallel.torch.torch_smddp
@@ -197,10 +207,7 @@ def test_what_kept_smdrun_from_building_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(HELLO)
     env = {**os.environ, "PATH": str(tmp_path), "OPENSMD_CACHE_DIR": str(tmp_path / "cache")}
     env.pop("CXX", None)
-    command = [*SMDRUN, "-n", "2", str(tmp_path / "hello.py")]
-    done = subprocess.run(
-        command, env=env, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE, check=False
-    )
+    done = run_job(["smdrun", "-n", "2", "hello.py"], cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("no C++ compiler was found") == 1
     assert "smdrun could not build it, and has said why" in done.stderr
@@ -210,19 +217,12 @@ def test_what_kept_smdrun_from_building_is_said_once(tmp_path: Path) -> None:
 def test_a_signal_to_smdrun_ends_the_compilers(tmp_path: Path) -> None:
     env = compiler(tmp_path, seconds=60)
     (tmp_path / "hello.py").write_text(HELLO)
-    job = subprocess.Popen(
-        [*SMDRUN, "-n", "2", str(tmp_path / "hello.py")],
-        env=env,
-        cwd=ROOT,
-        text=True,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    job = start_job(["smdrun", "-n", "2", "hello.py"], cwd=tmp_path, env=env)
     deadline = time.monotonic() + PATIENCE
     while not (tmp_path / "calls").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    job.terminate()
-    _, err = job.communicate(timeout=PATIENCE)
+    job.send_signal(signal.SIGTERM)
+    _, err = job.communicate(PATIENCE)
     assert job.returncode == 128 + signal.SIGTERM
     assert "ended by SIGTERM" in err
     assert running_in_session(job.pid) == []
@@ -230,19 +230,13 @@ def test_a_signal_to_smdrun_ends_the_compilers(tmp_path: Path) -> None:
 
 
 def test_a_limit_on_address_space_makes_the_arena_smaller(tmp_path: Path) -> None:
-    prefix = ("sh", "-c", 'ulimit -v 8000000 && exec "$@"', "sh")
-    out, err = run_two_ranks(tmp_path, dict(os.environ), count=100_000, prefix=prefix)
+    out, err = run_two_ranks(tmp_path, dict(os.environ), count=100_000, prepare=limit_address_space)
     assert out.count("SmddpBackend") == 2, err
 
 
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux's unshare for its own /dev/shm")
 def test_a_dev_shm_of_one_mebibyte_is_enough(tmp_path: Path) -> None:
-    tiny = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
-    probe = subprocess.run(
-        ["unshare", "-m", "sh", "-c", tiny, "sh", "true"], capture_output=True, check=False
-    )
-    if probe.returncode != 0:
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode != 0:
         pytest.skip("this user may not make mount namespaces")
-    prefix = ("unshare", "-m", "sh", "-c", tiny, "sh")
-    out, err = run_two_ranks(tmp_path, dict(os.environ), count=5_000_000, prefix=prefix)
+    out, err = run_two_ranks(tmp_path, dict(os.environ), count=5_000_000, prepare=give_a_tiny_dev_shm)
     assert out.count("SmddpBackend") == 2, err

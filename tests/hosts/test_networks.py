@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from benchmarks.hosts.networks import ADDRESSES, CABLE
 
+from tests.support.forked_jobs import run_job
+from tests.support.jobs import both
 from tests.support.networks import assert_each_prints_ok, started
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT, free_port
+from tests.support.ranks import free_port
 
 TRAIN = """
 for count in (1, 1000, 1_000_000):
@@ -65,11 +66,24 @@ def test_all_processes_end_soon_after_the_link_between_their_hosts_is_cut(
         assert time.monotonic() - begin < 60  # nearly all of which is for a busy machine
 
 
+CANNOT_JOIN = """
+import os, pathlib
+try:
+    dist.init_process_group("smddp", timeout=timedelta(seconds=float(sys.argv[1])))
+except dist.DistBackendError:
+    pathlib.Path("failed-" + os.environ["RANK"]).touch()
+    while len(list(pathlib.Path.cwd().glob("failed-*"))) < 2:
+        time.sleep(0.05)  # rank 0 serves the store
+    raise
+"""
+
+
 def test_a_host_whose_name_is_the_loopback_is_told_how_to_say_which_network(
     hosts: tuple[str, str], tmp_path: Path
 ) -> None:
     env = {"GLOO_SOCKET_IFNAME": "lo"}
-    with started(hosts, tmp_path / "script.py", "", size=2, timeout=PATIENCE, env=env) as processes:
+    script = tmp_path / "script.py"
+    with started(hosts, script, "", size=2, timeout=PATIENCE, env=env, join=CANNOT_JOIN) as processes:
         for process in processes:
             _, err = process.communicate(timeout=PATIENCE)
             assert "on ranks 0, 1 (" in err and "Set GLOO_SOCKET_IFNAME on all ranks" in err, err
@@ -90,20 +104,13 @@ def test_smdrun_says_which_rank_of_another_host_failed_first(hosts: tuple[str, s
     script = tmp_path / "script.py"
     script.write_text(FAIL_ON_ANOTHER_HOST)
     place = ["--nnodes", "2", "--master-addr", ADDRESSES[0], "--master-port", str(free_port())]
-    jobs = []
-    for node, network in enumerate(hosts):
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT / "src"),
-            "GLOO_SOCKET_IFNAME": CABLE,
-            "OPENSMD_HOST_ID": f"host {node}",
-        }
-        smdrun = [str(Path(sys.executable).parent / "smdrun"), "-n", "1", *place, "--node-rank", str(node)]
-        command = ["ip", "netns", "exec", network, *smdrun, "--output", str(tmp_path / "out"), str(script)]
-        jobs.append(
-            subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )
-    errors = [job.communicate(timeout=PATIENCE)[1] for job in jobs]
+
+    def run_on(node: int) -> str:
+        env = {**os.environ, "GLOO_SOCKET_IFNAME": CABLE, "OPENSMD_HOST_ID": f"host {node}"}
+        smdrun = ["smdrun", "-n", "1", *place, "--node-rank", node, "--output", tmp_path / "out", script]
+        return run_job(smdrun, cwd=tmp_path, env=env, network=hosts[node]).stderr
+
+    errors = both(lambda: run_on(0), lambda: run_on(1))
     assert "smdrun: rank 1 failed first: ValueError: the batch is empty" in errors[1]
     assert "smdrun: rank 1 of another smdrun failed first: see the output of that one" in errors[0]
     assert re.search(r"smdrun: rank 0 failed after it: DistBackendError: .*rank 1 on \S+ has died", errors[0])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 from benchmarks.hosts.networks import CABLE
 
+from tests.support.forks import ForkedProcess
 from tests.support.networks import started
 from tests.support.patience import PATIENCE
 
@@ -96,7 +96,7 @@ train(batch(1))
 """
 
 
-def errors_after_rank_3_is_killed(processes: list[subprocess.Popen[str]]) -> list[str]:
+def errors_after_rank_3_is_killed(processes: list[ForkedProcess]) -> list[str]:
     """What the others of four ranks say at their ends, which is long before the timeout."""
     for rank, process in enumerate(processes):
         assert process.stdout is not None

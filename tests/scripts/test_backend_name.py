@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
+from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
@@ -69,10 +71,13 @@ print({where.laddr.ip for where in connections if where.status == psutil.CONN_LI
 """
 
 
-def test_the_store_of_a_group_made_by_name_listens_on_the_loopback_alone() -> None:
-    command = [sys.executable, "-c", LISTENING, str(free_port())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.stdout == "{'127.0.0.1'}\n", done.stderr
+def test_the_store_of_a_group_made_by_name_listens_on_the_loopback_alone(tmp_path: Path) -> None:
+    script = tmp_path / "listening.py"
+    script.write_text(LISTENING)
+    main = (as_main, str(script), [str(free_port())])
+    process = ForkedProcess(*main, cwd=tmp_path, env=os.environ, stdout=PIPE, stderr=PIPE)
+    out, errors = process.communicate(PATIENCE)
+    assert out == "{'127.0.0.1'}\n", errors
 
 
 def test_the_name_is_unknown_where_torch_loads_no_extensions() -> None:

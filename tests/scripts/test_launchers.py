@@ -1,6 +1,6 @@
 """The same two scripts, data parallelism and a split model, come to the same numbers under every launcher.
 
-What can run here is started as users start it. Of the others, processes have exactly the variables that they
+What can run here is started. Of the others, processes have exactly the variables that they
 set, as forks of one that has imported torch.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.scripts.launchers.training import expected
-from tests.scripts.test_smddp_scripts import BIN, environment, run
+from tests.scripts.test_smddp_scripts import BIN, environment, job, run
 from tests.support import launchers
 from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
@@ -53,7 +53,8 @@ def assert_trained(output: str, local_sizes: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("launcher", STARTED)
 def test_both_scripts_train_under_launchers_that_run_here(launcher: str, tmp_path: Path) -> None:
-    done = run([*STARTED[launcher], BOTH], cwd=tmp_path)
+    # smdrun's own interpreters start in other tests.
+    done = (job if launcher == "smdrun" else run)([*STARTED[launcher], BOTH], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_trained(done.stdout, [2])
     found = said(done.stdout, "ddp")

@@ -15,7 +15,7 @@ FIRST_LINES = {
     "import torch.distributed.deprecated as dist": "dist.init_process_group.__module__",
     "import opensmd.legacy as dist": "dist.init_process_group.__module__",
 }
-# Python imports torch first for each of them, so that they can share that, in forks.
+# Python imports torch first for each of these, so that they can share that, in forks.
 AFTER_TORCH = {
     "from torch.distributed.deprecated import all_reduce": "all_reduce.__module__",
     "import torch.nn.parallel.deprecated as nnp": "nnp.DistributedDataParallel.__module__",
@@ -24,37 +24,11 @@ AFTER_TORCH = {
     "import torch.distributed": "torch.distributed.deprecated.reduce_op.__module__",
     "import torch.distributed.deprecated.launch as launch": "launch.main.__module__",
 }
-FORKS = """
-import os, sys, torch
-for script in sys.argv[1:]:
-    if os.fork() == 0:
-        exec(script, {})
-        sys.exit()
-    assert os.wait()[1] == 0
+WHAT_IS_LOADED = """
+import torch, sys
+print("loaded", *sorted(name for name in sys.modules if name.startswith("opensmd")))
 """
-
-
-def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-
-
-def test_every_old_import_works_as_the_first_line_of_a_script() -> None:
-    alone = [python("-W", "error", "-c", f"{line}\nprint({shown})") for line, shown in FIRST_LINES.items()]
-    scripts = [f"{line}\nprint({shown})" for line, shown in AFTER_TORCH.items()]
-    forks = python("-W", "error", "-c", FORKS, *scripts)
-    said = [line for done in (*alone, forks) for line in done.stdout.splitlines()]
-    assert len(said) == len(FIRST_LINES) + len(AFTER_TORCH), [done.stderr for done in (*alone, forks)]
-    assert all(line.startswith("opensmd.legacy") for line in said), said
-
-
-def test_the_old_name_and_the_new_one_are_one_package() -> None:
-    script = """
+ONE_PACKAGE = """
 import torch.distributed.deprecated.launch
 import torch.distributed.deprecated.rendezvous.tcp as old
 import torch.nn.parallel.deprecated
@@ -71,18 +45,59 @@ try:
     torch.distributed.nothing
 except AttributeError as error:
     assert "nothing" in str(error)
-print("one")
+print("one package")
 """
-    done = python("-c", script)
-    assert done.stdout == "one\n", done.stderr
+FORKS = """
+import os, sys, torch
+for script in sys.argv[1:]:
+    if os.fork() == 0:
+        exec(script, {})
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
 
 
-def test_import_torch_alone_loads_nothing_of_the_package_but_the_aliases_and_the_name() -> None:
-    script = "import torch, sys; print(sorted(name for name in sys.modules if name.startswith('opensmd')))"
-    done = python("-c", script)
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+@pytest.mark.parametrize(("line", "shown"), FIRST_LINES.items())
+def test_an_old_import_works_as_the_first_line_of_a_script(line: str, shown: str) -> None:
+    done = python("-W", "error", "-c", f"{line}\nprint({shown})")
+    assert done.stdout.startswith("opensmd.legacy"), done.stderr
+
+
+@pytest.fixture(scope="module")
+def said_after_torch() -> list[str]:
+    """What scripts print, each a line, that need no interpreter of their own but only a fresh torch."""
+    scripts = [f"{line}\nprint({shown})" for line, shown in AFTER_TORCH.items()]
+    done = python("-W", "error", "-c", FORKS, *scripts, WHAT_IS_LOADED, ONE_PACKAGE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_old_import_works_after_torch(said_after_torch: list[str]) -> None:
+    said = said_after_torch[: len(AFTER_TORCH)]
+    assert all(line.startswith("opensmd.legacy") for line in said), said
+
+
+def test_the_old_name_and_the_new_one_are_one_package(said_after_torch: list[str]) -> None:
+    assert said_after_torch[-1] == "one package"
+
+
+def test_import_torch_alone_loads_nothing_of_the_package_but_the_aliases_and_the_name(
+    said_after_torch: list[str],
+) -> None:
     name = ["opensmd.collectives", "opensmd.collectives.lookup", "opensmd.collectives.name"]
     loaded = ["opensmd", *name, "opensmd.import_aliases"]
-    assert done.stdout == f"{loaded}\n", done.stderr
+    assert said_after_torch[-2].split() == ["loaded", *loaded]
 
 
 def test_where_torch_does_not_load_extensions_importing_opensmd_legacy_installs_the_aliases() -> None:

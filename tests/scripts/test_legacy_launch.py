@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_jobs import run_job
+from tests.support.forked_jobs import run_job, start_job
 from tests.support.forks import ForkedProcess, as_main
 from tests.support.jobs import both
 from tests.support.patience import PATIENCE
@@ -23,33 +23,25 @@ SCRIPT = "tests/scripts/legacy/train.py"
 TUTORIAL = "tests/scripts/legacy/tutorial.py"
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.deprecated.launch", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+LAUNCH = [sys.executable, "-m", "torch.distributed.deprecated.launch"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """As :func:`start` to the end, in forks."""
-    command = [sys.executable, "-m", "torch.distributed.deprecated.launch", *arguments]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"}
-    return run_job(command, cwd=ROOT, env=env)
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, errors = process.communicate(timeout=PATIENCE)
-    return process.returncode, out, errors
+    """The launcher and its ranks in forks."""
+    return run_job([*LAUNCH, *arguments], cwd=ROOT, env=environment())
 
 
 def test_a_script_of_2018_trains_on_two_processes_to_the_same_weights() -> None:
-    code, out, errors = finish(start("--nproc_per_node=2", f"--master_port={free_port()}", SCRIPT))
-    assert code == 0, errors
-    lines = sorted(out.splitlines())
+    command = [*LAUNCH, "--nproc_per_node=2", f"--master_port={free_port()}", SCRIPT]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
     assert [line.split(":")[0] for line in lines] == ["rank 0 local 0", "rank 1 local 1"]
     assert len({line.split(": ")[1] for line in lines}) == 1
 
@@ -86,11 +78,12 @@ def test_use_env_and_module_and_programs() -> None:
 
 def test_a_launcher_that_is_asked_to_end_ends_its_processes() -> None:
     program = "echo started $$; exec sleep 100"
-    launcher = start("--use_env", "--no_python", "sh", "-c", program)
+    arguments = ["--use_env", "--no_python", "sh", "-c", program]
+    launcher = start_job([*LAUNCH, *arguments], cwd=ROOT, env=environment())
     assert launcher.stdout is not None
     pid = int(launcher.stdout.readline().split()[1])
     launcher.send_signal(signal.SIGTERM)
-    assert finish(launcher)[0] == 128 + signal.SIGTERM
+    assert launcher.wait(PATIENCE) == 128 + signal.SIGTERM
     for _ in range(100):
         if not Path(f"/proc/{pid}").exists():
             break

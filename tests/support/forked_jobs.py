@@ -17,47 +17,52 @@ import runpy
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from subprocess import PIPE
+from typing import Any
 
-from tests.support.forks import ForkedProcess
+from tests.support.forks import ForkedProcess, text_stream, use_threads
 from tests.support.patience import PATIENCE
 
-__all__ = ["run_job"]
+__all__ = ["run_job", "start_job"]
 
 # The modules behind the commands that pip installs.
 COMMANDS = {"smdrun": "opensmd.launch.cli", "torchrun": "torch.distributed.run"}
 _STANDARD = 3  # descriptors 0, 1 and 2
 
 
-def run_job(
-    command: Sequence[object], *, cwd: Path, env: Mapping[str, str], fork_ranks: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run a launcher to its end, as ``subprocess.run`` does.
+def start_job(
+    command: Sequence[object],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    fork_ranks: bool = True,
+    network: str | None = None,
+) -> ForkedProcess:
+    """Start a launcher, as ``subprocess.Popen`` does, with pipes for what it writes.
 
     Args:
         command: that of ``smdrun`` or ``torchrun``, or Python's with ``-m`` and the module of a launcher.
         cwd: the folder to start in.
         env: all of its environment.
         fork_ranks: fork the ranks, too.
+        network: the name of the network namespace to start in.
     """
     words = list(map(str, command))
     name = Path(words[0]).name
     module, arguments = (COMMANDS[name], words[1:]) if name in COMMANDS else (words[2], words[3:])
-    with tempfile.TemporaryDirectory(prefix="job-") as folder:
-        out, errors = Path(folder) / "out", Path(folder) / "errors"
-        job = ForkedProcess(
-            _launch, module, arguments, fork_ranks, cwd=cwd, env=env, stdout=out, stderr=errors
-        )
-        try:
-            code = job.wait(PATIENCE)
-        finally:
-            job.kill()
-        texts = [path.read_text(encoding="utf-8", errors="surrogateescape") for path in (out, errors)]
-    return subprocess.CompletedProcess(words, code, *texts)
+    launch = (_launch, module, arguments, fork_ranks)
+    return ForkedProcess(*launch, cwd=cwd, env=env, stdout=PIPE, stderr=PIPE, network=network)
+
+
+def run_job(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a launcher to its end, as ``subprocess.run`` does, with the options of :func:`start_job`."""
+    job = start_job(command, **options)
+    texts = job.communicate(PATIENCE)
+    return subprocess.CompletedProcess(list(map(str, command)), job.wait(), *texts)
 
 
 def _launch(module: str, arguments: list[str], fork_ranks: bool) -> None:
@@ -76,69 +81,29 @@ def _launch(module: str, arguments: list[str], fork_ranks: bool) -> None:
 class ForkedInterpreter(subprocess.Popen):  # type: ignore[type-arg]
     """A process of ``python -u`` as a fork of this one; any other command is started as usual."""
 
-    def _execute_child(
-        self,
-        args: Sequence[str],
-        executable: Any,
-        preexec_fn: Any,
-        close_fds: bool,
-        pass_fds: Any,
-        cwd: Any,
-        env: Mapping[str, str] | None,
-        startupinfo: Any,
-        creationflags: Any,
-        shell: bool,
-        p2cread: int,
-        p2cwrite: int,
-        c2pread: int,
-        c2pwrite: int,
-        errread: int,
-        errwrite: int,
-        restore_signals: bool,
-        *identity: Any,
+    def __init__(
+        self, args: Sequence[str] | str, *, env: Mapping[str, str] | None = None, **options: Any
     ) -> None:
         words = [] if isinstance(args, str) else list(map(str, args))
-        if words[:2] != [sys.executable, "-u"] or p2cread != -1 or cwd is not None:
-            start: Any = super()
-            start._execute_child(
-                args,
-                executable,
-                preexec_fn,
-                close_fds,
-                pass_fds,
-                cwd,
-                env,
-                startupinfo,
-                creationflags,
-                shell,
-                p2cread,
-                p2cwrite,
-                c2pread,
-                c2pwrite,
-                errread,
-                errwrite,
-                restore_signals,
-                *identity,
-            )
-            return
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        self._child_created = True
-        if self.pid == 0:
-            _begin(words[2:], dict(os.environ if env is None else env), {1: c2pwrite, 2: errwrite})
+        if words[:2] == [sys.executable, "-u"]:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # The new process has its folder, its session and its streams when this is called, which does not
+            # return: there is nothing left to execute.
+            begin = partial(_begin, words[2:], dict(os.environ if env is None else env))
+            super().__init__(words, env=env, preexec_fn=begin, **options)
+        else:
+            super().__init__(args, env=env, **options)
 
 
-def _begin(words: list[str], env: dict[str, str], streams: Mapping[int, int]) -> None:
+def _begin(words: list[str], env: dict[str, str]) -> None:
     """In the new process: leave what the launcher had, then be an interpreter, and end."""
     code = 1
     try:
-        _leave_launcher(streams)
+        _leave_launcher()
         os.environ.clear()
         os.environ.update(env)
-        import torch
-
-        torch.set_num_threads(int(env.get("OMP_NUM_THREADS", torch.get_num_threads())))
+        use_threads(env)
         _run_as_main(words)
         code = 0
     except SystemExit as leaving:
@@ -155,28 +120,20 @@ def _begin(words: list[str], env: dict[str, str], streams: Mapping[int, int]) ->
         os._exit(code)
 
 
-def _leave_launcher(streams: Mapping[int, int]) -> None:
-    os.setsid()
+def _leave_launcher() -> None:
     gc.freeze()
+    gc.enable()  # which it is not until a usual process has been started
     atexit._clear()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) or number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, usual)
-    for descriptor, source in streams.items():
-        if source != -1:
-            os.dup2(source, descriptor)
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names alone
         if int(name) >= _STANDARD:
             with contextlib.suppress(OSError):  # of the listing itself
                 os.close(int(name))
-    sys.stdout, sys.stderr = (_stream(number) for number in (1, 2))
-
-
-def _stream(descriptor: int) -> IO[str]:
-    """As ``python -u`` has it."""
-    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = (text_stream(number) for number in (1, 2))
 
 
 def _run_as_main(words: Sequence[str]) -> None:

@@ -16,10 +16,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE
+from typing import IO, Any
 
-__all__ = ["ForkedProcess", "as_main", "preload_also"]
+from tests.support.jobs import both
+from tests.support.namespaces import enter_network
+
+__all__ = ["ForkedProcess", "as_main", "preload_also", "text_stream", "use_threads"]
 
 # smdistributed is not among them: its import sets variables that depend on the rank. What it is made of sets
 # none.
@@ -55,12 +60,29 @@ class ForkedProcess:
         *args: Any,
         cwd: Path,
         env: Mapping[str, str],
-        stderr: Path,
-        stdout: Path | None = None,
+        stdout: Path | int | None = None,
+        stderr: Path | int | None = None,
+        network: str | None = None,
     ) -> None:
-        files = {2: stderr} if stdout is None else {1: stdout, 2: stderr}
-        self._process = SERVER.Process(target=_begin, args=(function, args, cwd, dict(env), files))
+        """Start it.
+
+        Args:
+            function: what it runs.
+            args: what that is given.
+            cwd: the folder to start in.
+            env: all of its environment.
+            stdout: the file to write to, or ``subprocess.PIPE``; the default is this process's own.
+            stderr: likewise.
+            network: the name of the network namespace to start in.
+        """
+        self.stdout, output = _ends(stdout)
+        self.stderr, errors = _ends(stderr)
+        begin = (function, args, cwd, dict(env), {1: output, 2: errors}, network)
+        self._process = SERVER.Process(target=_begin, args=begin)
         self._process.start()
+        for end in (output, errors):
+            if isinstance(end, Connection):
+                end.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -85,6 +107,22 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return code
 
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What the process writes to its end, at which it is after ``timeout`` seconds at the latest."""
+        assert self.stdout is not None and self.stderr is not None
+        stdout, stderr = self.stdout, self.stderr
+
+        def read_to_the_end() -> tuple[str, str]:
+            return both(stdout.read, stderr.read)
+
+        def wait() -> None:
+            try:
+                self.wait(timeout)
+            finally:
+                self.kill()
+
+        return both(read_to_the_end, wait)[0]
+
     def send_signal(self, number: int) -> None:
         """Send a signal, if the process lives."""
         # The fork server may have seen its end before we are told.
@@ -95,6 +133,28 @@ class ForkedProcess:
     def kill(self) -> None:
         """End the process at once."""
         self.send_signal(signal.SIGKILL)
+
+
+def _ends(target: Path | int | None) -> tuple[IO[str] | None, Path | Connection | None]:
+    """The end of a pipe for this process, if one is asked for, and what the new process writes to."""
+    if not isinstance(target, int):
+        return None, target
+    assert target == PIPE
+    reader, writer = SERVER.Pipe(duplex=False)
+    with reader:
+        return os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="surrogateescape"), writer
+
+
+def use_threads(env: Mapping[str, str]) -> None:
+    """As many as torch would start with this environment, which it read long ago."""
+    import torch
+
+    torch.set_num_threads(int(env.get("OMP_NUM_THREADS", torch.get_num_threads())))
+
+
+def text_stream(descriptor: int) -> IO[str]:
+    """What ``python -u`` writes to it through."""
+    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
 def as_main(script: str, arguments: Sequence[str]) -> None:
@@ -116,14 +176,20 @@ def _begin(
     args: tuple[Any, ...],
     cwd: Path,
     env: dict[str, str],
-    files: dict[int, Path],
+    streams: dict[int, Path | Connection | None],
+    network: str | None,
 ) -> None:
     """In the new process: leave what the fork server was given, then do what is asked."""
     gc.freeze()  # what the server has imported lives as long as this process: collections leave it alone
-    for descriptor, path in files.items():
-        with path.open("wb") as file:
-            os.dup2(file.fileno(), descriptor)
+    for descriptor, target in streams.items():
+        if target is not None:
+            with target.open("wb") if isinstance(target, Path) else target as file:
+                os.dup2(file.fileno(), descriptor)
+    sys.stdout, sys.stderr = (text_stream(descriptor) for descriptor in (1, 2))
+    if network is not None:
+        enter_network(network)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    use_threads(env)
     function(*args)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from subprocess import PIPE
 
 from benchmarks.hosts.networks import ADDRESSES, CABLE
 
+from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT, free_port
+from tests.support.ranks import free_port
 
 __all__ = ["assert_each_prints_ok", "started"]
 
@@ -21,23 +21,31 @@ import sys, time, torch, torch.distributed as dist
 from datetime import timedelta
 import smdistributed.dataparallel.torch.torch_smddp
 torch.set_num_threads(1)
+"""
+JOIN = """
 dist.init_process_group("smddp", timeout=timedelta(seconds=float(sys.argv[1])))
 """
 
 
 @contextlib.contextmanager
 def started(
-    hosts: tuple[str, str], script: Path, text: str, *, size: int, timeout: float, env: Mapping[str, str]
-) -> Iterator[list[subprocess.Popen[str]]]:
+    hosts: tuple[str, str],
+    script: Path,
+    text: str,
+    *,
+    size: int,
+    timeout: float,
+    env: Mapping[str, str],
+    join: str = JOIN,
+) -> Iterator[list[ForkedProcess]]:
     """Half of the ranks in each namespace, as pods are started whose master is told that it is localhost."""
-    script.write_text(BEGIN + text)
+    script.write_text(BEGIN + join + text)
     port = str(free_port())
     processes = []
     for rank in range(size):
         host = rank * 2 // size
-        full = {
+        env_of_rank = {
             **os.environ,
-            "PYTHONPATH": str(ROOT / "src"),
             "OMP_NUM_THREADS": "1",
             "OPENSMD_HOST_ID": f"host {host}",
             "KUBERNETES_SERVICE_HOST": "10.0.0.1",
@@ -47,9 +55,17 @@ def started(
             "WORLD_SIZE": str(size),
             **env,
         }
-        command = ["ip", "netns", "exec", hosts[host], sys.executable, str(script), str(timeout)]
         processes.append(
-            subprocess.Popen(command, env=full, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            ForkedProcess(
+                as_main,
+                str(script),
+                [str(timeout)],
+                cwd=script.parent,
+                env=env_of_rank,
+                stdout=PIPE,
+                stderr=PIPE,
+                network=hosts[host],
+            )
         )
     try:
         yield processes

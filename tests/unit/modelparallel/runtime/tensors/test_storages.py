@@ -69,7 +69,7 @@ def test_a_storage_that_is_gone_is_not_taken_for_one_at_the_same_place() -> None
         lost = torch.zeros(4)
         assert storages.add(lost), "this memory is new, even if the allocator gives the same out again"
         del lost
-        gc.collect()
+        gc.collect(0)
     assert kept in storages and torch.zeros(4) not in storages
 
 
