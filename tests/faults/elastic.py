@@ -13,15 +13,17 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.faults.dying_rank import VARIABLE
+from tests.support.jobs import start_interpreter
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT
 
 __all__ = ["SCRIPT", "SMALL", "Death", "Run", "losses", "run_dying"]
@@ -74,6 +76,7 @@ def run_dying(
     steps: int,
     options: Sequence[str],
     env: Mapping[str, str],
+    start: Callable[..., Any] = start_interpreter,
 ) -> Run:
     """Run the script under smdrun, a rank of which dies in each attempt but the last.
 
@@ -86,13 +89,8 @@ def run_dying(
     full = {**env, VARIABLE: json.dumps(deaths)}
     found, newest, again = Run(), 0, False
     killed: list[float] = []  # when, of those after which no step was new yet
-    with (
-        (folder / "errors").open("w+") as errors,
-        subprocess.Popen(
-            command, cwd=folder, env=full, stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as job,
-    ):
-        assert job.stdout is not None
+    job = start(command, cwd=folder, env=full, stderr=folder / "errors")
+    try:
         for line in job.stdout:
             killed += [float(line.split()[-1])] if "killed at" in line else []
             again |= "attempt" in line
@@ -102,9 +100,10 @@ def run_dying(
                     found.stalls += [time.time() - when for when in killed]
                     killed.clear()
                 again, newest = again and step <= newest, max(step, newest)
-        if job.wait():
-            errors.seek(0)
-            raise RuntimeError(f"ended with {job.returncode}\n{errors.read()}")
+        if code := job.wait(PATIENCE):
+            raise RuntimeError(f"ended with {code}\n{(folder / 'errors').read_text()}")
+    finally:
+        job.kill()
     return found
 
 

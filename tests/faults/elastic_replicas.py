@@ -13,19 +13,19 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 
 from tests.faults import elastic_replicas_job as job_script
+from tests.support.jobs import start_interpreter
 from tests.support.patience import PATIENCE
 
 __all__ = ["Line", "Run", "largest_difference", "run_killing"]
@@ -67,23 +67,27 @@ class Run:
     told: str = ""
 
 
-def run_killing(folder: Path, kills: int, chosen: random.Random, env: Mapping[str, str]) -> Run:
-    """Run the job under smdrun, and kill a rank of it so many times."""
+def run_killing(
+    folder: Path,
+    kills: int,
+    chosen: random.Random,
+    env: Mapping[str, str],
+    *,
+    start: Callable[..., Any] = start_interpreter,
+) -> Run:
+    """Run the job under smdrun, which ``start`` starts, and kill a rank of it so many times."""
     enough = folder / "enough"
     command = [sys.executable, "-m", "opensmd.launch.cli", "-n", "4", "--elastic-replicas", "2"]
     command += ["--max-restarts", str(kills), job_script.__file__, str(enough)]
-    run = Run()
-    with (
-        (folder / "told").open("w+") as told,
-        subprocess.Popen(
-            command, cwd=Path.cwd(), env={**env}, stdout=subprocess.PIPE, stderr=told, text=True
-        ) as job,
-    ):
-        assert job.stdout is not None
+    run, ranks = Run(), []
+    job = start(command, cwd=Path.cwd(), env=env, stderr=folder / "told")
+    try:
         together, last_kill, left, is_whole = 0, 0.0, kills, True
         for text in job.stdout:
             if match := re.search(r"stage (\d) has (\w+)", text):
                 run.hashes.setdefault(int(match[1]), []).append(match[2])
+            if match := re.search(r"process (\d+)", text):
+                ranks.append(int(match[1]))
             if (match := _STEP.search(text)) is None:
                 continue
             line = Line(*(int(match[n]) for n in range(1, 5)), float(match[5]), float(match[6]))
@@ -100,10 +104,11 @@ def run_killing(folder: Path, kills: int, chosen: random.Random, env: Mapping[st
                 left -= 1
                 time.sleep(chosen.uniform(0, LATEST))
                 last_kill = time.time()
-                _kill_one(job.pid, chosen)
+                os.kill(chosen.choice([rank for rank in ranks if _lives(rank)]), signal.SIGKILL)
         run.status = job.wait(PATIENCE)
-        told.seek(0)
-        run.told = told.read()
+        run.told = (folder / "told").read_text()
+    finally:
+        job.kill()
     return run
 
 
@@ -118,9 +123,11 @@ def _take_time(run: Run, line: Line, last_kill: float) -> None:
         run.joins.append(line.at - before.at)
 
 
-def _kill_one(launcher: int, chosen: random.Random) -> None:
-    ranks = [each for each in psutil.Process(launcher).children() if "opensmd.launch.rank" in each.cmdline()]
-    chosen.choice(sorted(ranks, key=lambda each: each.pid)).send_signal(signal.SIGKILL)
+def _lives(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def largest_difference(lines: Sequence[Line]) -> float:

@@ -8,6 +8,7 @@ what it has trained.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -56,6 +57,7 @@ def main(enough: Path) -> None:
     """Train as one rank."""
     import smdistributed.modelparallel.torch as smp
 
+    print(f"process {os.getpid()}", flush=True)
     smp.init({"partitions": 2, "microbatches": 2, "ddp": True, "elastic": {"timeout": 60}})
     model = smp.DistributedModel(module(), bucket_cap_mb=0.01)
     optimizer = smp.DistributedOptimizer(optimizer_of(model))

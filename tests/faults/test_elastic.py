@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.elastic import SCRIPT, SMALL, losses, run_dying
 from tests.scripts.test_smddp_scripts import environment
+from tests.support.forked_jobs import start_job
 from tests.support.ranks import RankPool
 from tests.support.scripts import run_script
 
@@ -18,7 +19,8 @@ def test_losses_after_a_kill_and_on_fewer_ranks_are_those_of_an_undisturbed_run(
 ) -> None:
     options = [*SMALL, "--save-every", "2"]
     env = environment(OMP_NUM_THREADS="1")
-    disturbed = run_dying(tmp_path, [(1, 3, 0.0)], ranks=2, steps=6, options=options, env=env)
+    job = {"ranks": 2, "steps": 6, "options": options, "env": env, "start": start_job}
+    disturbed = run_dying(tmp_path, [(1, 3, 0.0)], **job)
     assert {step for step, _ in disturbed.losses} == set(range(1, 7))
     assert len(disturbed.stalls) == 1
 

@@ -32,11 +32,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def smdrun(script: str, text: Path, *options: object, ranks: int, fork_ranks: bool = True) -> str:
+def smdrun(script: str, text: Path, *options: object, ranks: int) -> str:
     """What the script printed, run by so many ranks."""
     command = [SMDRUN, "-n", ranks, EXAMPLES / script, "--data", text, *SMALL, *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = run_job(command, cwd=ROOT, env=environ, fork_ranks=fork_ranks)
+    done = run_job(command, cwd=ROOT, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -107,7 +107,7 @@ def test_a_hugging_face_model_learns_with_its_own_loss(pool: Pools, text: Path) 
 
 def test_four_processes_train_what_one_of_them_may_not_hold(text: Path) -> None:
     options = ["--layers", 8, "--width", 384, "--steps", 2, "--limit", 200]
-    printed = smdrun("limited.py", text, *options, ranks=4, fork_ranks=False)  # each limits its memory
+    printed = smdrun("limited.py", text, *options, ranks=4)
     assert "In one process without smp" in printed and "can't allocate memory" in printed
     assert "step 2: loss" in printed
     assert re.search(r"Adam's state: 2\d\d MiB, in each process \d\d, \d\d, \d\d, \d\d\n", printed)

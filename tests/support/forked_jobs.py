@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -41,8 +42,9 @@ def start_job(
     env: Mapping[str, str],
     fork_ranks: bool = True,
     network: str | None = None,
+    stderr: Path | int = PIPE,
 ) -> ForkedProcess:
-    """Start a launcher, as ``subprocess.Popen`` does, with pipes for what it writes.
+    """Start a launcher, as ``subprocess.Popen`` does, with a pipe for what it writes.
 
     Args:
         command: that of ``smdrun`` or ``torchrun``, or Python's with ``-m`` and the module of a launcher.
@@ -50,12 +52,13 @@ def start_job(
         env: all of its environment.
         fork_ranks: fork the ranks, too.
         network: the name of the network namespace to start in.
+        stderr: the file for its errors; the default is a pipe, too.
     """
     words = list(map(str, command))
     name = Path(words[0]).name
     module, arguments = (COMMANDS[name], words[1:]) if name in COMMANDS else (words[2], words[3:])
     launch = (_launch, module, arguments, fork_ranks)
-    return ForkedProcess(*launch, cwd=cwd, env=env, stdout=PIPE, stderr=PIPE, network=network)
+    return ForkedProcess(*launch, cwd=cwd, env=env, stdout=PIPE, stderr=stderr, network=network)
 
 
 def run_job(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -129,8 +132,9 @@ def _leave_launcher() -> None:
         if callable(signal.getsignal(number)) or number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, usual)
+    tracker = resource_tracker.getfd()  # which this process has, too, if it uses multiprocessing
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names alone
-        if int(name) >= _STANDARD:
+        if int(name) >= _STANDARD and int(name) != tracker:
             with contextlib.suppress(OSError):  # of the listing itself
                 os.close(int(name))
     sys.stdout, sys.stderr = (text_stream(number) for number in (1, 2))

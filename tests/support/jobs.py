@@ -5,14 +5,26 @@ Most of a small job's time goes into starting it, on one core: a second job has 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["both"]
+__all__ = ["both", "start_interpreter"]
 
 One = TypeVar("One")
 Other = TypeVar("Other")
+
+
+def start_interpreter(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], stderr: Path
+) -> subprocess.Popen[str]:
+    """As users start it; ``start_job`` takes the same and forks."""
+    with stderr.open("w") as errors:
+        return subprocess.Popen(
+            command, cwd=cwd, env={**env}, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
 
 
 def both(one: Callable[[], One], other: Callable[[], Other]) -> tuple[One, Other]:
