@@ -27,8 +27,8 @@ from benchmarks.saving.__main__ import grid as saving_grid
 from benchmarks.targets import Found, Target, verdict, worst
 
 from opensmd.modelparallel.init import shutdown
+from tests.support.forked_jobs import run_job
 from tests.support.forks import ForkedProcess, as_main
-from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankPool
 
 QUICK = ["--seconds", "0.01", "--rounds", "1", "--patience", "0", "--out"]
@@ -43,11 +43,13 @@ def run_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     start, said = launch._start, []
 
     def fork(command: Sequence[str], env: dict[str, str]) -> subprocess.Popen[bytes] | ForkedProcess:
-        program, flag, *rest = command
+        network = command[3] if command[:3] == ["ip", "netns", "exec"] else None
+        program, flag, *rest = command[4:] if network else command
         if (program, flag) != (sys.executable, "-m"):
             return start(command, env)
         said.append(tmp_path / f"stderr-{len(said)}")
-        return ForkedProcess(as_main, rest[0], rest[1:], cwd=ROOT, env=env, stderr=said[-1])
+        main = (as_main, rest[0], rest[1:])
+        return ForkedProcess(*main, cwd=ROOT, env=env, stderr=said[-1], network=network)
 
     def run(name: str, *args: str) -> None:
         monkeypatch.setattr(launch, "_start", fork)
@@ -132,9 +134,7 @@ def test_the_pipeline_is_measured_beside_torchs_and_one_process(
 
 def test_one_partition_is_measured_beside_plain_pytorch(tmp_path: Path) -> None:
     command = f"{sys.executable} -m benchmarks.one_partition --cases tiny --microbatches 1 2".split()
-    done = subprocess.run(
-        [*command, *QUICK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = run_job([*command, *QUICK, tmp_path], cwd=ROOT, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     results = Results.load(tmp_path / "one-partition.json")
     assert set(results.candidates()) == {"plain PyTorch", "opensmd"}

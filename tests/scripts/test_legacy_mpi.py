@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from tests.scripts.legacy import openmpi
+from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,29 +63,35 @@ def test_a_rank_that_fails_ends_the_whole_job_with_its_traceback() -> None:
     assert "KeyError: 'only here'" in done.stderr
 
 
-def test_without_mpiexec_a_script_is_a_job_of_one_and_hears_that_its_world_size_is_ignored() -> None:
+def said_without_mpiexec(script: str, folder: Path) -> tuple[str, str]:
+    """What a script writes, as a fork, to its output and of its errors."""
+    (folder / "script.py").write_text(script)
+    main = (as_main, str(folder / "script.py"), [])
+    process = ForkedProcess(*main, cwd=folder, env=ENVIRONMENT, stdout=PIPE, stderr=PIPE)
+    return process.communicate(PATIENCE)
+
+
+def test_without_mpiexec_a_script_is_a_job_of_one_and_hears_that_its_world_size_is_ignored(
+    tmp_path: Path,
+) -> None:
     script = (
         "import torch.distributed.deprecated as dist\n"
         "dist.init_process_group('mpi', world_size=4)\n"
         "print(dist.get_rank(), dist.get_world_size())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.stdout == "0 1\n", done.stderr
-    assert "world_size=4 is ignored" in done.stderr
-    assert "mpiexec -n 4" in done.stderr
+    out, errors = said_without_mpiexec(script, tmp_path)
+    assert out == "0 1\n", errors
+    assert "world_size=4 is ignored" in errors
+    assert "mpiexec -n 4" in errors
 
 
-def test_without_mpi4py_the_error_names_what_to_install_and_what_else_there_is() -> None:
+def test_without_mpi4py_the_error_names_what_to_install_and_what_else_there_is(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['mpi4py'] = None\n"
         "import torch.distributed.deprecated as dist\n"
         "dist.init_process_group('mpi')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode != 0
-    assert "pip install 'opensmd[mpi]'" in done.stderr
-    assert "tcp or gloo" in done.stderr
+    _, errors = said_without_mpiexec(script, tmp_path)
+    assert "Traceback" in errors
+    assert "pip install 'opensmd[mpi]'" in errors
+    assert "tcp or gloo" in errors
