@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,11 @@ from opensmd.modelparallel._torch_internals import has_backward_hooks
 from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.planning.plan import Plan
-from opensmd.modelparallel.runtime.calls.interception import current_run, intercepted
+from opensmd.modelparallel.runtime.calls.interception import intercepted, this_thread
 from opensmd.modelparallel.runtime.calls.sequential import Sequences
 from opensmd.modelparallel.runtime.side_effects.attributes import Places
-from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
+from opensmd.modelparallel.runtime.side_effects.buffers import Attributes, OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.random import default_generators
-from opensmd.modelparallel.runtime.side_effects.slots import Slot
 from opensmd.modelparallel.runtime.tensors.placeholder import RemoteTensor, make_remote, out_of_mapping
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag, remove_tag
 from opensmd.modelparallel.runtime.trained_parameters import TrainedParameters
@@ -91,16 +90,16 @@ class PlacedModel:
                 )
 
     @contextlib.contextmanager
-    def intercepted(self, is_set: Callable[[Slot], None], *, alone: bool) -> Iterator[None]:
+    def intercepted(self, attributes: Attributes, *, alone: bool) -> Iterator[None]:
         """For the time of a step, its modules are called where they live, and their buffers keep the order.
 
         Args:
-            is_set: called for every buffer that is set anew.
+            attributes: of the step.
             alone: there is one microbatch.
         """
         with (
             intercepted(self._whole, self._sequences.forwards(alone=alone), alone=alone),
-            self.buffers.ordered(current_run, is_set, alone=alone),
+            self.buffers.ordered(this_thread, attributes, alone=alone),
         ):
             yield
 

@@ -128,7 +128,7 @@ class StepRun:
             What the function returned for each; tensors are real on every rank.
         """
         try:
-            with self._placed.intercepted(self._attributes.is_set, alone=self._alone):
+            with self._placed.intercepted(self._attributes, alone=self._alone):
                 self._turns.run(self._runs)
             # Outside: results and weight gradients are torch's own business, nothing of them is intercepted.
             self._weight_gradients.run_all()

@@ -14,7 +14,7 @@ A buffer that steps only read costs nothing: the first step in each mode waits a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, ItemsView, Iterator, ValuesView
+from collections.abc import Collection, ItemsView, Iterator, ValuesView
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -43,8 +43,23 @@ class Running(Protocol):
         """Let all earlier ones go through their forwards first."""
 
 
+class Thread(Protocol):
+    """Any thread, as the one that asks sees itself."""
+
+    @property
+    def run(self) -> Running | None:
+        """The microbatch of the calling thread, if it runs one piece by piece."""
+
+
+class Attributes(Protocol):
+    """What each microbatch of a step has in its modules."""
+
+    def is_set(self, slot: Slot) -> None:
+        """A buffer is set anew."""
+
+
 class OrderedBuffers:
-    """What is known of the buffers of split modules, and who of the step under way has read them.
+    """What is known of the buffers of split modules, and the order of the step under way.
 
     Args:
         modules: the split modules by name.
@@ -55,31 +70,25 @@ class OrderedBuffers:
         # Their addresses are what tells replicated memory, so nothing else may get them.
         self._kept = [buffer.untyped_storage() for buffer in self._present()]
         self._only_read: set[tuple[Slot, Mode]] = set()
-        self._changed: set[Slot] = set()
-        self._readers: dict[Slot, int] = {}  # the last microbatch of the step
-        self._modes: set[tuple[Slot, Mode]] = set()
-        self._current: Callable[[], Running | None] = lambda: None
-        self._is_set: Callable[[Slot], None] = lambda _: None
+        self._step: _OrderOfStep | None = None  # None also where there is one microbatch
 
     @contextlib.contextmanager
-    def ordered(
-        self, current: Callable[[], Running | None], is_set: Callable[[Slot], None], *, alone: bool
-    ) -> Iterator[None]:
+    def ordered(self, thread: Thread, attributes: Attributes, *, alone: bool) -> Iterator[None]:
         """Keep the order for one step.
 
         Args:
-            current: the microbatch of the calling thread, if it runs one piece by piece.
-            is_set: called for every buffer that is set anew.
+            thread: whichever calls.
+            attributes: of the step.
             alone: there is one microbatch, and nothing to do.
         """
         if alone:
             yield
             return
-        self._current, self._is_set = current, is_set
+        self._step = step = _OrderOfStep(self._names, self._only_read, thread, attributes)
         plain = {module: module._buffers for module in self._names}
         for module, buffers in plain.items():
             # Reading an attribute cannot be hooked, but nn.Module looks buffers up in this dict.
-            module.__dict__["_buffers"] = _Watched(buffers, module, self)
+            module.__dict__["_buffers"] = _Watched(buffers, module, step)
         try:
             yield
         finally:
@@ -89,15 +98,50 @@ class OrderedBuffers:
                 buffers.clear()
                 buffers.update(now)
                 module.__dict__["_buffers"] = buffers
-            # Only what a whole step has not changed: a change in its last microbatch would come too late.
-            self._only_read |= {(slot, mode) for slot, mode in self._modes if slot not in self._changed}
-            self._readers.clear()
-            self._modes.clear()
-            self._changed.clear()
+            step.end()
+            self._step = None
 
     def written(self, tensor: Tensor) -> None:
         """The running microbatch writes into ``tensor``, which may be a buffer of these."""
-        if self._readers and (run := self._current()) and tensor.layout is torch.strided:
+        if self._step is not None:
+            self._step.written(tensor)
+
+    def _present(self) -> Collection[Tensor]:
+        buffers = [buffer for module in self._names for buffer in module._buffers.values()]
+        return [buffer for buffer in buffers if buffer is not None and buffer.layout is torch.strided]
+
+
+class _OrderOfStep:
+    """Who has read which buffer in a step of several microbatches.
+
+    Args:
+        names: of the modules.
+        only_read: buffers that steps have only read, in each mode; learns from this step.
+        thread: whichever calls.
+        attributes: of the step.
+    """
+
+    def __init__(
+        self,
+        names: dict[nn.Module, str],
+        only_read: set[tuple[Slot, Mode]],
+        thread: Thread,
+        attributes: Attributes,
+    ) -> None:
+        self._names, self._only_read = names, only_read
+        self._thread, self._attributes = thread, attributes
+        self._changed: set[Slot] = set()
+        self._readers: dict[Slot, int] = {}  # the last microbatch
+        self._modes: set[tuple[Slot, Mode]] = set()
+
+    def end(self) -> None:
+        """Remember what the step has only read."""
+        # Only what a whole step has not changed: a change in its last microbatch would come too late.
+        self._only_read |= {(slot, mode) for slot, mode in self._modes if slot not in self._changed}
+
+    def written(self, tensor: Tensor) -> None:
+        """The running microbatch writes into ``tensor``, which may be one of the buffers."""
+        if self._readers and (run := self._thread.run) and tensor.layout is torch.strided:
             memory = tensor.untyped_storage()._cdata
             for slot in self._readers:
                 value = slot.value
@@ -106,7 +150,7 @@ class OrderedBuffers:
 
     def read(self, slot: Slot) -> None:
         """The running microbatch is about to read a buffer."""
-        run = self._current()
+        run = self._thread.run
         if run is None:
             return
         mode = (slot, (slot.module.training, torch.is_grad_enabled()))
@@ -120,15 +164,15 @@ class OrderedBuffers:
 
     def set(self, slot: Slot) -> None:
         """The running microbatch is about to set a buffer anew."""
-        run = self._current()
+        run = self._thread.run
         if run is not None:
             self._change(slot, run)
-            self._is_set(slot)
+            self._attributes.is_set(slot)
 
     def _change(self, slot: Slot, run: Running) -> None:
         self._changed.add(slot)
         # In any mode: what one mode changes, readers in the others must wait for.
-        self._only_read = {known for known in self._only_read if known[0] != slot}
+        self._only_read -= {known for known in self._only_read if known[0] == slot}
         later = self._readers.get(slot, -1)
         if later > run.microbatch.index:
             name = f"{self._names[slot.module]}.{slot.name}".lstrip(".")
@@ -139,15 +183,11 @@ class OrderedBuffers:
                 "in, or set active_microbatches to 1"
             )
 
-    def _present(self) -> Collection[Tensor]:
-        buffers = [buffer for module in self._names for buffer in module._buffers.values()]
-        return [buffer for buffer in buffers if buffer is not None and buffer.layout is torch.strided]
-
 
 class _Watched(dict[str, Any]):
     """A module's buffers during a step: ``self.mean`` and ``self.mean = ...`` are seen."""
 
-    def __init__(self, buffers: dict[str, Any], module: nn.Module, order: OrderedBuffers) -> None:
+    def __init__(self, buffers: dict[str, Any], module: nn.Module, order: _OrderOfStep) -> None:
         super().__init__(buffers)
         self._module = module
         self._order = order

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
+from opensmd.modelparallel.runtime.side_effects.slots import Slot
 
 
 class Keeping(nn.Linear):
@@ -40,15 +41,34 @@ class Calls:
         self.waits += 1
 
 
+class Thread:
+    """Runs one microbatch after another."""
+
+    def __init__(self) -> None:
+        self.run: Calls | None = None
+
+
+class Attributes:
+    """Of a step; remembers what is set anew."""
+
+    def __init__(self) -> None:
+        self.set: list[str] = []
+
+    def is_set(self, slot: Slot) -> None:
+        self.set.append(slot.name)
+
+
 def reads(buffers: OrderedBuffers, module: Keeping, *changing: int) -> list[bool]:
     """Three microbatches read a buffer, and some change it; whether each has waited."""
     microbatches = [Calls(index) for index in range(3)]
-    current = microbatches[0]
-    with buffers.ordered(lambda: current, lambda slot: None, alone=False):
-        for current in microbatches:
+    thread, attributes = Thread(), Attributes()
+    with buffers.ordered(thread, attributes, alone=False):
+        for index, calls in enumerate(microbatches):
+            thread.run = calls
             mean = module.mean
-            if current.microbatch.index in changing:
+            if index in changing:
                 module.mean = mean + 1
+    assert attributes.set == ["mean"] * len(changing)
     return [microbatch.waits > 0 for microbatch in microbatches]
 
 
@@ -67,10 +87,11 @@ def test_who_reads_a_buffer_waits_unless_steps_only_read_it() -> None:
 
 def test_to_change_a_buffer_that_a_later_microbatch_has_read_is_refused() -> None:
     module = Keeping()
-    buffers, current = OrderedBuffers({"part": module}), Calls(1)
-    with buffers.ordered(lambda: current, lambda slot: None, alone=False):
+    buffers, thread = OrderedBuffers({"part": module}), Thread()
+    with buffers.ordered(thread, Attributes(), alone=False):
+        thread.run = Calls(1)
         assert module.mean.sum() == 0
-        current = Calls(0)
+        thread.run = Calls(0)
         with pytest.raises(SMPError, match=r"microbatch 0 has changed buffer 'part.mean' after microbatch 1"):
             module.mean = torch.ones(2)
         with pytest.raises(SMPError, match=r"'part.mean'"):
