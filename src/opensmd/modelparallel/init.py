@@ -19,8 +19,9 @@ from opensmd.modelparallel.config import Config, load_config
 from opensmd.modelparallel.dry_run.automatic import choose_settings
 from opensmd.modelparallel.elastic.elastic_job import ElasticJob
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.elastic_setting import Elastic
 from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
-from opensmd.modelparallel.ranks.groups import Groups
+from opensmd.modelparallel.ranks.groups import Groups, default_group
 from opensmd.modelparallel.state import state
 
 __all__ = ["init", "shutdown"]
@@ -53,7 +54,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
             _add_settings(cfg)
         return
     seal_objects_of_torch()
-    if cfg.elastic is not None and _begin_elastic(cfg):
+    if cfg.elastic is not None and _begin_elastic(cfg, cfg.elastic):
         return
     owns_world = not dist.is_initialized()
     if owns_world:
@@ -61,8 +62,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     layers: tuple[str, ...] = ()
     if cfg.auto is not None:
-        assert dist.group.WORLD is not None
-        cfg, layers = choose_settings(cfg, cfg.auto, dist.group.WORLD)
+        cfg, layers = choose_settings(cfg, cfg.auto, default_group())
     grid = _grid(cfg, size)
     locality = meet()
     groups = Groups(grid, rank)
@@ -91,7 +91,7 @@ def shutdown() -> None:
         state.clear()
 
 
-def _begin_elastic(cfg: Config) -> bool:
+def _begin_elastic(cfg: Config, elastic: Elastic) -> bool:
     """Whether this process is a rank of a job whose replicas come and go; then its groups are made."""
     place = JobPlace.from_environment(os.environ)
     if place is None:
@@ -106,7 +106,7 @@ def _begin_elastic(cfg: Config) -> bool:
             "the setting elastic lets smp.init make torch's default process group, again whenever replicas "
             "come and go; leave out torch.distributed.init_process_group"
         )
-    job = ElasticJob(cfg, place)
+    job = ElasticJob(cfg, elastic, place)
     job.begin()
     state.elastic = job
     atexit.register(shutdown)

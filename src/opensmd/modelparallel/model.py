@@ -42,8 +42,7 @@ from opensmd.modelparallel.replicas.reducer import CommHook
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
-from opensmd.modelparallel.runtime.calls.checkpointed import offloading_of_all_checkpoints
-from opensmd.modelparallel.runtime.calls.interception import this_thread
+from opensmd.modelparallel.runtime.calls.checkpoints_of_torch import offloading_of_all_checkpoints
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
 from opensmd.modelparallel.runtime.step_errors import explained
@@ -369,9 +368,7 @@ class DistributedModel(NotForDDP, RegroupedModel):
         try:
             with (
                 contextlib.nullcontext() if alone else optimizers_asking(self.require_other_parameters),
-                offloading_of_all_checkpoints(
-                    smp_state.offloading, unless=lambda: this_thread.run is not None
-                ),
+                offloading_of_all_checkpoints(smp_state.offloading),
             ):
                 results = self._run(function, calls, step, detach)
         except BaseException:

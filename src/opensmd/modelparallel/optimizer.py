@@ -19,6 +19,7 @@ from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
+from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.precision.loss_scale import dynamic_arguments, shared_loss_scale
 from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
@@ -28,10 +29,9 @@ from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.runtime.tensors.tags import count_changes
 from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
 from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
-from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state import WrappedModel, state
 from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
-from opensmd.modelparallel.state_dicts.optimizer_layout import (
-    Layout,
+from opensmd.modelparallel.state_dicts.optimizer_entries import (
     gathered_entries,
     merged_parts,
     sliced_entries,
@@ -46,7 +46,6 @@ class _Methods(PrecisionAttributes):
 
     defaults: dict[str, Any]
     state: Any
-    _smp_layout: Layout | None
     _smp_warned_of_scaler = False
 
     @property
@@ -89,7 +88,7 @@ class _Methods(PrecisionAttributes):
                 "local_state_dict() works once the model is partitioned, which the first call of a smp.step "
                 "function does"
             )
-        own = self._renumbered()
+        own = self._renumbered(self._smp_layout)
         if state.cfg.tensor_parallel_degree > 1:
             own[SLICES] = slices_of_entries(own["state"], self._smp_layout)
         return {**own, PARTIAL: True}
@@ -102,7 +101,7 @@ class _Methods(PrecisionAttributes):
         """
         if self._smp_layout is None:
             return self._plain_state_dict()
-        own = self._renumbered()
+        own = self._renumbered(self._smp_layout)
         if state.groups.size(CommGroup.MP_GROUP) > 1:
             own["state"] = gathered_entries(own["state"], self._smp_layout, only_first=gather_to_rank0)
         return {} if gather_to_rank0 and state.groups.rank_in(CommGroup.MP_GROUP) != 0 else own
@@ -119,7 +118,7 @@ class _Methods(PrecisionAttributes):
         given = self._smp_fitting(state_dict)
         _, given = split_masters(given)
         if self._smp_layout is not None:
-            given = self._localised(given)
+            given = self._localised(given, self._smp_layout)
         super().load_state_dict(given)  # type: ignore[misc]
 
     def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +135,9 @@ class _Methods(PrecisionAttributes):
         self._check_groups(given)
         if state.model is not None and state.cfg.tensor_parallel_degree > 1:
             parameters = [each for group in self.param_groups for each in group["params"]]
-            given["state"] = sliced_entries(given, self._smp_names(), self._smp_layout, parameters)
+            given["state"] = sliced_entries(
+                given, self._smp_names(), state.model.shards, self._smp_layout, parameters
+            )
         if self._smp_state_has_parameters_shapes():
             self._check_shapes(given)
         return given
@@ -155,16 +156,15 @@ class _Methods(PrecisionAttributes):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; after partitioning, only this rank's parameters of it stay."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        layout: Layout | None = getattr(self, "_smp_layout", None)
-        if layout is not None:
-            self._cut(self.param_groups[-1], layout)
+        if self._smp_layout is not None:
+            self._cut(self.param_groups[-1], self._smp_layout)
 
     def _smp_counts_here(self, parameter: torch.nn.Parameter) -> bool:
         """Whether a parameter, or a master, counts on this rank in a sum over the ranks of the replica."""
         layout = self._smp_layout
-        if layout is None or state.model is None:
+        if layout is None:
             return True
-        return state.model.counts_here(layout.full_names[layout.local[id(parameter)]])
+        return layout.model.counts_here(layout.full_names[layout.local[id(parameter)]])
 
     def _smp_names(self) -> list[str]:
         """The module's name of every parameter, in the whole optimizer's order."""
@@ -175,9 +175,9 @@ class _Methods(PrecisionAttributes):
         names = {id(each): name for name, each in state.model.module.named_parameters()}
         return [names[id(each)] for group in self.param_groups for each in group["params"]]
 
-    def _smp_after_partition(self) -> None:
+    def _smp_after_partition(self, model: WrappedModel) -> None:
         if self._smp_layout is None:
-            self._smp_layout = layout = Layout()
+            self._smp_layout = layout = Layout(model)
             for group in self.param_groups:
                 self._cut(group, layout)
             if hasattr(self, "norm_group"):
@@ -197,14 +197,14 @@ class _Methods(PrecisionAttributes):
 
     def _cut(self, group: dict[str, Any], layout: Layout) -> None:
         """Take one group's remote parameters out, with their state."""
-        assert state.model is not None
-        names = {id(each): name for name, each in state.model.module.named_parameters()}
+        model = layout.model
+        names = {id(each): name for name, each in model.module.named_parameters()}
         first = layout.count
         layout.numbers.append(list(range(first, first + len(group["params"]))))
         layout.names.append(group.get("param_names"))
         kept = []
         for position, given in enumerate(group["params"]):
-            parameter = group["params"][position] = state.model.current(given)
+            parameter = group["params"][position] = model.current(given)
             if parameter is not given and given in self.state:
                 self.state[parameter] = self.state.pop(given)
             name = names.get(id(parameter))
@@ -216,7 +216,7 @@ class _Methods(PrecisionAttributes):
                 )
             layout.full_names.append(name)
             layout.shapes.append(parameter.shape)
-            if state.model.is_local(name):
+            if model.is_local(name):
                 kept.append(position)
                 layout.local[id(parameter)] = first + position
             else:
@@ -231,11 +231,12 @@ class _Methods(PrecisionAttributes):
 
     def _smp_follow_plan(self) -> None:
         layout = self._smp_layout
-        assert layout is not None and state.model is not None
-        parameters = dict(state.model.module.named_parameters())
+        if layout is None:
+            return
+        parameters = dict(layout.model.module.named_parameters())
         layout.local.clear()
         for group, numbers, given in zip(self.param_groups, layout.numbers, layout.names, strict=True):
-            kept = [number for number in numbers if state.model.is_local(layout.full_names[number])]
+            kept = [number for number in numbers if layout.model.is_local(layout.full_names[number])]
             group["params"] = [parameters[layout.full_names[number]] for number in kept]
             layout.local.update(zip(map(id, group["params"]), kept, strict=True))
             if given is not None:
@@ -247,10 +248,8 @@ class _Methods(PrecisionAttributes):
         plain: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         return plain
 
-    def _renumbered(self) -> dict[str, Any]:
+    def _renumbered(self, layout: Layout) -> dict[str, Any]:
         """The plain state dict of what is left, under the whole optimizer's numbers."""
-        layout = self._smp_layout
-        assert layout is not None
         plain = self._plain_state_dict()
         own = [layout.local[id(each)] for group in self.param_groups for each in group["params"]]
         groups = []
@@ -262,10 +261,8 @@ class _Methods(PrecisionAttributes):
         numbered = {own[key] if isinstance(key, int) else key: each for key, each in plain["state"].items()}
         return {"state": numbered, "param_groups": groups}
 
-    def _localised(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
         """Of a full state dict what concerns this rank, under the numbers of what is left."""
-        layout = self._smp_layout
-        assert layout is not None
         stored = [number for group in given["param_groups"] for number in group["params"]]
         wanted = [layout.local[id(each)] for group in self.param_groups for each in group["params"]]
         saved = given["state"]
@@ -393,7 +390,7 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
         methods: tuple[type, ...] = (_Methods,)
         if state.cfg.half_dtype is not None:
             is_fp16 = state.cfg.fp16
-            shared_loss_scale(
+            optimizer._smp_scale = shared_loss_scale(  # type: ignore[attr-defined]
                 static_loss_scale if is_fp16 else 1.0, dynamic_loss_scale and is_fp16, arguments
             )
             methods = (HalfMethods, _Methods)
@@ -403,9 +400,8 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
             methods = (*methods[:-1], sharded, _Methods)
         optimizer.__class__ = type(kind.__name__, (_InStep, *methods, kind), {"__module__": kind.__module__})
         follow_class(optimizer)
-        optimizer._smp_layout = None  # type: ignore[attr-defined]
     state.optimizers.pop(id(optimizer), None)
     state.optimizers[id(optimizer)] = optimizer
     if state.model is not None and state.model.partitioned:
-        state.cut_optimizers()
+        state.cut_optimizers(state.model)
     return optimizer

@@ -10,7 +10,7 @@ from opensmd.collectives.locality import Locality
 from opensmd.modelparallel.exceptions import SMPError, SMPNotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
     from torch import nn
@@ -60,6 +60,9 @@ class WrappedModel(Protocol):
     def is_local(self, name: str) -> bool:
         """Whether this rank has the data of that parameter, buffer or module."""
 
+    def is_here(self, name: str) -> bool:
+        """As :meth:`is_local`; also for a buffer of which every rank of the pipeline has its own copy."""
+
     def get_module(self) -> nn.Module:
         """The user's module itself."""
 
@@ -83,7 +86,7 @@ class WrappedOptimizer:
     No ABC: its metaclass might not go together with that of the script's optimizer.
     """
 
-    def _smp_after_partition(self) -> None:
+    def _smp_after_partition(self, model: WrappedModel) -> None:
         """The model has its parts in their places: keep those of this rank."""
         raise NotImplementedError
 
@@ -141,7 +144,7 @@ class ElasticReplicas(Protocol):
     def carry_out(self, work: Callable[[], Any], what: str, *, alone: bool = False) -> Any:
         """What ``work`` returns, done by all replicas that are left, or alone by one that has not joined."""
 
-    def keep(self, model: Any) -> None:
+    def keep(self, model: WrappedModel) -> None:
         """Keep what the step that begins is going to change."""
 
     def border(self, loop: int) -> bool:
@@ -152,6 +155,15 @@ class ElasticReplicas(Protocol):
 
     def end(self) -> None:
         """This rank has come to the end of its script."""
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """What is there from ``smp.init`` on, all of it."""
+
+    cfg: Config
+    grid: RankGrid
+    groups: Groups
 
 
 class State:
@@ -178,9 +190,7 @@ class State:
 
     def clear(self) -> None:
         """Forget everything, as before ``smp.init``."""
-        self._cfg: Config | None = None
-        self._grid: RankGrid | None = None
-        self._groups: Groups | None = None
+        self._filled: _Filled | None = None
         self.rank = 0
         self.locality = Locality(0, 1)
         self.model: WrappedModel | None = None
@@ -212,12 +222,12 @@ class State:
 
     def refill(self, *, cfg: Config, grid: RankGrid, groups: Groups) -> None:
         """Take other settings for the same ranks."""
-        self._cfg, self._grid, self._groups = cfg, grid, groups
+        self._filled = _Filled(cfg, grid, groups)
 
     @property
     def initialized(self) -> bool:
         """True after ``smp.init``."""
-        return self._cfg is not None
+        return self._filled is not None
 
     def require(self, name: str = "this function") -> State:
         """This object, if initialised.
@@ -225,33 +235,23 @@ class State:
         Raises:
             SMPNotInitializedError: ``smp.init`` has not been called; the message says by whom it is needed.
         """
-        if not self.initialized:
-            raise SMPNotInitializedError(
-                f"{name} needs model parallelism to be initialised: call smp.init() first, at the start of "
-                "the script"
-            )
+        self._required(name)
         return self
 
     @property
     def cfg(self) -> Config:
         """The effective settings."""
-        self.require("smp.state.cfg")
-        assert self._cfg is not None
-        return self._cfg
+        return self._required("smp.state.cfg").cfg
 
     @property
     def grid(self) -> RankGrid:
         """Where each rank stands."""
-        self.require("the rank grid")
-        assert self._grid is not None
-        return self._grid
+        return self._required("the rank grid").grid
 
     @property
     def groups(self) -> Groups:
         """The process groups of this rank."""
-        self.require("process groups")
-        assert self._groups is not None
-        return self._groups
+        return self._required("process groups").groups
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -270,29 +270,38 @@ class State:
             {name: number for number, name in names.items()} for names in self.param_index_to_name_tp_group
         ]
 
-    def cut_optimizers(self) -> None:
+    def cut_optimizers(self, model: WrappedModel) -> None:
         """Let every distributed optimizer keep the parameters of this rank alone."""
-        for optimizer in self.optimizers.values():
-            assert isinstance(optimizer, WrappedOptimizer)
-            optimizer._smp_after_partition()
+        for optimizer in self._wrapped_optimizers():
+            optimizer._smp_after_partition(model)
 
     def follow_plan(self) -> None:
         """Let every distributed optimizer keep the parameters that have come to this rank, and no others."""
-        for optimizer in self.optimizers.values():
-            assert isinstance(optimizer, WrappedOptimizer)
+        for optimizer in self._wrapped_optimizers():
             optimizer._smp_follow_plan()
 
     def follow_groups(self) -> None:
         """Tell every distributed optimizer that the process groups are others."""
-        for optimizer in self.optimizers.values():
-            assert isinstance(optimizer, WrappedOptimizer)
+        for optimizer in self._wrapped_optimizers():
             optimizer._smp_follow_groups()
 
     def follow_model(self) -> None:
         """Tell every distributed optimizer that the model's parameters have got other values."""
-        for optimizer in self.optimizers.values():
-            assert isinstance(optimizer, WrappedOptimizer)
+        for optimizer in self._wrapped_optimizers():
             optimizer._smp_follow_model()
+
+    def _wrapped_optimizers(self) -> Iterator[WrappedOptimizer]:
+        for optimizer in self.optimizers.values():
+            assert isinstance(optimizer, WrappedOptimizer)  # DistributedOptimizer puts no others there
+            yield optimizer
+
+    def _required(self, name: str) -> _Filled:
+        if self._filled is None:
+            raise SMPNotInitializedError(
+                f"{name} needs model parallelism to be initialised: call smp.init() first, at the start of "
+                "the script"
+            )
+        return self._filled
 
     def _parameter_names(self) -> list[str]:
         """The module's names of the latest optimizer's parameters, in its order.

@@ -16,52 +16,37 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from opensmd.collectives.locality import Locality
-from opensmd.collectives.stores.replica_store import JobPlace, ReplicaStore
+from opensmd.collectives.stores.replica_store import JobPlace, Replica, ReplicaStore
 from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.elastic.agreement import Agreement
 from opensmd.modelparallel.elastic.job_groups import leave_groups, make_world
+from opensmd.modelparallel.elastic.join_requests import JoinRequests
 from opensmd.modelparallel.elastic.joining import LoopPosition, send_state
 from opensmd.modelparallel.elastic.kept import KeptStep
 from opensmd.modelparallel.elastic.losses import may_be_a_loss
 from opensmd.modelparallel.elastic.membership import Arrived, Decision
+from opensmd.modelparallel.elastic.regrouped_model import RegroupedModel
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.elastic_setting import Elastic
 from opensmd.modelparallel.ranks.grid import RankGrid
-from opensmd.modelparallel.ranks.groups import Groups
+from opensmd.modelparallel.ranks.groups import Groups, default_group
 from opensmd.modelparallel.ranks.sendable import control_device
-from opensmd.modelparallel.state import state
-from opensmd.modelparallel.state_dicts.model_state import ModelState
+from opensmd.modelparallel.state import WrappedModel, state
 
-__all__ = ["ElasticJob", "Regrouping"]
+__all__ = ["ElasticJob"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 
-LOOK_EVERY = 0.05  # seconds between two looks for requests to join
-
 Result = TypeVar("Result")
-
-
-class Regrouping(Protocol):
-    """A model that goes on over other groups."""
-
-    def leave_groups(self) -> None:
-        """Use no group any more."""
-
-    def enter_groups(self, *, equal: bool) -> None:
-        """Go on over the groups of the state; collective over all of them.
-
-        Args:
-            equal: make all replicas equal to the first.
-        """
 
 
 class ElasticJob:
@@ -69,15 +54,15 @@ class ElasticJob:
 
     Args:
         cfg: the settings.
-        place: of this rank, as smdrun has told.
+        elastic: the setting of that name.
+        place: of this rank, as smdrun has said.
 
     Attributes:
         objects: of the script, whose state goes to replicas that join.
         position: of the loop over steps.
     """
 
-    def __init__(self, cfg: Config, place: JobPlace) -> None:
-        assert cfg.elastic is not None
+    def __init__(self, cfg: Config, elastic: Elastic, place: JobPlace) -> None:
         if place.size != cfg.pipeline_parallel_degree:
             raise ValueError(
                 f"smdrun --elastic-replicas has started replicas of {place.size} ranks, and this script "
@@ -85,17 +70,18 @@ class ElasticJob:
             )
         self.objects: Mapping[str, Any] = {}
         self.position = LoopPosition()
-        self._cfg, self._place, self._least = cfg, place, cfg.elastic.min_replicas
-        self._timeout = timedelta(seconds=cfg.elastic.timeout)
+        self._cfg, self._place, self._least = cfg, place, elastic.min_replicas
+        self._timeout = timedelta(seconds=elastic.timeout)
         self._store = ReplicaStore.at(place.address)
-        self._agreement = Agreement(self._store, place, cfg.elastic.timeout)
+        self._agreement = Agreement(self._store, place, elastic.timeout)
         self._done = 0
         self._requested = 0  # of the requests to join, those that all know of
         self._has_state = self._is_member = place.replica.attempt == 0
         self._kept: KeptStep | None = None
         self._inside = False
-        self._word: torch.Tensor | None = None
-        self._looking: _Requests | None = None
+        # What ranks say to each other at the end of a point: the requests to join that they have seen.
+        self._word = torch.zeros(1, dtype=torch.int64)
+        self._join_requests: JoinRequests | None = None  # of rank 0, while there are groups
 
     @property
     def locality(self) -> Locality:
@@ -153,7 +139,7 @@ class ElasticJob:
             self._done, self._kept = point, None
             return result
 
-    def keep(self, model: ModelState) -> None:
+    def keep(self, model: WrappedModel) -> None:
         """Keep what the step that begins is going to change."""
         self._kept = KeptStep(model)
 
@@ -182,7 +168,7 @@ class ElasticJob:
                 self._store.leave(self._place.replica, self._done)
 
     @contextlib.contextmanager
-    def _point(self) -> Any:
+    def _point(self) -> Iterator[None]:
         self._inside = True
         try:
             yield
@@ -190,9 +176,8 @@ class ElasticJob:
             self._inside = False
 
     def _agree_on_end(self) -> None:
-        """Tell everybody that this rank has done its part of a point, and hear it from everybody."""
-        assert self._word is not None
-        self._word.fill_(0 if self._looking is None else self._looking.number)
+        """Say to everybody that this rank has done its part of a point, and hear it from everybody."""
+        self._word.fill_(0 if self._join_requests is None else self._join_requests.number)
         dist.all_reduce(self._word, op=dist.ReduceOp.MAX)
         self._requested = max(self._requested, int(self._word))
 
@@ -247,13 +232,13 @@ class ElasticJob:
 
     def _enter_model(self, decision: Decision) -> None:
         self._done = decision.done
-        model: Any = state.model
-        if model is not None:
+        model = state.model
+        if isinstance(model, RegroupedModel):
             model.enter_groups(equal=bool(decision.joined) or decision.done == 0)
         if decision.joined:
             send_state(self.objects, self.position, receives=not self._has_state)
 
-    def _make_groups(self, name: str, members: Any) -> RankGrid:
+    def _make_groups(self, name: str, members: Sequence[Replica]) -> RankGrid:
         cfg, place = self._cfg, self._place
         grid = RankGrid(
             len(members) * place.size, cfg.pipeline_parallel_degree, placement=cfg.placement_strategy
@@ -265,25 +250,22 @@ class ElasticJob:
             state.rank = rank
         else:
             state.fill(cfg=cfg, grid=grid, groups=groups, rank=rank, locality=self.locality, owns_world=True)
-        world = dist.group.WORLD
-        assert world is not None
-        self._word = torch.zeros(1, dtype=torch.int64, device=control_device(world))
+        self._word = torch.zeros(1, dtype=torch.int64, device=control_device(default_group()))
         if rank == 0 and self._is_member:
-            self._looking = _Requests(self._place.address)
+            self._join_requests = JoinRequests(self._place.address)
         return grid
 
     def _leave_groups(self) -> None:
         self._stop_looking()
-        model: Any = state.model
-        if model is not None:
+        model = state.model
+        if isinstance(model, RegroupedModel):
             model.leave_groups()
-        self._word = None
         leave_groups()
 
     def _stop_looking(self) -> None:
-        if self._looking is not None:
-            self._looking.stop()
-            self._looking = None
+        if self._join_requests is not None:
+            self._join_requests.stop()
+            self._join_requests = None
 
     def _require_enough(self, decision: Decision) -> None:
         """Raise, on all members, if they are too few."""
@@ -308,30 +290,3 @@ class ElasticJob:
                 len(decision.members),
                 seconds,
             )
-
-
-class _Requests(threading.Thread):
-    """Looks for requests to join, beside the steps: asking the store takes longer than a small step's end.
-
-    Args:
-        address: of the job's store; its client is not the other one, which may wait.
-    """
-
-    def __init__(self, address: str) -> None:
-        super().__init__(name="smp-requests-to-join", daemon=True)
-        self.number = 0
-        self._address = address
-        self._ended = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        """Look until :meth:`stop` is called."""
-        with contextlib.suppress(RuntimeError):  # smdrun is gone, and this process with it
-            store = ReplicaStore.at(self._address)
-            while not self._ended.wait(LOOK_EVERY):
-                self.number = store.requests()
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._ended.set()
-        self.join()

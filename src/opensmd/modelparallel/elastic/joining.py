@@ -58,7 +58,7 @@ def send_state(objects: Mapping[str, Any], position: LoopPosition, *, receives: 
 
 def _described(objects: Mapping[str, Any], position: LoopPosition) -> dict[str, Any]:
     """All but what belongs to parameters."""
-    model: Any = state.model
+    model = state.model
     module = None if model is None else model.get_module()
     return {
         "optimizers": [_settings(optimizer) for optimizer in state.optimizers.values()],
@@ -84,7 +84,7 @@ def _scale(scaler: Any) -> Any:
 
 
 def _require_alike(told: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
-    model: Any = state.model
+    model = state.model
     module = None if model is None else model.get_module()
     own = {
         "optimizers": len(state.optimizers),
@@ -108,7 +108,7 @@ def _require_alike(told: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
 
 def _send_tensors(group: dist.ProcessGroup, *, receives: bool) -> None:
     """Gradients and optimizer state of the parameters of this stage."""
-    model: Any = state.model
+    model = state.model
     if model is None or not model.partitioned:
         return
     first, optimizers = dist.get_rank(group) == 0, list(state.optimizers.values())
@@ -122,7 +122,7 @@ def _send_tensors(group: dist.ProcessGroup, *, receives: bool) -> None:
 
 
 def _take(told: Mapping[str, Any], objects: Mapping[str, Any], position: LoopPosition) -> None:
-    model: Any = state.model
+    model = state.model
     for optimizer, settings in zip(state.optimizers.values(), told["optimizers"], strict=True):
         for group, values in zip(optimizer.param_groups, settings, strict=True):
             group.update(values)

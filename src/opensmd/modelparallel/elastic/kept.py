@@ -8,8 +8,7 @@ from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states, set_random_states
 from opensmd.modelparallel.dry_run.restoring import KeptModel
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.state import state
-from opensmd.modelparallel.state_dicts.model_state import ModelState
+from opensmd.modelparallel.state import WrappedModel, state
 
 __all__ = ["KeptStep"]
 
@@ -21,7 +20,7 @@ class KeptStep:
         model: whose step it is; its parts have their places.
     """
 
-    def __init__(self, model: ModelState) -> None:
+    def __init__(self, model: WrappedModel) -> None:
         module = model.get_module()
         with without_interception():
             self._parameters = {

@@ -19,13 +19,14 @@ import torch
 from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.precision.loss_scale import LossScale
 from opensmd.modelparallel.precision.master_weights import MasterWeights, dense_gradients
 from opensmd.modelparallel.precision.masters_in_state_dicts import MASTER, SCALE, split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.precision.owners import device_of, share_among_owners, share_over_replicas
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
-from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state import WrappedModel, state
 
 __all__ = ["HalfMethods"]
 
@@ -33,6 +34,7 @@ __all__ = ["HalfMethods"]
 class HalfMethods(PrecisionAttributes):
     """Mixed in front of a distributed optimizer's own class."""
 
+    _smp_scale: LossScale
     _smp_masters: MasterWeights | None = None
     _smp_waiting: dict[str, Any] | None = None  # a state dict until there are masters to load it into
     _smp_fresh = False  # the masters have the gradients that the model has
@@ -41,8 +43,7 @@ class HalfMethods(PrecisionAttributes):
     @property
     def loss_scaler(self) -> LossScale:
         """The loss scale and how it changes."""
-        assert isinstance(state.loss_scale, LossScale)
-        return state.loss_scale
+        return self._smp_scale
 
     @property
     def fp16_groups(self) -> list[list[nn.Parameter]]:
@@ -138,7 +139,7 @@ class HalfMethods(PrecisionAttributes):
         """Add a group; after the first step its parameters get masters."""
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._smp_masters is not None:
-            self._smp_replace(self.param_groups[-1])
+            self._smp_replace(self.param_groups[-1], self._smp_masters)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As without fp16 and bf16; before the first step it waits for the masters.
@@ -149,7 +150,7 @@ class HalfMethods(PrecisionAttributes):
         if self._smp_masters is None:
             self._smp_waiting = given
             return
-        self._smp_load(given)
+        self._smp_load(given, self._smp_masters)
 
     def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
         """As without fp16 and bf16, with the masters; before the first step, what waits to be loaded."""
@@ -158,36 +159,36 @@ class HalfMethods(PrecisionAttributes):
         own: dict[str, Any] = super().state_dict(gather_to_rank0=gather_to_rank0)  # type: ignore[misc]
         return own
 
-    def _smp_after_partition(self) -> None:
-        super()._smp_after_partition()
-        if self._smp_masters is None:
-            self._smp_masters = MasterWeights()
+    def _smp_after_partition(self, model: WrappedModel) -> None:
+        super()._smp_after_partition(model)
+        if self._smp_masters is None and self._smp_layout is not None:
+            self._smp_masters = masters = MasterWeights(self._smp_layout.local)
             for group in self.param_groups:
-                self._smp_replace(group)
+                self._smp_replace(group, masters)
             if self._smp_waiting is not None:
                 waiting, self._smp_waiting = self._smp_waiting, None
-                self._smp_load(waiting)
+                self._smp_load(waiting, masters)
 
     def _smp_follow_model(self) -> None:
         if self._smp_masters is not None:
             self._smp_masters.follow_model()
 
-    def _renumbered(self) -> dict[str, Any]:
-        own: dict[str, Any] = super()._renumbered()  # type: ignore[misc]
+    def _renumbered(self, layout: Layout) -> dict[str, Any]:
+        own: dict[str, Any] = super()._renumbered(layout)  # type: ignore[misc]
         for _, master in self._smp_masters or ():
-            number = self._smp_number(master)
+            number = layout.local[id(master)]
             own["state"].setdefault(number, {})[MASTER] = self._smp_whole(number, master.detach())
         if state.cfg.fp16:
             own[SCALE] = self.loss_scaler.state_dict()
         return own
 
-    def _smp_load(self, given: dict[str, Any]) -> None:
+    def _smp_load(self, given: dict[str, Any], masters: MasterWeights) -> None:
         stored = [number for group in given["param_groups"] for number in group["params"]]
-        masters, rest = split_masters(given)
+        values, rest = split_masters(given)
         pairs = []
-        for _, master in self._smp_masters or ():
-            number = self._smp_number(master)
-            value = masters.get(stored[number])
+        for _, master in masters:
+            number = masters.number(master)
+            value = values.get(stored[number])
             pairs.append((master, None if value is None else self._smp_own_part(number, value)))
         for master, value in pairs:
             if value is not None and value.shape != master.shape:
@@ -205,19 +206,12 @@ class HalfMethods(PrecisionAttributes):
         if state.cfg.fp16 and SCALE in given:
             self.loss_scaler.load_state_dict(given[SCALE])
 
-    def _smp_number(self, master: nn.Parameter) -> int:
-        number: int = self._smp_layout.local[id(master)]  # type: ignore[attr-defined]
-        return number
-
     def _smp_pairs(self, group: dict[str, Any]) -> list[tuple[nn.Parameter, nn.Parameter]]:
         pairs = {id(master): (parameter, master) for parameter, master in self._smp_masters or ()}
         return [pairs[id(master)] for master in group["params"] if id(master) in pairs]
 
-    def _smp_replace(self, group: dict[str, Any]) -> None:
-        assert self._smp_masters is not None
-        local = self._smp_layout.local  # type: ignore[attr-defined]
-        for parameter, master in self._smp_masters.replace(group):
-            local[id(master)] = local.pop(id(parameter))
+    def _smp_replace(self, group: dict[str, Any], masters: MasterWeights) -> None:
+        masters.replace(group)
         self._smp_lay_out(group)
 
     def _smp_require_masters(self, name: str) -> MasterWeights:

@@ -150,8 +150,8 @@ class LossScale:
             setattr(self, name, type(getattr(self, name))(value))
 
 
-def shared_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[str, Any]) -> None:
-    """Make the scale that all optimizers of the training share, as the first one asks for it.
+def shared_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[str, Any]) -> LossScale:
+    """The scale that all optimizers of the training share, made as the first one asks for it.
 
     Args:
         static: the scale; None is 1.
@@ -166,15 +166,16 @@ def shared_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[st
     if not dynamic:
         first = 1.0 if static is None else static
     made = LossScale(dynamic=dynamic, loss_scale=first, **wanted)
-    if state.loss_scale is None:
-        state.loss_scale = made
-        state.scalers[id(made)] = made
-    elif state.loss_scale.settings != made.settings:
+    shared = state.loss_scale
+    if not isinstance(shared, LossScale):
+        state.loss_scale = state.scalers[id(made)] = made
+        return made
+    if shared.settings != made.settings:
         raise ValueError(
             "smp.DistributedOptimizer: all optimizers of a training share one loss scale, because "
-            f"model.backward scales a loss once; asked for are {state.loss_scale.settings} and "
-            f"{made.settings}"
+            f"model.backward scales a loss once; asked for are {shared.settings} and {made.settings}"
         )
+    return shared
 
 
 def dynamic_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,25 +22,28 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class MasterWeights:
-    """The masters of an optimizer's parameters."""
+    """The masters of an optimizer's parameters.
 
-    def __init__(self) -> None:
+    Args:
+        numbers: of parameters in the whole optimizer, by identity; masters take over those of theirs.
+    """
+
+    def __init__(self, numbers: dict[int, int]) -> None:
+        self._numbers = numbers
         self._pairs: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by the master's identity
 
-    def replace(self, group: dict[str, Any]) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Put masters in the place of a parameter group's parameters of 16 bits.
-
-        Returns:
-            The pairs of parameters and their masters.
-        """
-        made = []
+    def replace(self, group: dict[str, Any]) -> None:
+        """Put masters in the place of a parameter group's parameters of 16 bits."""
         for position, parameter in enumerate(group["params"]):
             if parameter.dtype in _HALF:
                 master = nn.Parameter(parameter.detach().float())
                 self._pairs[id(master)] = (parameter, master)
+                self._numbers[id(master)] = self._numbers.pop(id(parameter))
                 group["params"][position] = master
-                made.append((parameter, master))
-        return made
+
+    def number(self, master: nn.Parameter) -> int:
+        """The master's number in the whole optimizer, which is its parameter's."""
+        return self._numbers[id(master)]
 
     def __iter__(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
         """The pairs of parameters and their masters."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.precision.loss_scale import LossScale
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.shards import local_part
@@ -27,6 +28,7 @@ class PrecisionAttributes(WrappedOptimizer):
     """Mixed into every distributed optimizer."""
 
     param_groups: list[dict[str, Any]]
+    _smp_layout: Layout | None = None  # of the parts, once the model has them
     overflow = False  # whether the last step was skipped because gradients were infinite or no numbers
 
     @property

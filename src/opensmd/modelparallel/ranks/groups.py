@@ -14,7 +14,7 @@ import torch.distributed as dist
 from opensmd.collectives._torch_internals import timeout_of
 from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
 
-__all__ = ["Groups"]
+__all__ = ["Groups", "default_group"]
 
 
 class Groups:
@@ -40,8 +40,8 @@ class Groups:
         self.grid = grid
         self.rank = rank
         world = tuple(range(grid.size))
-        timeout = timeout or timeout_of(_world())
-        made: dict[tuple[int, ...], dist.ProcessGroup] = {world: _world()}
+        timeout = timeout or timeout_of(default_group())
+        made: dict[tuple[int, ...], dist.ProcessGroup] = {world: default_group()}
         for kind in CommGroup:
             for members in grid.partition(kind):
                 if members not in made:
@@ -111,7 +111,8 @@ class Groups:
                 dist.destroy_process_group(group)
 
 
-def _world() -> dist.ProcessGroup:
+def default_group() -> dist.ProcessGroup:
+    """torch's, of all ranks, which there must be."""
     world = dist.group.WORLD
     assert world is not None
     return world

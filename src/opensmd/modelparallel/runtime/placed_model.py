@@ -15,7 +15,7 @@ from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.runtime.calls.interception import intercepted, this_thread
 from opensmd.modelparallel.runtime.calls.sequential import Sequences
 from opensmd.modelparallel.runtime.side_effects.attributes import Places
-from opensmd.modelparallel.runtime.side_effects.buffers import Attributes, OrderedBuffers
+from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers, StepAttributes
 from opensmd.modelparallel.runtime.side_effects.random import default_generators
 from opensmd.modelparallel.runtime.tensors.placeholder import RemoteTensor, make_remote, out_of_mapping
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag, remove_tag
@@ -90,7 +90,7 @@ class PlacedModel:
                 )
 
     @contextlib.contextmanager
-    def intercepted(self, attributes: Attributes, *, alone: bool) -> Iterator[None]:
+    def intercepted(self, attributes: StepAttributes, *, alone: bool) -> Iterator[None]:
         """For the time of a step, its modules are called where they live, and their buffers keep the order.
 
         Args:

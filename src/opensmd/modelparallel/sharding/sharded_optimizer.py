@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.slices import Rows, Slicing, gather_parameters
 from opensmd.modelparallel.sharding.trained_slices import (
@@ -27,7 +28,7 @@ from opensmd.modelparallel.sharding.trained_slices import (
     TrainedSlice,
     is_cut,
 )
-from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state import WrappedModel, state
 
 __all__ = ["SHARD", "ShardedMethods", "require_elementwise"]
 
@@ -74,11 +75,28 @@ def setting() -> tuple[str, str]:
     return "shard_optimizer_state", "False"
 
 
+class _Slices(dict[int, TrainedSlice]):
+    """This rank's slices, by the numbers of their parameters.
+
+    Args:
+        numbers: of parameters in the whole optimizer, by identity; slices are added with theirs.
+    """
+
+    def __init__(self, numbers: dict[int, int]) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def add(self, trained: TrainedSlice) -> None:
+        """A slice stands in the place of its parameter."""
+        self[trained.number] = trained
+        self.numbers[id(trained.own)] = trained.number
+
+
 class ShardedMethods(PrecisionAttributes):
     """Mixed in front of a distributed optimizer's own class."""
 
     state: Any
-    _smp_slices: dict[int, TrainedSlice] | None = None  # by the parameter's number
+    _smp_slices: _Slices | None = None
     _smp_gathers = True  # False while this rank's slices alone are asked for
 
     @property
@@ -99,7 +117,7 @@ class ShardedMethods(PrecisionAttributes):
             raise ValueError(f"optimizer.step takes no closure with {setting()[0]}")
         if state.model is not None:
             state.model.require_whole_batch("optimizer.step")
-        if self._smp_layout is None:  # type: ignore[attr-defined]
+        if self._smp_layout is None:
             raise SMPError(
                 "optimizer.step was called before the first smp.step function, which makes gradients and, "
                 f"with {setting()[0]}, shares out the optimizer's state"
@@ -126,7 +144,7 @@ class ShardedMethods(PrecisionAttributes):
         """Add a group; after the first step its parameters are sliced."""
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._smp_slices is not None:
-            self._smp_slice(self.param_groups[-1])
+            self._smp_slice(self.param_groups[-1], self._smp_slices)
 
     def local_state_dict(self, *, gather_if_shard: bool = True) -> dict[str, Any]:
         """As without sharding; called on all replicas, which send each other their slices.
@@ -201,10 +219,10 @@ class ShardedMethods(PrecisionAttributes):
 
     def _smp_counts_here(self, parameter: nn.Parameter) -> bool:
         counts: bool = super()._smp_counts_here(parameter)
-        if self._smp_norm_group is None or not counts:
+        slices = self._smp_slices
+        if slices is None or self._smp_norm_group is None or not counts:
             return counts
-        number = self._smp_layout.local[id(parameter)]  # type: ignore[attr-defined]
-        return number in (self._smp_slices or {}) or self._smp_group.rank() == 0
+        return slices.numbers[id(parameter)] in slices or self._smp_group.rank() == 0
 
     def _smp_collect_gradients(self) -> None:
         for trained in (self._smp_slices or {}).values():
@@ -226,24 +244,21 @@ class ShardedMethods(PrecisionAttributes):
     def _smp_slicing(self) -> Slicing:
         return Slicing(self._smp_group.size(), self._smp_group.rank())
 
-    def _smp_after_partition(self) -> None:
-        super()._smp_after_partition()
-        if self._smp_slices is None and self._smp_slicing.ranks > 1:
-            self._smp_slices = {}
+    def _smp_after_partition(self, model: WrappedModel) -> None:
+        super()._smp_after_partition(model)
+        if self._smp_slices is None and self._smp_layout is not None and self._smp_slicing.ranks > 1:
+            self._smp_slices = slices = _Slices(self._smp_layout.local)
             for group in self.param_groups:
-                self._smp_slice(group)
+                self._smp_slice(group, slices)
 
-    def _smp_slice(self, group: dict[str, Any]) -> None:
+    def _smp_slice(self, group: dict[str, Any], slices: _Slices) -> None:
         """Put slices in the place of a group's parameters, and of what state there is."""
-        assert self._smp_slices is not None
-        local = self._smp_layout.local  # type: ignore[attr-defined]
         for position, parameter in enumerate(group["params"]):
             if state.cfg.shards_parameters and not is_cut(parameter):
                 continue
-            trained = self._smp_slice_of(parameter, local[id(parameter)])
+            trained = self._smp_slice_of(parameter, slices.numbers[id(parameter)])
             group["params"][position] = trained.own
-            local[id(trained.own)] = trained.number
-            self._smp_slices[trained.number] = trained
+            slices.add(trained)
             if parameter in self.state:
                 self.state[trained.own] = _cut(self.state.pop(parameter), trained)
 
@@ -260,27 +275,29 @@ class ShardedMethods(PrecisionAttributes):
         trained.own.ds_tensor = getattr(parameter, "ds_tensor", None)  # type: ignore[attr-defined]
         return trained
 
+    def _smp_slice_at(self, number: int) -> TrainedSlice | None:
+        return None if self._smp_slices is None else self._smp_slices.get(number)
+
     def _smp_own_part(self, number: int, whole: Tensor) -> Tensor:
-        trained = (self._smp_slices or {}).get(number)
+        trained = self._smp_slice_at(number)
         return whole if trained is None else trained.cut(whole).clone()
 
     def _smp_whole(self, number: int, part: Tensor) -> Tensor:
-        trained = (self._smp_slices or {}).get(number)
+        trained = self._smp_slice_at(number)
         return trained.whole(part) if trained is not None and self._smp_gathers else part
 
-    def _localised(self, given: dict[str, Any]) -> dict[str, Any]:
-        own: dict[str, Any] = super()._localised(given)  # type: ignore[misc]
-        local = self._smp_layout.local  # type: ignore[attr-defined]
+    def _localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
+        own: dict[str, Any] = super()._localised(given, layout)  # type: ignore[misc]
         everything = [each for group in self.param_groups for each in group["params"]]
         for position, parameter in enumerate(everything):
-            trained = (self._smp_slices or {}).get(local[id(parameter)])
+            trained = self._smp_slice_at(layout.local[id(parameter)])
             if trained is not None and position in own["state"]:
                 own["state"][position] = _cut(own["state"][position], trained)
         return own
 
-    def _renumbered(self) -> dict[str, Any]:
+    def _renumbered(self, layout: Layout) -> dict[str, Any]:
         """With whole tensors; called on all replicas."""
-        own: dict[str, Any] = super()._renumbered()  # type: ignore[misc]
+        own: dict[str, Any] = super()._renumbered(layout)  # type: ignore[misc]
         if self._smp_gathers:
             own["state"] = self._smp_gathered(own["state"])
         return own

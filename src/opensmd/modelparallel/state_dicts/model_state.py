@@ -123,7 +123,7 @@ class ModelState(Moves):
         if self.shards:
             state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
         self._load_what_waited()
-        state.cut_optimizers()
+        state.cut_optimizers(self)
         hooks = list(self._post_partition_hooks.values())
         self._post_partition_hooks.clear()
         for hook in hooks:

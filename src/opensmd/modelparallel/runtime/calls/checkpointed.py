@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from opensmd.modelparallel.offloading._torch_internals import saving_inputs
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.runtime.side_effects.repeated import repeatable
 from opensmd.modelparallel.runtime.tensors import structure
 
-__all__ = ["checkpointed", "offloading_of_all_checkpoints"]
+__all__ = ["checkpointed"]
 
 
 def checkpointed(
@@ -51,24 +49,3 @@ def checkpointed(
 
     with offloading.of_inputs(tensors):
         return checkpoint(call, *tensors, use_reentrant=False, preserve_rng_state=preserve_rng_state)
-
-
-@contextlib.contextmanager
-def offloading_of_all_checkpoints(
-    offloading: Offloading | None, unless: Callable[[], bool]
-) -> Iterator[None]:
-    """Offload what torch's own checkpoints keep, too, such as those that transformers' models make.
-
-    Args:
-        offloading: where inputs are kept; None leaves all as it is.
-        unless: asked by each checkpoint.
-    """
-    if offloading is None:
-        yield
-        return
-
-    def around(inputs: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if unless() else offloading.of_inputs(inputs)
-
-    with saving_inputs(around):
-        yield

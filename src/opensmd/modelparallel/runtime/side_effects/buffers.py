@@ -43,7 +43,7 @@ class Running(Protocol):
         """Let all earlier ones go through their forwards first."""
 
 
-class Thread(Protocol):
+class AnyThread(Protocol):
     """Any thread, as the one that asks sees itself."""
 
     @property
@@ -51,7 +51,7 @@ class Thread(Protocol):
         """The microbatch of the calling thread, if it runs one piece by piece."""
 
 
-class Attributes(Protocol):
+class StepAttributes(Protocol):
     """What each microbatch of a step has in its modules."""
 
     def is_set(self, slot: Slot) -> None:
@@ -73,7 +73,7 @@ class OrderedBuffers:
         self._step: _OrderOfStep | None = None  # None also where there is one microbatch
 
     @contextlib.contextmanager
-    def ordered(self, thread: Thread, attributes: Attributes, *, alone: bool) -> Iterator[None]:
+    def ordered(self, thread: AnyThread, attributes: StepAttributes, *, alone: bool) -> Iterator[None]:
         """Keep the order for one step.
 
         Args:
@@ -125,8 +125,8 @@ class _OrderOfStep:
         self,
         names: dict[nn.Module, str],
         only_read: set[tuple[Slot, Mode]],
-        thread: Thread,
-        attributes: Attributes,
+        thread: AnyThread,
+        attributes: StepAttributes,
     ) -> None:
         self._names, self._only_read = names, only_read
         self._thread, self._attributes = thread, attributes

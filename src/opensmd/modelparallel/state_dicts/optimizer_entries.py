@@ -1,4 +1,4 @@
-"""What the state dicts of a distributed optimizer are made of: numbered parameters and their entries.
+"""Entries of a distributed optimizer's state dicts: gathered from all ranks, and cut to what this one has.
 
 Plain PyTorch numbers an optimizer's parameters; a rank keeps some of them, and of those it may have slices.
 """
@@ -6,7 +6,6 @@ Plain PyTorch numbers an optimizer's parameters; a rank keeps some of them, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.shards import Shard
 from opensmd.modelparallel.state import state
@@ -21,30 +21,7 @@ from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, slice
 from opensmd.modelparallel.state_dicts.gather import unite
 from opensmd.modelparallel.state_dicts.merge import is_partial, merge_optimizers
 
-__all__ = ["Layout", "gathered_entries", "merged_parts", "slices_of_entries", "sliced_entries"]
-
-
-@dataclass
-class Layout:
-    """The whole optimizer's parameters, as plain PyTorch numbers them.
-
-    Attributes:
-        numbers: for every group, the numbers of all its parameters.
-        names: for every group, the names that the script gave with its parameters, if it did.
-        full_names: the module's name of every parameter, by number.
-        shapes: the shape of every parameter, by number.
-        local: the number of each parameter of this rank, by identity.
-    """
-
-    numbers: list[list[int]] = field(default_factory=list)
-    names: list[list[str] | None] = field(default_factory=list)
-    full_names: list[str] = field(default_factory=list)
-    shapes: list[torch.Size] = field(default_factory=list)
-    local: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.numbers))
+__all__ = ["gathered_entries", "merged_parts", "slices_of_entries", "sliced_entries"]
 
 
 def _flat(own: Mapping[Any, Any]) -> dict[tuple[Any, Any], Any]:
@@ -56,8 +33,8 @@ def gathered_entries(
 ) -> dict[Any, Any]:
     """The state of all ranks' parameters, by number; with a ``layout``, slices of tensors become whole."""
     flat = _flat(own)
-    if layout is not None and state.model is not None:
-        flat = whole_entries(flat, _shards_of_entries(flat, layout, state.model.shards))
+    if layout is not None:
+        flat = whole_entries(flat, _shards_of_entries(flat, layout))
     united = unite(flat, group=state.groups[CommGroup.PP_GROUP], only_first=only_first)
     gathered: dict[Any, Any] = {}
     for number, key in sorted(united, key=lambda each: each[0]):
@@ -67,16 +44,13 @@ def gathered_entries(
 
 def slices_of_entries(own: Mapping[Any, Any], layout: Layout) -> list[list[Any]]:
     """What a partial state dict says of the entries that are slices."""
-    if state.model is None:
-        return []
     flat = _flat(own)
-    return slices_in(flat, _shards_of_entries(flat, layout, state.model.shards))
+    return slices_in(flat, _shards_of_entries(flat, layout))
 
 
-def _shards_of_entries(
-    flat: Mapping[tuple[Any, Any], Any], layout: Layout, shards: Mapping[str, Shard]
-) -> dict[tuple[Any, Any], Shard]:
+def _shards_of_entries(flat: Mapping[tuple[Any, Any], Any], layout: Layout) -> dict[tuple[Any, Any], Shard]:
     """How the tensors of an optimizer's state are split: as their parameters, where they have their shape."""
+    shards = layout.model.shards
     return {
         (number, key): shards[layout.full_names[number]]
         for (number, key), each in flat.items()
@@ -90,11 +64,11 @@ def _shards_of_entries(
 def sliced_entries(
     given: Mapping[str, Any],
     names: list[str],
+    shards: Mapping[str, Shard],
     layout: Layout | None,
     parameters: list[torch.nn.Parameter],
 ) -> dict[Any, Any]:
-    """The state of a full state dict, with this rank's slices of what is split."""
-    assert state.model is not None
+    """The state of a full state dict, with this rank's slices of what is split (``shards``, by name)."""
     stored = [number for group in given["param_groups"] for number in group["params"]]
     if layout is None:
         own: dict[int, torch.Tensor] = dict(enumerate(parameters))
@@ -104,7 +78,7 @@ def sliced_entries(
         own |= {layout.local[id(each)]: each for each in parameters if isinstance(each, DTensor)}
     sliced = dict(given["state"])
     for index, (number, name) in enumerate(zip(stored, names, strict=True)):
-        shard = state.model.shards.get(name)
+        shard = shards.get(name)
         if number in sliced:
             sliced[number] = {
                 key: cut_entry(each, shard, own[index]) if _has_axes(each) else each

@@ -1,0 +1,35 @@
+"""torch's own activation checkpoints, as transformers' models make them, with their inputs offloaded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from opensmd.modelparallel.offloading._torch_internals import saving_inputs
+from opensmd.modelparallel.offloading.offloading import Offloading
+from opensmd.modelparallel.runtime.calls.interception import this_thread
+
+__all__ = ["offloading_of_all_checkpoints"]
+
+
+@contextlib.contextmanager
+def offloading_of_all_checkpoints(offloading: Offloading | None) -> Iterator[None]:
+    """Offload what torch's own checkpoints keep.
+
+    Args:
+        offloading: where inputs are kept; None leaves all as it is.
+    """
+    if offloading is None:
+        yield
+        return
+
+    def around(inputs: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+        # In glue, every module that is called inside a checkpoint is checkpointed by itself.
+        if this_thread.run is not None:
+            return contextlib.nullcontext()
+        return offloading.of_inputs(inputs)
+
+    with saving_inputs(around):
+        yield
