@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opensmd.environment.job_secret import OF_LAUNCHER, SecretError
 from opensmd.environment.sagemaker import JSON, Job, job_variables, parse_mp_parameters
@@ -33,6 +33,13 @@ from opensmd.launch.output.console import Console
 from opensmd.launch.output.explanation import FAILED_ELSEWHERE, explain
 from opensmd.launch.output.log_files import LogFiles
 from opensmd.launch.rank import LAUNCHER
+
+if TYPE_CHECKING:  # torch is imported once there is something to launch
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from opensmd.launch.output.logs import RankLogs
+    from opensmd.launch.stores.other_hosts import OtherHosts
 
 __all__ = ["Options", "run"]
 
@@ -191,7 +198,9 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
     return explain(failures, logs.ended(), console)
 
 
-def _run_agents(options: Options, logs: Any, others: Any, console: Console) -> Mapping[int, Any]:
+def _run_agents(
+    options: Options, logs: RankLogs, others: OtherHosts | None, console: Console
+) -> Mapping[int, ProcessFailure]:
     """Run all ranks to their end; return how those have failed that have ended the job."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
@@ -288,7 +297,7 @@ def _build_once() -> None:
         os.environ["SMDRUN_BUILD_ERROR"] = str(error).splitlines()[0]
 
 
-def _launch_config(options: Options, logs: Any, rendezvous_options: dict[str, Any]) -> Any:
+def _launch_config(options: Options, logs: RankLogs, rendezvous_options: dict[str, Any]) -> LaunchConfig:
     from torch.distributed.launcher.api import LaunchConfig
 
     from opensmd.launch.stores import rendezvous

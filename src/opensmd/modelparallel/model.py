@@ -278,7 +278,7 @@ class DistributedModel(NotForDDP, RegroupedModel):
         if self._replicas is not None:
             joined.enter_context(self._replicas.join(*options))
 
-    def register_comm_hook(self, state: Any, callable: CommHook) -> None:
+    def register_comm_hook(self, state: object, callable: CommHook) -> None:
         """Replace the reduction of gradient buckets, as torch's ``register_comm_hook`` does."""
         refuse_elastic("register_comm_hook")
         if not smp_state.cfg.ddp:

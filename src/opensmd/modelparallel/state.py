@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from opensmd.collectives.locality import Locality
 from opensmd.modelparallel.exceptions import SMPError, SMPNotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
-    from torch import nn
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from opensmd.modelparallel.config import Config
@@ -33,6 +33,8 @@ __all__ = [
     "WrappedScaler",
     "state",
 ]
+
+Result = TypeVar("Result")
 
 
 class WrappedModel(Protocol):
@@ -54,7 +56,7 @@ class WrappedModel(Protocol):
     def joining(self) -> bool:
         """Replicas may make different numbers of steps now."""
 
-    def backward(self, tensors: Any, *, retain_graph: bool | None = None) -> None:
+    def backward(self, tensors: Tensor | Sequence[Tensor], *, retain_graph: bool | None = None) -> None:
         """The backward of a loss over all partitions."""
 
     def is_local(self, name: str) -> bool:
@@ -141,7 +143,7 @@ class ModuleManager:
 class ElasticReplicas(Protocol):
     """The job's replicas that come and go, as a model needs them."""
 
-    def carry_out(self, work: Callable[[], Any], what: str, *, alone: bool = False) -> Any:
+    def carry_out(self, work: Callable[[], Result], what: str, *, alone: bool = False) -> Result:
         """What ``work`` returns, done by all replicas that are left, or alone by one that has not joined."""
 
     def keep(self, model: WrappedModel) -> None:
@@ -158,7 +160,7 @@ class ElasticReplicas(Protocol):
 
 
 @dataclass(frozen=True)
-class _Filled:
+class _Initialised:
     """What is there from ``smp.init`` on, all of it."""
 
     cfg: Config
@@ -190,7 +192,7 @@ class State:
 
     def clear(self) -> None:
         """Forget everything, as before ``smp.init``."""
-        self._filled: _Filled | None = None
+        self._initialised: _Initialised | None = None
         self.rank = 0
         self.locality = Locality(0, 1)
         self.model: WrappedModel | None = None
@@ -222,12 +224,12 @@ class State:
 
     def refill(self, *, cfg: Config, grid: RankGrid, groups: Groups) -> None:
         """Take other settings for the same ranks."""
-        self._filled = _Filled(cfg, grid, groups)
+        self._initialised = _Initialised(cfg, grid, groups)
 
     @property
     def initialized(self) -> bool:
         """True after ``smp.init``."""
-        return self._filled is not None
+        return self._initialised is not None
 
     def require(self, name: str = "this function") -> State:
         """This object, if initialised.
@@ -295,13 +297,13 @@ class State:
             assert isinstance(optimizer, WrappedOptimizer)  # DistributedOptimizer puts no others there
             yield optimizer
 
-    def _required(self, name: str) -> _Filled:
-        if self._filled is None:
+    def _required(self, name: str) -> _Initialised:
+        if self._initialised is None:
             raise SMPNotInitializedError(
                 f"{name} needs model parallelism to be initialised: call smp.init() first, at the start of "
                 "the script"
             )
-        return self._filled
+        return self._initialised
 
     def _parameter_names(self) -> list[str]:
         """The module's names of the latest optimizer's parameters, in its order.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 from opensmd.optim.fused import Batch, FusedOptimizer, check_betas, refuse_amsgrad
 
@@ -26,7 +26,7 @@ class FusedAdam(FusedOptimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float = 1e-3,
         bias_correction: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),

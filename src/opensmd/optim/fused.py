@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 __all__ = ["Batch", "FusedOptimizer", "check_betas", "refuse_amsgrad"]
 
@@ -52,9 +53,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         set_grad_none: what ``zero_grad()`` does by default.
     """
 
-    def __init__(
-        self, params: Iterable[Any], defaults: dict[str, Any], *, set_grad_none: bool = True
-    ) -> None:
+    def __init__(self, params: ParamsT, defaults: dict[str, Any], *, set_grad_none: bool = True) -> None:
         self.set_grad_none = set_grad_none
         super().__init__(params, defaults)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import ParamsT
 
 from opensmd.optim.fused import Batch, FusedOptimizer, check_betas, refuse_amsgrad
 from opensmd.optim.norm import global_norm
@@ -35,7 +35,7 @@ class FusedLAMB(FusedOptimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float = 1e-3,
         bias_correction: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ class Model(nn.Module):
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def use(**given: Any) -> None:
-        monkeypatch.setattr(state, "_cfg", Config(pipeline_parallel_degree=3, **given))
+        cfg = Config(pipeline_parallel_degree=3, **given)
+        monkeypatch.setattr(state, "_initialised", SimpleNamespace(cfg=cfg))
 
     yield use
 

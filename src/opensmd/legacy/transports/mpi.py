@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,7 @@ FORWARDING_SECONDS = 0.5  # mpiexec drops what it has not passed on of a rank's 
 BUFFERED_BYTES = 256 << 20  # copies of blocking sends that nobody has received yet; above, send waits
 
 
-def load_mpi() -> Any:
+def load_mpi() -> ModuleType:
     """mpi4py's MPI module; importing it initialises MPI.
 
     Raises:
@@ -52,7 +52,7 @@ def load_mpi() -> Any:
 class MpiChannel(Channel):
     """A group over an MPI communicator."""
 
-    def __init__(self, comm: MPI.Intracomm, mpi: Any) -> None:
+    def __init__(self, comm: MPI.Intracomm, mpi: ModuleType) -> None:
         self._comm = comm
         self._mpi = mpi
         self._ops = {
@@ -200,7 +200,7 @@ class MpiTransport(LegacyTransport):
             self._unfinished.popleft()
 
 
-def _abort_when_a_rank_fails(mpi: Any) -> Callable[[], None]:
+def _abort_when_a_rank_fails(mpi: ModuleType) -> Callable[[], None]:
     """End the whole job on an uncaught exception: MPI would wait for ever for this rank at its end.
 
     Returns:
@@ -238,7 +238,7 @@ class MpiRequest(Request):
 
     def __init__(
         self,
-        mpi: Any,
+        mpi: ModuleType,
         handle: MPI.Request,
         wire: torch.Tensor,
         target: torch.Tensor | None,

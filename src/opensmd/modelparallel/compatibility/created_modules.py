@@ -22,7 +22,7 @@ class _Wrapped:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.count = 0
-        self.original: Callable[..., None] | None = None
+        self.original: Callable[..., None] = nn.Module.__init__
 
 
 _wrapped = _Wrapped()
@@ -81,6 +81,4 @@ def _unwatch() -> None:
     with _wrapped.lock:
         _wrapped.count -= 1
         if _wrapped.count == 0:
-            assert _wrapped.original is not None
             nn.Module.__init__ = _wrapped.original  # type: ignore[method-assign]
-            _wrapped.original = None

@@ -40,7 +40,11 @@ class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         return bool(self._kept)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         for written in written_by_operation(func, args, kwargs):

@@ -40,14 +40,14 @@ class Agreement:
         timeout: seconds after which a rank that does not come is given up.
 
     Attributes:
-        generation: of the members, None before there is one.
+        generation: of the members; -1 before there is one.
         members: who trains together now, in order.
         requests: to join, with which has been dealt.
     """
 
     def __init__(self, store: ReplicaStore, place: JobPlace, timeout: float) -> None:
         self._store, self._place, self._timeout = store, place, timeout
-        self.generation: int | None = None
+        self.generation = -1
         self.members: Sequence[Replica] = [Replica(number, 0) for number in range(place.replicas)]
         self.requests = 0
 
@@ -70,7 +70,7 @@ class Agreement:
         Raises:
             SMPError: the others have gone on without this replica, or this replica has lost a rank.
         """
-        generation = 0 if self.generation is None else self.generation + 1
+        generation = self.generation + 1
         self._store.arrive(generation, self._place.replica, self._place.rank, arrival.to_json())
         looks = _Looks()
         while (found := self._store.decision(generation)) is None:
@@ -114,7 +114,6 @@ class Agreement:
 
         Making groups waits for each, and would not hear of its end.
         """
-        assert self.generation is not None
         self._store.is_ready(self.generation)
         looks, expected = _Looks(), len(decision.members) * self._place.size
         while self._store.ready(self.generation) < expected:

@@ -18,7 +18,7 @@ from opensmd.modelparallel.checkpoint.saving.random_states import random_states,
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replan.moving import keep_training_state, training_state
-from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state import WrappedScaler, state
 from opensmd.modelparallel.state_dicts.gather import unite
 
 __all__ = ["LoopPosition", "send_state"]
@@ -79,7 +79,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def _scale(scaler: Any) -> Any:
+def _scale(scaler: WrappedScaler) -> dict[str, Any] | None:
     return scaler.state_dict() if hasattr(scaler, "state_dict") else None
 
 

@@ -148,7 +148,9 @@ _FREE = {
 }
 
 
-def _flops(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> float:
+def _flops(
+    packet: torch._ops.OpOverloadPacket, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+) -> float:
     formula = _MORE_FLOPS.get(packet)
     if formula is not None:
         return formula(*args)

@@ -101,7 +101,7 @@ class HalfMethods(PrecisionAttributes):
         if self._smp_masters is not None:
             self._smp_masters.reload()
 
-    def step(self, closure: None = None) -> Any:
+    def step(self, closure: None = None) -> float | None:
         """Train the masters and round them into the model; skipped if gradients overflowed (fp16).
 
         Raises:
@@ -114,7 +114,7 @@ class HalfMethods(PrecisionAttributes):
             )
         masters = self._smp_require_masters("step")
         self._smp_update_if_due()
-        result = None
+        result: float | None = None
         if not self.overflow:
             self._smp_before_training()
             result = super().step()  # type: ignore[misc]

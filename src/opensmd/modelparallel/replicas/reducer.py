@@ -229,7 +229,7 @@ class Replicas:
         )
         return context
 
-    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+    def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """Replace the all-reduce of a bucket (torch's DDP communication hooks).
 
         Raises:

@@ -65,7 +65,7 @@ class ReplicasTogether:
             "step together, so all need equally many"
         )
 
-    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+    def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """As :meth:`Replicas.register_comm_hook`."""
         for member in self._members:
             member.register_comm_hook(state, hook)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -53,8 +53,8 @@ class PipelineContext:
     placed_memory: frozenset[int]
     replicated_memory: frozenset[int]
     offloading: Offloading | None = None
-    descriptions: dict[Any, Description] = field(default_factory=dict)
-    stateful: set[Any] = field(default_factory=set)
+    descriptions: dict[Hashable, Description] = field(default_factory=dict)
+    stateful: set[Hashable] = field(default_factory=set)
     begun: int = 0
     new_calls: int = 0
     borrowed: set[Tag] = field(default_factory=set)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 __all__ = ["stable_hash"]
 
 
-def stable_hash(key: Any, bits: int) -> int:
+def stable_hash(key: Hashable, bits: int) -> int:
     """A hash of a key that is the same in every process."""
     # Python salts the hashes of texts, and repr of a key holds no addresses once functions are named.
     digest = hashlib.blake2b(repr(_stable(key)).encode(), digest_size=8).digest()

@@ -106,7 +106,7 @@ class ShardedMethods(PrecisionAttributes):
             return super().master_params
         return [trained.parameter for trained in self._smp_slices.values()]
 
-    def step(self, closure: None = None) -> Any:
+    def step(self, closure: None = None) -> float | None:
         """Train this rank's slices, and complete the parameters; called on all replicas.
 
         Raises:
@@ -123,10 +123,10 @@ class ShardedMethods(PrecisionAttributes):
                 f"with {setting()[0]}, shares out the optimizer's state"
             )
         if state.cfg.half_dtype is not None:  # whose methods do the rest
-            return super().step()  # type: ignore[misc]
+            return super().step()  # type: ignore[misc, no-any-return]
         self._smp_collect_gradients()
         self._smp_before_training()
-        result = super().step()  # type: ignore[misc]
+        result: float | None = super().step()  # type: ignore[misc]
         self._smp_complete_model()
         return result
 

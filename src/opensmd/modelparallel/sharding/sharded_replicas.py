@@ -13,7 +13,7 @@ before a step, and reduced after it, in one order on all ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -118,7 +118,7 @@ class ShardedReplicas(ReplicasTogether):
             "others' parts of the parameters in each step, so all need equally many"
         )
 
-    def register_comm_hook(self, state: Any, hook: CommHook) -> NoReturn:
+    def register_comm_hook(self, state: object, hook: CommHook) -> NoReturn:
         """Refused.
 
         Raises:

@@ -24,7 +24,7 @@ _ATTENTION = {_aten._scaled_dot_product_flash_attention_for_cpu}
 
 
 def operation_seconds(
-    packet: Any,
+    packet: torch._ops.OpOverloadPacket,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     tensors: Sequence[Tensor],
@@ -48,7 +48,7 @@ def operation_seconds(
 
 
 def _seconds(
-    packet: Any,
+    packet: torch._ops.OpOverloadPacket,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     tensors: Sequence[Tensor],
@@ -68,7 +68,7 @@ def _seconds(
 
 
 def _of_elements(
-    packet: Any, count: Counted, tensors: Sequence[Tensor], result: Tensor
+    packet: torch._ops.OpOverloadPacket, count: Counted, tensors: Sequence[Tensor], result: Tensor
 ) -> tuple[float, float]:
     """By the table: the longer of elements and memory, and what rows and starts add."""
     rate = RATES[count.kind]
@@ -84,7 +84,9 @@ def _of_elements(
     )
 
 
-def _backward_memory(packet: Any, moved: float, tensors: Sequence[Tensor], count: Counted) -> float:
+def _backward_memory(
+    packet: torch._ops.OpOverloadPacket, moved: float, tensors: Sequence[Tensor], count: Counted
+) -> float:
     if not count.reads_all:
         return 0.0
     if packet in _SUMS:

@@ -26,7 +26,11 @@ class Counted(NamedTuple):
 
 
 def counted(
-    packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor], result: Tensor
+    packet: torch._ops.OpOverloadPacket,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensors: Sequence[Tensor],
+    result: Tensor,
 ) -> Counted:
     """The operation ``packet`` of ``args``, in which ``tensors`` are, and with this (first) result."""
     if packet in _GELU:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from opensmd.modelparallel.runtime.tensors.tags import Tag
 
@@ -32,7 +32,7 @@ class Call:
     """
 
     name: str
-    key: Any
+    key: Hashable
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -42,6 +42,6 @@ class Call:
     written: tuple[Tensor, ...] = ()
     depends_on_data: bool = False
     lasting: bool = False
-    owner: Any = None
+    owner: nn.Module | None = None
     parents: tuple[Tag, ...] = ()
     serial: int = -1

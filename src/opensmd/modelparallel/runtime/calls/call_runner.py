@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -201,7 +201,7 @@ class CallRunner:
             )
         return result
 
-    def _description(self, home: int, key: Any, known: Description | None, number: int) -> Description:
+    def _description(self, home: int, key: Hashable, known: Description | None, number: int) -> Description:
         """What the home tells of the result."""
         if known is None:
             tag = make_tag(Kind.DESCRIPTION, 0, 0) | stable_hash(key, 26)
@@ -215,7 +215,7 @@ class CallRunner:
             return received
         return known
 
-    def _wait_until_known(self, home: int, tag: int, key: Any) -> None:
+    def _wait_until_known(self, home: int, tag: int, key: Hashable) -> None:
         descriptions = self.context.descriptions
         while key not in descriptions:
             # The tag names no microbatch: whichever comes here first takes the description, for all of them.
@@ -249,7 +249,7 @@ class CallRunner:
         home: int,
         call: Call,
         tensors: Sequence[Tensor | None],
-        key: Any,
+        key: Hashable,
         known: Description | None,
         number: int,
     ) -> tuple[Any, Description]:
@@ -285,7 +285,7 @@ class CallRunner:
                 self._put(tensor, made)
         return self._tagged(call, home, parts, description, result), description
 
-    def _tell(self, description: Description, key: Any, known: Description | None, number: int) -> None:
+    def _tell(self, description: Description, key: Hashable, known: Description | None, number: int) -> None:
         if known is None:
             tag = make_tag(Kind.DESCRIPTION, 0, 0) | stable_hash(key, 26)
             for rank in self.context.others:
@@ -390,7 +390,7 @@ def _new_tag(described: TensorDescription, call: Call, home: int) -> Tag:
     )
 
 
-def _has_buffers(owner: Any) -> bool:
+def _has_buffers(owner: nn.Module | None) -> bool:
     return isinstance(owner, nn.Module) and next(owner.buffers(), None) is not None
 
 
@@ -399,7 +399,7 @@ def _can_be_repeated(call: Call, known: Description | None) -> bool:
     return not (_begins_in_place(call.owner) if known is None else known.changed)
 
 
-def _begins_in_place(owner: Any) -> bool:
+def _begins_in_place(owner: nn.Module | None) -> bool:
     """Whether a module, or the first one inside it, says that it changes its argument, as activations do."""
     if not isinstance(owner, nn.Module):
         return False

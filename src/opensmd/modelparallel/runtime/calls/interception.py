@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -151,7 +151,7 @@ def _script(original: Function, function: Any, args: tuple[Any, ...], kwargs: di
 def _follow(
     run: CallRunner,
     name: str,
-    key: Any,
+    key: Hashable,
     original: Function,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ __all__ = ["argument_key", "call_key"]
 _VALUES = frozenset({type(None), int, float, str, bool, torch.dtype, torch.device})
 
 
-def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int) -> tuple[Any, ...]:
+def call_key(
+    what: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int
+) -> tuple[Hashable, ...]:
     """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
     # Modes are part of it because results have other dtypes, or no graph, in them; so is the epoch, as what a
     # result requires depends on which parameters are trained.
@@ -33,7 +35,7 @@ def call_key(what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: in
     )
 
 
-def _named_key(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _named_key(kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
     # With their types, as 1, 1.0 and True are equal. Most calls name plain values only, and end here.
     kinds = tuple(map(type, kwargs.values()))
     if _VALUES.issuperset(kinds):
@@ -41,7 +43,7 @@ def _named_key(kwargs: dict[str, Any]) -> tuple[Any, ...]:
     return (*[(name, argument_key(each)) for name, each in kwargs.items()],)
 
 
-def argument_key(value: Any) -> Any:
+def argument_key(value: Any) -> Hashable:
     """What all ranks know alike of an argument; hashable."""
     if isinstance(value, Tensor):
         return tensor_key(value)

@@ -61,7 +61,12 @@ class Effects:
     """
 
     def __init__(
-        self, arguments: Any, leaves: Sequence[Tensor], given: Any, real: Sequence[Tensor], owner: Any
+        self,
+        arguments: Any,
+        leaves: Sequence[Tensor],
+        given: Any,
+        real: Sequence[Tensor],
+        owner: nn.Module | None,
     ) -> None:
         self._arguments = arguments
         # With tensors of other ranks fetched into them, the containers are copies: the script's own must be
@@ -134,7 +139,7 @@ def apply(
     left: Left,
     arguments: Any,
     leaves: Sequence[Tensor],
-    owner: Any,
+    owner: nn.Module | None,
     result: Sequence[Tensor],
     make: Callable[[TensorDescription], Tensor],
 ) -> None:

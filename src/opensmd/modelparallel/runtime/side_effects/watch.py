@@ -47,7 +47,7 @@ class Watch:
         # Versions of sparse tensors count coalescing as well, so only a copy tells.
         self._sparse = [(tensor, tensor.clone()) for tensor in tensors if is_sparse(tensor)]
         self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
-        self._around: Any = self._data or contextlib.nullcontext()
+        self._around: contextlib.AbstractContextManager[object] = self._data or contextlib.nullcontext()
 
     def __enter__(self) -> Watch:
         self._around.__enter__()
@@ -100,7 +100,7 @@ class Watch:
         )
 
 
-def _buffers(owner: Any) -> list[Tensor]:
+def _buffers(owner: nn.Module | None) -> list[Tensor]:
     return list(owner.buffers()) if isinstance(owner, nn.Module) else []
 
 
@@ -140,7 +140,9 @@ class _WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seen = False
         self.written: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in self.UNTAGGED or not self.TAGS.isdisjoint(func.tags):
             self.seen = True
         kwargs = kwargs or {}

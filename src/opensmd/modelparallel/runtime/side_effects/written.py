@@ -20,7 +20,9 @@ __all__ = ["CHANGES_FIRST", "STATISTICS", "written_by_function", "written_by_ope
 Function = Callable[..., Any]
 
 
-def written_by_operation(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def written_by_operation(
+    operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Tensor]:
     """The tensors that an operation writes into, as a dispatch mode sees it.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class Placeholder(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: torch._ops.OpOverload, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         raise SMPUnsupportedError(
             f"{func} was called on a tensor whose data is on another pipeline rank, by code that model "
@@ -78,7 +78,9 @@ class RemoteTensor(Tensor):
     )
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in cls._ALLOWED:
             if func == _GRAD and (clipping := args[0].__dict__.get(_CLIPPING)) is not None:
                 clipping.gradient_was_read()
