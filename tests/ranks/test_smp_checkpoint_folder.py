@@ -175,6 +175,9 @@ def check_newest(folder: str) -> None:
         torch.save({"tag": "step_1", "partial": True}, newest)
     communicate.barrier()
     assert resume_from_checkpoint(folder) == 1
+    for tag in ("epoch/1", "", ".."):
+        with pytest.raises(ValueError, match=r"the tag '.*' is no name for files in the folder"):
+            save_checkpoint(folder, tag, user_content=1)
 
 
 @pytest.mark.newest

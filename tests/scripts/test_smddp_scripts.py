@@ -329,7 +329,7 @@ def test_ranks_that_fail_alike_are_said_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [
-        ("raise", 1, "rank 1 failed first: ValueError: the batch is empty"),
+        ("raise", 1, f"rank 1 failed first: ValueError: the batch is empty ({SCRIPTS / 'fails.py'}:"),
         ("exit", 7, "rank 1 failed first: exit code 7"),
         ("kill", 137, "rank 1 failed first: killed by SIGKILL"),
         ("terminate", 143, "rank 1 failed first: killed by SIGTERM"),

@@ -18,7 +18,7 @@ import psutil
 from opensmd.environment.private_files import make_folder, who_else_can_change
 from opensmd.native.compilers import Compilers
 from opensmd.native.errors import BuildError
-from opensmd.native.progress import BuildProgress
+from opensmd.native.progress import BuildProgress, expected_pace
 from opensmd.native.recipe import CompilationUnit, compile_flags, object_key
 from opensmd.native.toolchain import Toolchain
 
@@ -87,7 +87,9 @@ def _compile_missing(
 ) -> None:
     workers = _workers(len(missing))
     compilers = Compilers()
-    progress = BuildProgress([unit.seconds for unit in missing], workers=workers, what=what)
+    seconds = [unit.seconds for unit in missing]
+    pace = expected_pace(workers, running=os.getloadavg()[0], processors=len(os.sched_getaffinity(0)))
+    progress = BuildProgress(seconds, workers=workers, what=what, pace=pace)
 
     def compile_one(unit: CompilationUnit, target: Path) -> None:
         with progress.step(unit.seconds):

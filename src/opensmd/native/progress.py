@@ -1,7 +1,8 @@
 """What a user sees while the core is compiled: a bar on a terminal, a few plain lines elsewhere.
 
-The rest is estimated from the steps that are done, each with the time that it takes among the others. Only
-the process that compiles shows it; those that wait for it are silent.
+The rest is estimated from the steps that are done, each with the time that it takes among the others; before
+there is one, from how busy the machine is. Only the process that compiles shows it; those that wait for it
+are silent.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TextIO
 
-__all__ = ["BuildProgress"]
+__all__ = ["BuildProgress", "expected_pace"]
 
 QUIET = 1.0  # seconds in which a build may end without a word
+BUSY = 1.5  # the pace from which on it is said that the machine is busy
 FIRST = 15.0  # seconds to the second plain line; then twice as many to each next one
 
 
@@ -27,12 +29,21 @@ class BuildProgress:
         steps: the seconds each step takes on one processor, about.
         workers: how many steps run side by side.
         what: what is compiled, in a few words.
+        pace: how many seconds a second of a step is expected to take; more on a machine that is busy.
         out: where to, default standard error.
     """
 
-    def __init__(self, steps: Sequence[float], *, workers: int, what: str, out: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        steps: Sequence[float],
+        *,
+        workers: int,
+        what: str,
+        pace: float = 1.0,
+        out: TextIO | None = None,
+    ) -> None:
         self._total, self._count = sum(steps), len(steps)
-        self._workers, self._what = workers, what
+        self._workers, self._what, self._first_pace = workers, what, pace
         self._out = sys.stderr if out is None else out
         self._lock = threading.Lock()
         self._finished = 0
@@ -85,7 +96,7 @@ class BuildProgress:
 
     def _pace(self, running: Sequence[tuple[float, float]]) -> float:
         """Seconds that a second of expected work takes; what is late already counts as well."""
-        of_done = self._seconds_done / self._work_done if self._work_done else 1.0
+        of_done = self._seconds_done / self._work_done if self._work_done else self._first_pace
         return max([of_done, *(spent / expected for expected, spent in running)])
 
     def _show(self) -> None:
@@ -97,7 +108,8 @@ class BuildProgress:
             self._show_lines()
 
     def _show_lines(self) -> None:
-        self._say(f"compiling {self._what}, {self._rest()}")
+        busy = " (other processes keep the machine busy)" if self._first_pace >= BUSY else ""
+        self._say(f"compiling {self._what}, {self._rest()}{busy}")
         pause = FIRST
         while not self._ended.wait(pause):
             pause *= 2
@@ -125,3 +137,14 @@ class BuildProgress:
 
     def _say(self, text: str) -> None:
         print(f"opensmd: {text}", file=self._out, flush=True)
+
+
+def expected_pace(workers: int, *, running: float, processors: int) -> float:
+    """How many seconds a second of a processor's work takes beside other processes.
+
+    Args:
+        workers: how many processes are about to start.
+        running: how many want a processor already, on average.
+        processors: what they share.
+    """
+    return max(1.0, (workers + running) / processors)

@@ -11,7 +11,7 @@ import pytest
 
 from opensmd.environment.settings import Settings
 from opensmd.native import build, objects, recipe
-from opensmd.native.progress import BuildProgress
+from opensmd.native.progress import BuildProgress, expected_pace
 from opensmd.native.toolchain import find_compiler
 
 
@@ -190,16 +190,23 @@ def test_the_rest_is_estimated_from_the_steps_that_are_done(monkeypatch: pytest.
     assert progress.remaining() == pytest.approx(90), "a failed step counts as done"
 
 
+def test_beside_other_processes_a_build_is_expected_to_take_longer_from_the_start() -> None:
+    assert expected_pace(2, running=0.1, processors=4) == 1.0
+    assert expected_pace(2, running=6.0, processors=2) == 4.0
+    out = io.StringIO()
+    assert BuildProgress([10], workers=1, what="a core", pace=4.0, out=out).remaining() == pytest.approx(40)
+
+
 def test_steps_side_by_side_take_less_time_but_no_less_than_the_longest() -> None:
     assert BuildProgress([10, 10], workers=2, what="a core").remaining() == pytest.approx(10)
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
+def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, pace: float = 1.0) -> str:
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: terminal)
     monkeypatch.setattr("opensmd.native.progress.QUIET", 0.0)
     monkeypatch.setattr("opensmd.native.progress.FIRST", 0.02)
-    with BuildProgress([1, 1], workers=1, what="a core", out=out) as progress:
+    with BuildProgress([1, 1], workers=1, what="a core", pace=pace, out=out) as progress:
         for _ in range(2):
             with progress.step(1):
                 time.sleep(0.4)
@@ -212,6 +219,8 @@ def test_without_a_terminal_progress_is_a_few_plain_lines(monkeypatch: pytest.Mo
     assert any(line.startswith("opensmd: compiling: 1 of 2 steps done, about ") for line in lines)
     assert lines[-1].startswith("opensmd: compiled in ")
     assert len(lines) < 10
+    busy = shown(monkeypatch, terminal=False, pace=2.0).splitlines()
+    assert busy[0] == "opensmd: compiling a core, about 4 s left (other processes keep the machine busy)"
 
 
 def test_on_a_terminal_progress_is_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,4 +65,5 @@ def _same_text(one: reports.Failure, other: reports.Failure) -> bool:
 def _in_a_line(failure: reports.Failure, *, first: bool = False) -> str:
     if failure.report is None:
         return reports.describe_exit(failure.exit_code, first=first)
-    return failure.report.message.splitlines()[0]
+    message, where = failure.report.message.splitlines()[0], failure.report.where
+    return f"{message} ({where})" if where else message

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import sysconfig
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -40,12 +41,25 @@ _LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Br
 _DEATH_WORDS = (*_LOST_PEER_WORDS, " has died", " have died", " has left")  # the last are smddp's
 # "rank 2 has died", "rank 2 on node7 and rank 3 on node7 have died"
 _NAMED_DEAD = re.compile(r"((?:rank \d+(?: on \S+?)?(?:, | and )?)+) (?:has|have) (?:died|left)")
+# The folders of Python's library and of this project, and what is no file, such as "<frozen runpy>".
+_PACKAGES = Path(__file__).parents[3]
+_LIBRARIES = (
+    f"{sysconfig.get_paths()['stdlib']}/",
+    f"{_PACKAGES}/opensmd/",
+    f"{_PACKAGES}/smdistributed/",
+    "<",
+)
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
 _END = "ended"  # the file that tells of a script's end
 
 
 @dataclass(frozen=True)
 class Report:
-    """One rank's exception, or its exit with a code other than 0, which has no ``text`` to show."""
+    """One rank's exception, or its exit with a code other than 0, which has no ``text`` to show.
+
+    Attributes:
+        where: the innermost line of the user's own code, for people; empty if there is none.
+    """
 
     rank: int
     message: str
@@ -53,6 +67,7 @@ class Report:
     nanoseconds: int
     of_communication: bool
     exit_code: int = 1
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,7 @@ def write(path: Path, error: BaseException, trace: TracebackType | None, rank: i
                 "of_communication": bool(lost) or any(words in str(error) for words in _LOST_PEER_WORDS),
                 "exit_code": code_of(error),
                 "rank": rank,
+                "where": "" if leaving else _innermost_line(trace),
             },
         }
     }
@@ -104,6 +120,13 @@ def _formatted(error: BaseException, trace: TracebackType | None) -> list[str]:
     return traceback.format_exception(type(error), error, trace)
 
 
+def _innermost_line(trace: TracebackType | None) -> str:
+    """Of a user's code: of no library that is installed, nor of Python's own or this one."""
+    own = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_LIBRARIES)]
+    own = [frame for frame in own if not _INSTALLED.search(frame.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
 def read(path: Path, rank: int) -> Report | None:
     """The report in ``path``, or None if there is none; also one that a script's own ``@record`` wrote."""
     try:
@@ -120,6 +143,7 @@ def read(path: Path, rank: int) -> Report | None:
         extra.get("nanoseconds", int(extra["timestamp"]) * 10**9),
         extra.get("of_communication", False),
         extra.get("exit_code", 1),
+        extra.get("where", ""),
     )
 
 

@@ -67,7 +67,7 @@ def save_checkpoint(
         None; with ``blocking=False`` something with ``wait()``, ``wait_until_copied()`` and ``done``.
 
     Raises:
-        ValueError: nothing to save.
+        ValueError: nothing to save, or a tag that is no name of a file.
         TypeError: ``model`` is no DistributedModel, or something in the content would not load again.
         SMPCheckpointError: another rank could not write; ``newest`` is as it was.
         OSError: this rank could not write; ``newest`` is as it was.
@@ -80,6 +80,7 @@ def save_checkpoint(
         )
     if model is None and user_content is None and optimizer is None:
         raise ValueError("smp.save_checkpoint: nothing to save; give model, optimizer or user_content")
+    _require_name(tag)
     finish_background_save()
     if partial and model is not None and state.cfg.shards_parameters:
         user_content = _with_shapes(user_content, model)
@@ -191,6 +192,14 @@ def resume_from_checkpoint(
     if random_states is not None and model_dict is not None:
         restore_random_states(random_states)
     return user_content
+
+
+def _require_name(tag: str) -> None:
+    if "/" in tag or tag in ("", ".", ".."):
+        raise ValueError(
+            f"smp.save_checkpoint: the tag {tag!r} is no name for files in the folder that is given as path: "
+            "leave out the slash, or put folders into the path"
+        )
 
 
 def _with_shapes(user_content: Any, model: ModelState) -> Any:

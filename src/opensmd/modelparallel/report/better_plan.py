@@ -28,9 +28,10 @@ def better_plan_text(plan: Plan, measured: Sequence[StageTimes], found: BetterPl
     )
     if found.plan is None:
         return f"{text}. No other cut of the model would be better by more than a few percent"
+    better, now = _apart(found.better_seconds * 1e3, found.seconds * 1e3)
     text += (
-        f". By a better plan a step takes about {found.better_seconds * 1e3:.0f} instead of "
-        f"{found.seconds * 1e3:.0f} ms ({found.saved:.0%} less): {_moves(plan, found.plan)}"
+        f". By a better plan a step takes about {better} instead of {now} ms ({found.saved:.0%} less): "
+        f"{_moves(plan, found.plan)}"
     )
     if replans:
         return f"{text}. It is followed from the next step on"
@@ -38,6 +39,12 @@ def better_plan_text(plan: Plan, measured: Sequence[StageTimes], found: BetterPl
         f'{text}. Set "replan": True to have that done after the first two steps, or place modules with '
         "smp.set_partition"
     )
+
+
+def _apart(first: float, second: float) -> tuple[str, str]:
+    """Both numbers with as few digits as show that they differ."""
+    texts = [(f"{first:.{digits}f}", f"{second:.{digits}f}") for digits in range(7)]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
 
 
 def _milliseconds(measured: Sequence[StageTimes]) -> str:

@@ -73,6 +73,22 @@ def test_an_exit_is_reported_with_the_code_python_gives_it(given: Any, code: int
     assert (found.exit_code, found.text) == (code, "")
 
 
+def test_a_report_names_the_innermost_line_of_the_users_own_code(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    script = tmp_path / "train.py"
+    script.write_text("import json\n\ndef step():\n    return json.loads('{')\n")
+    names: dict[str, Any] = {}
+    exec(compile(script.read_text(), str(script), "exec"), names)
+    with pytest.raises(ValueError) as raised:
+        names["step"]()
+    reports.write(path, raised.value, raised.tb, 1)
+    found = reports.read(path, 1)
+    assert found is not None and found.where == f"{script}:4", "not the line in json"
+    reports.write(path, RuntimeError("of nobody's code"), None, 1)
+    nowhere = reports.read(path, 1)
+    assert nowhere is not None and nowhere.where == ""
+
+
 def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     try:
