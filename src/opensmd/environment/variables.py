@@ -50,8 +50,8 @@ def local_rank_is_assumed(environ: Mapping[str, str] | None = None) -> bool:
     environ = os.environ if environ is None else environ
     added = _note(environ)["set"].get("LOCAL_RANK")
     launch = current_launch(environ)
-    told = launch is not None and launch.local_rank is not None
-    return added is not None and added == environ.get("LOCAL_RANK") and not told
+    is_given = launch is not None and launch.local_rank is not None
+    return added is not None and added == environ.get("LOCAL_RANK") and not is_given
 
 
 def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:

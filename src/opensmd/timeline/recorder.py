@@ -72,7 +72,7 @@ class Recorder:
         atexit.register(self.close)
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Put down what has ended."""
+        """Record spans that have ended."""
         self._spans.extend(spans)
 
     def add_source(self, source: Source) -> None:

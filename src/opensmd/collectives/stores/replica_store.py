@@ -149,7 +149,7 @@ class ReplicaStore:
         self.store.add(f"ready/{generation}", 1)
 
     def ready(self, generation: int) -> int:
-        """How many ranks have."""
+        """How many ranks of a generation have seen that."""
         return self.store.add(f"ready/{generation}", 0)
 
     def settle(self, generation: int, good: bool) -> bool:

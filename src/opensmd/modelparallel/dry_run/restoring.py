@@ -88,7 +88,7 @@ class KeptModel:
         self._data = [(each, each.data) for each in (*parameters, *buffers) if has_storage(each)]
 
     def put_back(self) -> None:
-        """Let it be so again."""
+        """Make everything what it was when this was made."""
         for submodule, kept in self._attributes:
             submodule.__dict__.clear()
             submodule.__dict__.update(kept)

@@ -23,7 +23,7 @@ class _Looks:
 
     @property
     def seconds(self) -> float:
-        """Since the first."""
+        """How long ago the first look was."""
         return time.monotonic() - self._began
 
     def pause(self) -> None:

@@ -47,13 +47,13 @@ def send_state(objects: Mapping[str, Any], position: LoopPosition, *, receives: 
         SMPError: a new replica has other optimizers, scalers or objects than the others.
     """
     group = state.groups[CommGroup.DP_GROUP]
-    told: list[Any] = [_described(objects, position) if dist.get_rank(group) == 0 else None]
-    dist.broadcast_object_list(told, group=group, group_src=0)
+    announced: list[Any] = [_described(objects, position) if dist.get_rank(group) == 0 else None]
+    dist.broadcast_object_list(announced, group=group, group_src=0)
     if receives:
-        _require_alike(told[0], objects)
+        _require_alike(announced[0], objects)
     _send_tensors(group, receives=receives)
     if receives:
-        _take(told[0], objects, position)
+        _take(announced[0], objects, position)
 
 
 def _described(objects: Mapping[str, Any], position: LoopPosition) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _scale(scaler: WrappedScaler) -> dict[str, Any] | None:
     return scaler.state_dict() if hasattr(scaler, "state_dict") else None
 
 
-def _require_alike(told: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+def _require_alike(first: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
     model = state.model
     module = None if model is None else model.get_module()
     own = {
@@ -93,10 +93,10 @@ def _require_alike(told: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
         "modules": 0 if module is None else len(list(module.modules())),
     }
     others = {
-        "optimizers": len(told["optimizers"]),
-        "gradient scalers": len(told["scalers"]),
-        "objects of elastic_steps": sorted(told["objects"]),
-        "modules": len(told["modes"]),
+        "optimizers": len(first["optimizers"]),
+        "gradient scalers": len(first["scalers"]),
+        "objects of elastic_steps": sorted(first["objects"]),
+        "modules": len(first["modes"]),
     }
     for what, number in own.items():
         if number != others[what]:
@@ -121,20 +121,20 @@ def _send_tensors(group: dist.ProcessGroup, *, receives: bool) -> None:
                     keep_training_state(parameter, come, optimizers)
 
 
-def _take(told: Mapping[str, Any], objects: Mapping[str, Any], position: LoopPosition) -> None:
+def _take(first: Mapping[str, Any], objects: Mapping[str, Any], position: LoopPosition) -> None:
     model = state.model
-    for optimizer, settings in zip(state.optimizers.values(), told["optimizers"], strict=True):
+    for optimizer, settings in zip(state.optimizers.values(), first["optimizers"], strict=True):
         for group, values in zip(optimizer.param_groups, settings, strict=True):
             group.update(values)
-    for scaler, scale in zip(state.scalers.values(), told["scalers"], strict=True):
+    for scaler, scale in zip(state.scalers.values(), first["scalers"], strict=True):
         if scale is not None:
             scaler.load_state_dict(scale)  # type: ignore[attr-defined]
     if model is not None:
-        for module, mode in zip(model.get_module().modules(), told["modes"], strict=True):
+        for module, mode in zip(model.get_module().modules(), first["modes"], strict=True):
             module.training = mode
-    for name, found in told["objects"].items():
+    for name, found in first["objects"].items():
         objects[name].load_state_dict(found)
-    position.index = told["index"]
+    position.index = first["index"]
     # Replicas that draw the same numbers, as those that share out one batch do, go on doing so.
-    if torch.initial_seed() == told["seed"]:
-        set_random_states(told["random"])
+    if torch.initial_seed() == first["seed"]:
+        set_random_states(first["random"])

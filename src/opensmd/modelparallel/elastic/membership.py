@@ -31,7 +31,7 @@ class Arrived:
     has_state: bool
 
     def to_json(self) -> dict[str, Any]:
-        """For the store."""
+        """What is written into the job's store."""
         return asdict(self)
 
 
@@ -54,7 +54,7 @@ class Decision:
     lost: tuple[Replica, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For the store."""
+        """What is written into the job's store."""
         return asdict(self)
 
     @classmethod

@@ -39,7 +39,7 @@ class Sharing:
 
 @dataclass(frozen=True, kw_only=True)
 class RankBytes:
-    """What a rank needs memory for."""
+    """The bytes that a rank needs, by what they are for."""
 
     parameters: float
     gradients: float
@@ -49,7 +49,7 @@ class RankBytes:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The bytes for all of that."""
         total: float = sum(astuple(self))
         return total
 

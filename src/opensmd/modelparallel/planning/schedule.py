@@ -309,7 +309,7 @@ class _Places(NamedTuple):
     @staticmethod
     @lru_cache(maxsize=64)  # every step asks anew
     def of(row: tuple[Action, ...]) -> _Places:
-        """Those of a row."""
+        """The places of the actions of a row."""
         places = {action: place for place, action in enumerate(row)}
         chunks = range(1 + max(action.chunk for action in row))
 

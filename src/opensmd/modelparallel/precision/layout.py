@@ -33,5 +33,5 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many parameters the whole optimizer has."""
         return sum(map(len, self.numbers))

@@ -42,7 +42,7 @@ class ChunkTimes(NamedTuple):
     weights: float
 
     def of(self, kind: Kind) -> float:
-        """Those of one action."""
+        """The seconds of one action."""
         return {"F": self.forward, "B": self.backward, "W": self.weights}[kind]
 
 

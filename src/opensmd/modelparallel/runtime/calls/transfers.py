@@ -93,7 +93,7 @@ class Transfers:
         return tensor if tag.real is None else tag.real
 
     def release(self) -> None:
-        """Let go of copies."""
+        """Let go of copies that have come from other ranks."""
         self._copies.clear()
 
     def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:

@@ -48,7 +48,7 @@ class EscapedTensors:
         self._seen[storage._cdata] = (StorageReference(storage), story)
 
     def forget(self) -> None:
-        """Let go of what is no more."""
+        """Forget tensors whose memory has been given back."""
         self._seen = {number: seen for number, seen in self._seen.items() if not seen[0].expired()}
 
     def require_replicated(self, leaves: Iterable[Tensor], tags: Iterable[Tag | None], place: str) -> None:

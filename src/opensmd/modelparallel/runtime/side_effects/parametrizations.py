@@ -40,5 +40,5 @@ class CachesPerMicrobatch:
         self._kept.pop(microbatch, None)
 
     def end_step(self) -> None:
-        """As it was around the step."""
+        """Put the cache back that there was around the step."""
         put_parametrization_cache(self._around)

@@ -10,7 +10,7 @@ __all__ = ["PerMicrobatchState"]
 
 
 class PerMicrobatchState:
-    """Told of every turn.
+    """Swaps state in and out at every turn.
 
     Args:
         random: the rank's generators.

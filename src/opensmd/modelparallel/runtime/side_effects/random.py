@@ -94,7 +94,7 @@ class RandomPerMicrobatch:
         _set_states(self._generators, self._states[microbatch])
 
     def end_step(self) -> None:
-        """The rank's own state again."""
+        """Put the rank's own state back."""
         _set_states(self._generators, self._rank)
 
 

@@ -27,7 +27,7 @@ class Reader:
         _readers[id(self)] = self
 
     def close(self) -> None:
-        """Be waited for no more."""
+        """End: nobody waits for this reader any more."""
         _readers.pop(id(self), None)
 
 

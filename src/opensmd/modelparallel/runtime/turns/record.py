@@ -48,11 +48,11 @@ class Record:
         return found
 
     def begin(self, microbatch: int, kind: str) -> None:
-        """Something goes on from now."""
+        """A stretch of a microbatch begins now."""
         self._microbatch, self.kind, self._start = microbatch, kind, time.perf_counter_ns()
 
     def end(self) -> None:
-        """What began last has stopped."""
+        """The stretch that began last ends now."""
         self._ended.append((self._microbatch, self.kind, self._start, time.perf_counter_ns()))
 
     def turn(self, kind: str) -> None:

@@ -54,20 +54,20 @@ class ReleasingNodes {
 
 // Stands where an edge leads to something that waits, and takes its gradient.
 struct Catch : Node {
-  Catch(Edge target, std::vector<PostponedGradient>* postponed)
-      : Node(edge_list()), target_(std::move(target)), postponed_(postponed) {
+  Catch(Edge target, std::vector<WaitingGradient>* waiting)
+      : Node(edge_list()), target_(std::move(target)), waiting_(waiting) {
     input_metadata_.emplace_back(target_.function->input_metadata(target_.input_nr));
   }
 
-  std::string name() const override { return "OpenSMDPostponed"; }
+  std::string name() const override { return "OpenSMDWaitingGradient"; }
 
   variable_list apply(variable_list&& gradients) override {
-    if (gradients[0].defined()) postponed_->push_back({target_, gradients[0]});
+    if (gradients[0].defined()) waiting_->push_back({target_, gradients[0]});
     return {};
   }
 
   const Edge target_;
-  std::vector<PostponedGradient>* const postponed_;
+  std::vector<WaitingGradient>* const waiting_;
 };
 
 // Edges that lead elsewhere for as long as this lives.
@@ -128,7 +128,7 @@ void SplitBackward::run_first() {
   for (size_t index = 0; index < gradients_.size(); ++index) {
     const Edge& root = graph_->roots[index];
     if (graph_->waits(root)) {
-      postponed_.push_back({root, gradients_[index]});
+      waiting_.push_back({root, gradients_[index]});
     } else {
       roots.push_back(root);
       gradients.push_back(gradients_[index]);
@@ -159,7 +159,7 @@ void SplitBackward::run_first_with(edge_list roots, variable_list gradients) {
     // The engine itself lets go of nothing where it is to keep the divided layers. What adds to a weight has nothing.
     if (!layers_.empty() && !graph_->divided.contains(node) && !is_weight(*node)) releasing.add(node);
     for (Edge& edge : node->next_edges()) {
-      if (graph_->waits(edge)) changed.lead(edge, Edge(c10::make_intrusive<Catch>(edge, &postponed_), 0));
+      if (graph_->waits(edge)) changed.lead(edge, Edge(c10::make_intrusive<Catch>(edge, &waiting_), 0));
     }
   }
   execute(roots, gradients, /*keep_graph=*/!layers_.empty());
@@ -175,11 +175,11 @@ void SplitBackward::run_weights() {
     roots.push_back(each.layer);
     gradients.push_back(std::move(each.gradient));
   }
-  for (auto& each : postponed_) {
+  for (auto& each : waiting_) {
     roots.push_back(std::move(each.edge));
     gradients.push_back(std::move(each.gradient));
   }
-  postponed_.clear();
+  waiting_.clear();
   if (!roots.empty()) execute(roots, gradients, /*keep_graph=*/false);
   layers_.clear();
 }

@@ -21,7 +21,7 @@ struct DividedLayer {
 };
 
 // A gradient where the second part goes on from what the first has run.
-struct PostponedGradient {
+struct WaitingGradient {
   torch::autograd::Edge edge;
   at::Tensor gradient;
 };
@@ -48,7 +48,7 @@ class SplitBackward {
   std::unique_ptr<SplitGraph> graph_;
   std::vector<at::Tensor> gradients_;
   std::vector<DividedLayer> layers_;
-  std::vector<PostponedGradient> postponed_;
+  std::vector<WaitingGradient> waiting_;
 };
 
 // Null if nothing of the backward that begins at `roots` can wait: nothing leads to another rank, or the program would

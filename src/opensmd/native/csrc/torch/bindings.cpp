@@ -123,12 +123,12 @@ std::shared_ptr<Group> shared_group(const SmddpBackend& backend) {
 
 py::dict status(const Group& group, int member) {
   auto found = group.status(member);
-  py::dict told;
-  told["state"] = name_of(found.state);
-  told["entered"] = found.entered;
-  told["completed"] = found.completed;
-  told["last"] = entry_dict(found.last);
-  return told;
+  py::dict answer;
+  answer["state"] = name_of(found.state);
+  answer["entered"] = found.entered;
+  answer["completed"] = found.completed;
+  answer["last"] = entry_dict(found.last);
+  return answer;
 }
 
 py::list records(const std::vector<RecordEntry>& entries) {

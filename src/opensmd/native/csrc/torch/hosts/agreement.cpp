@@ -16,8 +16,8 @@ namespace {
 // more, but worth the steps that it saves, up to so many bytes to all others together.
 constexpr size_t kMostToOne = 512u << 10;
 constexpr size_t kMostToSeveral = 128u << 10;
-// What goes through one meeting of a host's members with the verdict is copied once more, which costs less than a meeting
-// up to here.
+// What goes through one round of a host's members with the verdict is copied once more, which costs less than a round up
+// to here.
 constexpr size_t kMostTogether = 128u << 10;
 constexpr size_t kLineBytes = 256;         // of a member's name and call
 constexpr size_t kHostsLines = 16u << 10;  // of those of a host

@@ -68,7 +68,7 @@ class Agreement::Comparison {
   void post_to_all(size_t bytes);
   void conclude();  // 3.
   // Likewise. And where all agree, all members of this host then have `bytes` at `data`, which fill(where) writes on the
-  // first one, out of what has come: few of them in the same meeting as the verdict. `keeps`: this member has them, and
+  // first one, out of what has come: few of them in the same round as the verdict. `keeps`: this member has them, and
   // its `data` may not be written to.
   template <typename Fill>
   void conclude(void* data, size_t bytes, Fill fill, bool keeps = false);
@@ -86,7 +86,7 @@ class Agreement::Comparison {
   };
 
   const Header& header(int host);
-  // Where the agreement's word and so many bytes are to be laid to go through one meeting; null where they are too many,
+  // Where the agreement's word and so many bytes are to be laid to go through one round; null where they are too many,
   // or the members here do not even agree on how many they are.
   std::byte* together(size_t bytes);
   void hear();  // on first members, from the others

@@ -14,7 +14,7 @@ namespace opensmd::levels {
 constexpr size_t kMostOfPart = 1u << 20;
 constexpr size_t kMostOfSum = 2u << 20;
 // Enough that the tail of the last part hardly shows. Along a chain of hosts each begins a part later than the one
-// before it; but every part is a meeting in shared memory.
+// before it; but every part is a round in shared memory.
 constexpr size_t kFewestParts = 4;
 constexpr size_t kFewestInChain = 24;
 
