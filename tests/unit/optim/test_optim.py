@@ -11,19 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.optim import FusedAdam, FusedLAMB, FusedNovoGrad
-
-SHAPES = [(3, 4), (4,), (2, 2, 2)]
-
-
-def parameters() -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(0)
-    made = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in SHAPES]
-    return [*made, nn.Parameter(torch.zeros(3, dtype=torch.float64))]
-
-
-def gradients(step: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(100 + step)
-    return [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in parameters()]
+from tests.unit.optim.parameters import gradients, parameters
 
 
 def run(optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], steps: int = 5) -> list[Tensor]:

@@ -39,16 +39,8 @@ def join(
         return join_tcp(address, rank=rank, world_size=world_size, group_name=group_name, deadline=deadline)
     if address.method == "multicast" or rank < -1:  # by a file, all hear of a rank that is too high
         check_rank(address, rank, world_size)
-    if address.method == "file":
-        return join_file(
-            address,
-            rank=rank,
-            world_size=world_size,
-            group_name=group_name,
-            interface=settings.interface,
-            deadline=deadline,
-        )
-    return join_multicast(
+    meet = join_file if address.method == "file" else join_multicast
+    return meet(
         address,
         rank=rank,
         world_size=world_size,

@@ -129,11 +129,7 @@ class HalfMethods(PrecisionAttributes):
         """As torch's, for the masters and the model's parameters."""
         super().zero_grad(set_to_none)  # type: ignore[misc]
         self._smp_fresh = False
-        for parameter, _ in self._smp_masters or ():
-            if set_to_none or parameter.grad is None:
-                parameter.grad = None
-            else:
-                parameter.grad.detach_().zero_()
+        self._smp_zero([parameter for parameter, _ in self._smp_masters or ()], set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; after the first step its parameters get masters."""

@@ -7,6 +7,7 @@ the parameters are their own masters.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -109,6 +110,14 @@ class PrecisionAttributes(WrappedOptimizer):
         for grad in grads:
             grad.mul_(scale.to(grad.device, grad.dtype))
         return norm
+
+    def _smp_zero(self, parameters: Iterable[nn.Parameter], *, set_to_none: bool) -> None:
+        """As torch's ``zero_grad``, for parameters that the optimizer has others in the place of."""
+        for parameter in parameters:
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.detach_().zero_()
 
     @property
     def _smp_norm_group(self) -> dist.ProcessGroup | None:

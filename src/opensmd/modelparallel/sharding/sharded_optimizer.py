@@ -133,12 +133,8 @@ class ShardedMethods(PrecisionAttributes):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's, for the whole gradients."""
         super().zero_grad(set_to_none)  # type: ignore[misc]
-        for trained in (self._smp_slices or {}).values():
-            parameter = trained.parameter
-            if set_to_none or parameter.grad is None:
-                parameter.grad = None
-            else:
-                parameter.grad.detach_().zero_()
+        whole = [trained.parameter for trained in (self._smp_slices or {}).values()]
+        self._smp_zero(whole, set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; after the first step its parameters are sliced."""

@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-
 from opensmd.modelparallel.dry_run.restoring import untouched
-
-
-class Keeping(nn.Linear):
-    """Has attributes, a container, and a buffer."""
-
-    mean: Tensor
-    loss: Any
-
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-        self.register_buffer("mean", torch.zeros(2))
-        self.losses: list[Any] = []
-        self.count = 0
+from tests.unit.modelparallel.keeping import Keeping
 
 
 def test_a_dry_run_leaves_containers_in_containers_and_their_order_as_they_were() -> None:

@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from opensmd.modelparallel.dry_run.capture import capture
-from opensmd.modelparallel.planning.partition import partition
 from opensmd.modelparallel.planning.plan import Plan, StageLoad
 from opensmd.modelparallel.planning.predict import bubble
-
-
-def block() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU())
-
-
-def model_alone() -> nn.Module:
-    return nn.Sequential(*[block() for _ in range(4)])
-
-
-def model_and_step() -> tuple[nn.Module, Any]:
-    model = model_alone()
-    return model, lambda: model(torch.ones(8, 64)).sum()
-
-
-def make_plan(stages: int = 2) -> Plan:
-    return partition(capture(*model_and_step()), stages, memory_weight=0.0, microbatches=4)
+from tests.unit.modelparallel.small_plan import make_plan
 
 
 def test_the_predicted_bubble_of_even_stages_is_the_textbooks() -> None:

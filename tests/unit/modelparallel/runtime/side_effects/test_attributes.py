@@ -7,24 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch, Places
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
-
-
-class Keeping(nn.Linear):
-    """Has attributes, a container, and a buffer."""
-
-    mean: Tensor
-    loss: Any
-
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-        self.register_buffer("mean", torch.zeros(2))
-        self.losses: list[Any] = []
-        self.count = 0
+from tests.unit.modelparallel.keeping import Keeping
 
 
 def attributes(module: nn.Module, places: Places | None = None) -> AttributesPerMicrobatch:

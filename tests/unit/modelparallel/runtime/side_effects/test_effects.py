@@ -6,29 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.calls.descriptions import Left
 from opensmd.modelparallel.runtime.side_effects.effects import Effects, apply
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
+from tests.unit.modelparallel.keeping import Keeping
 
 
-class Keeping(nn.Linear):
-    """Has attributes, a container, and a buffer."""
-
-    mean: Tensor
-    loss: Any
-
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-        self.register_buffer("mean", torch.zeros(2))
-        self.losses: list[Any] = []
-        self.count = 0
-
-
-def told(module: Keeping, other: Keeping, change: Any) -> list[Tensor]:
-    """Do ``change`` to ``module``, and what the other ranks are told of it to ``other``; the new tensors."""
+def announced(module: Keeping, other: Keeping, change: Any) -> list[Tensor]:
+    """Do ``change`` to ``module``, and what the other ranks hear of it to ``other``; the new tensors."""
     effects = Effects(((), {}), [], ((), {}), [], module)
     change(module)
     found = effects.found([])
@@ -42,25 +30,25 @@ def told(module: Keeping, other: Keeping, change: Any) -> list[Tensor]:
 def test_attributes_and_contents_that_a_call_has_changed_are_changed_elsewhere() -> None:
     module, other = Keeping(), Keeping()
     one, two = torch.ones(()), torch.zeros(())
-    assert told(module, other, lambda each: each.losses.append(one)) == [one]
+    assert announced(module, other, lambda each: each.losses.append(one)) == [one]
     kept = other.losses
-    assert told(module, other, lambda each: each.losses.insert(0, two)) == [two]
+    assert announced(module, other, lambda each: each.losses.insert(0, two)) == [two]
     assert other.losses is kept and [entry is one for entry in kept] == [False, True]
-    told(module, other, lambda each: each.losses.clear())
-    told(module, other, lambda each: setattr(each, "count", 4))
-    told(module, other, lambda each: setattr(each, "loss", one))
+    announced(module, other, lambda each: each.losses.clear())
+    announced(module, other, lambda each: setattr(each, "count", 4))
+    announced(module, other, lambda each: setattr(each, "loss", one))
     assert kept == [] and other.count == 4 and other.loss is one
-    assert told(module, other, lambda each: None) == []
+    assert announced(module, other, lambda each: None) == []
 
 
 def test_a_container_with_another_content_elsewhere_is_only_added_to() -> None:
     module, other = Keeping(), Keeping()
     module.losses, other.losses = [object(), object()], []
-    told(module, other, lambda each: each.losses.append(1))
+    announced(module, other, lambda each: each.losses.append(1))
     assert other.losses == [1]
     module.losses, other.losses = [object(), object()], []
     with pytest.raises(SMPError, match="content differs on this rank"):
-        told(module, other, lambda each: each.losses.reverse())
+        announced(module, other, lambda each: each.losses.reverse())
 
 
 class Cache:

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
 
 from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot, slots_of
-
-
-class Keeping(nn.Linear):
-    """Has attributes, a container, and a buffer."""
-
-    mean: Tensor
-    loss: Any
-
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-        self.register_buffer("mean", torch.zeros(2))
-        self.losses: list[Any] = []
-        self.count = 0
+from tests.unit.modelparallel.keeping import Keeping
 
 
 def test_slots_are_attributes_and_buffers_and_nothing_of_torchs_own() -> None:
