@@ -73,6 +73,23 @@ def test_names_of_smp_that_pages_give_are_there() -> None:
     assert missing == set()
 
 
+MODULE_OF_OURS = re.compile(r":mod:`(\.*[\w.]+)`")
+
+
+def test_modules_that_docstrings_refer_to_are_there() -> None:
+    files = list((ROOT / "src" / "opensmd").rglob("*.py"))
+    named = [(file, name) for file in files for name in _named(MODULE_OF_OURS, file)]
+    assert len(named) >= 5
+    missing = []
+    for file, name in named:
+        dots = len(name) - len(name.lstrip("."))
+        folder = file.parents[max(0, dots - 1)] if dots else ROOT / "src"
+        path = folder.joinpath(*name.lstrip(".").split("."))
+        if not path.with_suffix(".py").is_file() and not (path / "__init__.py").is_file():
+            missing.append(f"{file.name}: {name}")
+    assert missing == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_programs_that_a_page_runs_are_there(page: Path) -> None:
     missing = [

@@ -35,7 +35,7 @@ __all__ = ["Clock", "Observer", "Position"]
 
 
 class Position:
-    """Which unit the run is in; :mod:`.trace` says what a unit is."""
+    """Which unit the run is in; :mod:`opensmd.modelparallel.planning.trace` says what a unit is."""
 
     def __init__(self) -> None:
         self.stack: list[str] = []

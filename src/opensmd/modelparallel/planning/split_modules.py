@@ -13,8 +13,9 @@ __all__ = ["with_opened"]
 def with_opened(plan: Plan, trace: ModelTrace) -> Plan:
     """``plan`` with the modules opened that cannot run as a whole.
 
-    They are those that hooks carried tensors past (:mod:`.escapes`), and those that call a module of another
-    stage. What is carried or called inside one that runs as a whole stays on its rank, and needs nothing.
+    They are those that hooks carried tensors past (``ModelTrace.escapes``), and those that call a module of
+    another stage. What is carried or called inside one that runs as a whole stays on its rank, and needs
+    nothing.
     """
     names: dict[str, set[str]] = {}
     for alias, name in trace.aliases.items():

@@ -72,7 +72,7 @@ class Whereabouts(nn.Module):
 
     @property
     def module(self) -> Any:
-        """The user's module, or a view of it if it has no attribute ``module``: :mod:`.module_view`."""
+        """The user's module, or a view of it (``module_view``) if it has no attribute ``module``."""
         module = self.get_module()
         if hasattr(module, "module"):
             return module
