@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.scripts.smp import recipe
-from tests.support.patience import PATIENCE
+from tests.support.forked_jobs import run_job
 from tests.support.ranks import ROOT, RankPool
 
 Pools = Callable[[int], RankPool]
@@ -100,17 +98,9 @@ def test_a_recipe_trains_and_goes_on_at_the_same_and_at_other_degrees(
 def run_all(lines: list[list[str]], folder: Path) -> list[dict[str, float]]:
     """What each of these command lines printed, all of them in one job under smdrun."""
     words = [word for line in lines for word in ("--then", *line)][1:]
-    command = [
-        Path(sys.executable).with_name("smdrun"),
-        "-n",
-        4,
-        ROOT / "tests/scripts/smp/recipe.py",
-        *words,
-    ]
+    command = ["smdrun", "-n", 4, ROOT / "tests/scripts/smp/recipe.py", *words]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_OFFLOAD_DIR": str(folder)}
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE, env=environ, check=False
-    )
+    done = run_job(command, cwd=ROOT, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     runs: list[dict[str, float]] = [{}]
     for batch, loss, evaluation in re.findall(

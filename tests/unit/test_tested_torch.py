@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import subprocess
 import sys
@@ -59,33 +59,48 @@ def test_the_suite_runs_on_the_oldest_and_the_short_list_on_the_newest(
     assert [tuple(map(int, one)) for one in pinned] == [version]
 
 
-def imports_beside(metadata: Path, rank: int, version: str) -> str:
-    """What importing every face of the package says where torch's metadata has this version."""
-    folder = metadata / f"torch-{version}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
-    group = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-    paths = os.pathsep.join([str(metadata), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", FACES],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE,
-        env={**os.environ, **group, "PYTHONPATH": paths},
-    )
-    return done.stderr
+# Ranks and the versions of torch that its metadata tells them.
+TOLD = [(0, "2.99.0"), (1, "2.99.0"), (0, "2.15.0+cu132")]
+IN_FORKS = """
+import json, os, sys, torch
+for folder, variables, errors in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+        sys.path.insert(0, folder)
+        os.environ.update(variables)
+        exec(sys.argv[2])
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def said_to(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], str]:
+    """What importing every face of the package says to each of these ranks, forks of one that has torch."""
+    cases = []
+    for rank, version in TOLD:
+        folder = tmp_path_factory.mktemp("metadata")
+        metadata = folder / f"torch-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        group = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        cases.append((str(folder), group, str(folder / "errors")))
+    command = [sys.executable, "-c", IN_FORKS, json.dumps(cases), FACES]
+    subprocess.run(command, check=True, timeout=PATIENCE)
+    return {told: Path(errors).read_text() for told, (_, _, errors) in zip(TOLD, cases, strict=True)}
 
 
 @pytest.mark.processes
-def test_another_torch_warns_once_on_rank_0_with_what_to_install(tmp_path: Path) -> None:
-    said = imports_beside(tmp_path, 0, "2.99.0")
+def test_another_torch_warns_once_on_rank_0_with_what_to_install(said_to: dict[tuple[int, str], str]) -> None:
+    said = said_to[0, "2.99.0"]
     assert said.count("RuntimeWarning: opensmd is tested with torch") == 1
     assert "this is torch 2.99.0" in said
     assert f"pip install '{tested_torch.REQUIREMENT}'" in said
 
 
-@pytest.mark.parametrize(("rank", "version"), [(1, "2.99.0"), (0, "2.15.0+cu132")])
+@pytest.mark.parametrize("told", TOLD[1:])
 @pytest.mark.processes
-def test_other_ranks_and_a_tested_torch_say_nothing(tmp_path: Path, rank: int, version: str) -> None:
-    assert "opensmd is tested with" not in imports_beside(tmp_path, rank, version)
+def test_other_ranks_and_a_tested_torch_say_nothing(
+    said_to: dict[tuple[int, str], str], told: tuple[int, str]
+) -> None:
+    assert "opensmd is tested with" not in said_to[told]
