@@ -215,3 +215,40 @@ def changed_late() -> None:
 
 def test_a_buffer_that_is_changed_after_a_later_microbatch_has_read_it_is_refused(pool: Pools) -> None:
     pool(3).run(changed_late)
+
+
+class Sizing(nn.Linear):
+    """Sizes its buffer in the first forward, as the observers of quantisation-aware training do."""
+
+    peak: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("peak", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        peak = x.detach().abs().amax(0)
+        if self.peak.numel():
+            peak = torch.max(self.peak, peak)
+        self.peak.resize_(WIDTH)
+        self.peak.copy_(peak)
+        out: Tensor = super().forward(x / peak)
+        return out
+
+
+def sizing() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(Sizing(), nn.Tanh()) for _ in range(4)))
+
+
+def sized_in_the_first_forward() -> None:
+    restart(partitions=2, microbatches=2)
+    model, plain = smp.DistributedModel(sizing()), sizing()
+    train_beside(model, plain, [(rows(number),) for number in range(3)], microbatches=2)
+    for name, found in model.state_dict().items():
+        torch.testing.assert_close(found, plain.state_dict()[name])
+    smp.shutdown()
+
+
+def test_buffers_may_get_their_size_in_the_first_forward(pool: Pools) -> None:
+    pool(2).run(sized_in_the_first_forward)

@@ -50,6 +50,12 @@ class Mapped(Chain):
         return out
 
 
+class Transformed(Chain):
+    def between(self, h: Tensor) -> Tensor:
+        out: Tensor = torch.func.grad(lambda x: (x * h).sum())(torch.ones_like(h))
+        return out
+
+
 class Copied(Chain):
     def between(self, h: Tensor) -> Tensor:
         return copy.deepcopy(h.detach()) + h
@@ -286,6 +292,7 @@ def frozen_inside(model: Any, x: Tensor, y: Tensor) -> Tensor:
 IN_MODULE = "Put that code into an nn.Module of its own"
 RESTRICTIONS = {
     "torch.vmap between stages": Restriction(("torch.vmap", IN_MODULE), Mapped),
+    "torch.func.grad between stages": Restriction(("torch.func.grad or another", IN_MODULE), Transformed),
     "copy.deepcopy of a placed tensor": Restriction(
         ("copy.deepcopy of a tensor", "inside a smp.step function"), Copied
     ),

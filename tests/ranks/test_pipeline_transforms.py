@@ -71,6 +71,24 @@ class Curved(Transforming):
         return out
 
 
+class OfInputs(nn.Module):
+    """Transforms what all ranks have between layers of several stages, and writes through one."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = torch.ones(2, WIDTH)
+        vmap(lambda row, seen: row.mul_(seen + 2), in_dims=(0, None))(given, self.seen)
+        vmap(lambda one: one.add_(1))(self.seen)
+        out: Tensor = self.layers[1](torch.tanh(self.layers[0](x + given.mean(0))))
+        return out
+
+
 class Cached(nn.Module):
     """Uses its weights twice."""
 
@@ -122,6 +140,10 @@ def trained(kind: Callable[[], nn.Module], places: dict[str, int]) -> None:
 @pytest.mark.parametrize("kind", [Gradient, Forward, Backward, Mapped, Curved])
 def test_transforms_inside_a_module_of_one_partition_train(pool: Pools, kind: type[nn.Module]) -> None:
     pool(2).run(trained, kind, {})
+
+
+def test_transforms_of_what_all_ranks_have_train_between_stages(pool: Pools) -> None:
+    pool(2).run(trained, OfInputs, {"inner.layers.1": 1})
 
 
 def test_every_microbatch_has_its_own_cache_of_parametrizations(pool: Pools) -> None:

@@ -37,8 +37,11 @@ __all__ = [
     "backward_of_node",
     "follow_class",
     "gathered",
+    "in_transform",
+    "is_of_transform",
     "is_reentrant_checkpoint",
     "optimizers_asking",
+    "out_of_transforms",
     "parametrization_cache",
     "put_parametrization_cache",
     "reaches",
@@ -85,6 +88,23 @@ def backward_of_node(context_class: type) -> Function:
     function: Any = context_class._forward_cls  # type: ignore[attr-defined]
     given: Function = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
     return given
+
+
+def in_transform() -> bool:
+    """Whether this thread is inside ``torch.func.grad``, ``vmap`` or another of them."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_of_transform(tensor: Tensor) -> bool:
+    """Whether the tensor belongs to such a transform, and has no storage."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def out_of_transforms(tensor: Tensor) -> Tensor:
+    """The tensor that those around this thread have made it from; itself where there is none around it."""
+    while is_of_transform(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 @contextlib.contextmanager

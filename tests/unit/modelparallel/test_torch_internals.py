@@ -239,7 +239,7 @@ def test_transforms_are_seen_from_inside() -> None:
     seen: list[tuple[bool, bool]] = []
 
     def inside(x: Tensor) -> Tensor:
-        seen.append((dry_run.in_transform(), dry_run.is_of_transform(x)))
+        seen.append((internals.in_transform(), internals.is_of_transform(x)))
         return x.sum()
 
     inside(torch.ones(2))

@@ -81,6 +81,8 @@ def _write(obj: Any, aside: Path, label: Label, caller: Caller, options: dict[st
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
+        if target is None or target.failure is not None:
+            raise _naming(error, aside) from None  # what torch says of it names no file and no cause
         raise _naming(error, aside) from error
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         found = find_unloadable(obj, caller.content)
@@ -88,10 +90,10 @@ def _write(obj: Any, aside: Path, label: Label, caller: Caller, options: dict[st
             f"{found[0]} is {describe(found[1])}, which" if found else f"{caller.content}: something in it"
         )
         raise TypeError(f"{caller.save}: {where} cannot be saved ({error}); nothing was saved") from error
-    except RuntimeError as error:
+    except RuntimeError:
         if target is None or target.failure is None:
             raise
-        raise _naming(target.failure, aside) from error
+        raise _naming(target.failure, aside) from None
 
 
 def _naming(error: OSError, path: Path) -> OSError:

@@ -13,19 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-__all__ = ["in_transform", "is_of_transform", "own_parametrization_cache", "seeing_what_is_saved"]
+__all__ = ["own_parametrization_cache", "seeing_what_is_saved"]
 
 Pack = Callable[[Tensor], Tensor]
-
-
-def in_transform() -> bool:
-    """Whether this thread is inside ``torch.func.grad``, ``vmap`` or another of them."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def is_of_transform(tensor: Tensor) -> bool:
-    """Whether the tensor belongs to such a transform, and has no storage."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 @contextlib.contextmanager

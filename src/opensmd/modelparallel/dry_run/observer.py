@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from opensmd.modelparallel._torch_internals import replaced_calls, takes_hooks, watchers
-from opensmd.modelparallel.dry_run._torch_internals import (
+from opensmd.modelparallel._torch_internals import (
     in_transform,
     is_of_transform,
-    seeing_what_is_saved,
+    replaced_calls,
+    takes_hooks,
+    watchers,
 )
+from opensmd.modelparallel.dry_run._torch_internals import seeing_what_is_saved
 from opensmd.modelparallel.dry_run.escaped_tensors import EscapeSearch, Made
 from opensmd.modelparallel.dry_run.stopwatch import Stopwatch
 from opensmd.modelparallel.dry_run.unseen_work import UnseenWork

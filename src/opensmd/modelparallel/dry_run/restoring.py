@@ -102,6 +102,10 @@ class KeptModel:
             parameter.requires_grad_(trained)
         with torch.no_grad():
             for buffer, kept_data in self._buffers:
+                if (
+                    buffer.shape != kept_data.shape
+                ):  # observers of quantisation size theirs in the first forward
+                    buffer.resize_(kept_data.shape)
                 buffer.copy_(kept_data)
 
 

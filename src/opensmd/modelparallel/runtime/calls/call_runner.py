@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opensmd.modelparallel._torch_internals import in_transform, out_of_transforms
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
@@ -89,12 +90,13 @@ class CallRunner:
         structure.collect(args, leaves)
         if kwargs and not structure.are_values(kwargs.values()):
             structure.collect([*kwargs.values()], leaves)
-        tags = tags_of(leaves)
+        known = [*map(out_of_transforms, leaves)] if in_transform() else leaves
+        tags = tags_of(known)
         if self._changed.memories:
-            self._changed.tag(leaves, tags)
+            self._changed.tag(known, tags)
         # Only then: following a graph to where it comes from takes as long as a small call.
         if None in tags:
-            self.context.escaped.require_replicated(leaves, tags, self.microbatch.point)
+            self.context.escaped.require_replicated(known, tags, self.microbatch.point)
         return leaves, tags
 
     def release(self) -> None:

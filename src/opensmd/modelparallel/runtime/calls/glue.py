@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from opensmd.modelparallel._torch_internals import in_transform, out_of_transforms
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
@@ -65,12 +66,18 @@ class Glue(TorchFunctionMode):
             for written in written_by_function(func, args, kwargs):
                 if run.context.is_replicated(written):
                     run.wait_for_earlier()
-                    run.context.buffers.written(written)
+                    run.context.buffers.written(out_of_transforms(written))
             if func in RANDOM:
                 return run.replicated_random(Call("", func, func, args, kwargs, leaves, tags))
             return func(*args, **kwargs)
         if func in WITHOUT_DATA:
             return func(*args, **kwargs)
+        if in_transform():
+            raise SMPUnsupportedError(
+                f"{_name(func)} was called between modules of several partitions, on a tensor whose data is "
+                "on one pipeline rank, inside torch.vmap, torch.func.grad or another transform. Put that "
+                "code into an nn.Module of its own, which runs as a whole where its data is"
+            )
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from opensmd.modelparallel._torch_internals import out_of_transforms
+
 __all__ = ["StorageReference", "StorageSet", "has_storage", "lies_in", "overlapping"]
 
 
@@ -46,7 +48,9 @@ class StorageSet:
 
 def lies_in(tensor: Tensor, storages: frozenset[int]) -> bool:
     """Whether the tensor is in one of ``storages``, which live on (``untyped_storage()._cdata``)."""
-    return bool(storages) and tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages
+    if not storages or tensor.layout is not torch.strided:
+        return False
+    return out_of_transforms(tensor).untyped_storage()._cdata in storages
 
 
 def has_storage(tensor: Tensor) -> bool:
