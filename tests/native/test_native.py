@@ -35,8 +35,15 @@ FLAGS = {
     "tsan": ("-O1", "-g1", "-Wextra", "-Werror", "-fsanitize=thread"),
 }
 PROGRAMS = {
-    "plain": ["test_kernels", "test_levels", "test_collectives", "test_mailbox", "test_faults"],
-    "tsan": ["test_collectives", "test_mailbox"],
+    "plain": [
+        "test_kernels",
+        "test_levels",
+        "test_collectives",
+        "test_mailbox",
+        "test_faults",
+        "test_events",
+    ],
+    "tsan": ["test_collectives", "test_mailbox", "test_events"],
 }
 
 

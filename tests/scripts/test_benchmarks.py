@@ -215,7 +215,7 @@ def test_steps_are_measured_without_and_with_a_timeline(
     turns = ["without", *2 * ["with --timeline"], "without"]
     assert [one.candidate for one in results.rows][:4] == turns
     assert len(results.rows) % 4 == 0
-    assert len(re.findall(r"[+-]\d+\.\d% to [+-]\d+\.\d%", capsys.readouterr().out)) == 2
+    assert len(re.findall(r"[+-]\d+\.\d\d% to [+-]\d+\.\d\d%", capsys.readouterr().out)) == 2
 
 
 def test_ratios_compare_with_the_best_rival_and_above_a_base() -> None:

@@ -88,8 +88,10 @@ assert half.tolist() == [2, 2]
 dist.barrier()
 if rank == 0:
     dist.send(torch.ones(3), 1)
+    dist.send(torch.ones(5), 1)
 else:
     dist.recv(torch.ones(3), 0)
+    dist.recv(torch.ones(5))  # from anybody
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 30, bias=False))
 model(torch.ones(2, 30)).sum().backward()
 group = dist.new_group([0, 1])
@@ -125,9 +127,123 @@ def test_what_torchs_own_gloo_does_is_recorded_in_a_script_that_never_asks_for_s
         for one in (("all_reduce", 4000), ("all_reduce", 3600), ("all_reduce", 12), ("barrier", 0)):
             assert sizes.count(one) == 1, one
         assert ("reduce_scatter_tensor", 8) in sizes and ("broadcast", 4) in sizes
+    for rank, way in enumerate(("send to rank 1", "recv from rank 0")):
+        messages = [e for e in spans(tmp_path)[rank] if e["name"][:4] in ("send", "recv")]
+        assert list(map(name_and_bytes, messages)) == [(way, 12), (way, 20)]
     assert any(
         e["name"].startswith("waiting for rank") for events in spans(tmp_path).values() for e in events
     )
+
+
+def with_bytes(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if "bytes" in event["args"]]
+
+
+def name_and_bytes(event: dict[str, Any]) -> tuple[str, int]:
+    return event["name"], event["args"]["bytes"]
+
+
+PASSED_BY = """
+import torch
+import torch.distributed as dist
+import opensmd
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+direct = opensmd.direct()
+for _ in range(3):
+    direct.all_reduce_(torch.ones(2))
+direct.all_gather_into_(torch.empty(8), torch.ones(4))
+torch.ops.opensmd.broadcast_(torch.ones(5), 0, dist.group.WORLD.group_name)
+dist.all_reduce(torch.ones(1))
+
+peer = 1 - dist.get_rank()
+incoming = torch.empty(6)
+batch = [dist.P2POp(dist.isend, torch.ones(6), peer), dist.P2POp(dist.irecv, incoming, peer)]
+for request in dist.batch_isend_irecv(batch):
+    request.wait()
+assert incoming.tolist() == [1] * 6
+mine = dist.irecv(torch.empty(7), peer, tag=1)
+theirs = dist.isend(torch.ones(7), peer, tag=1)
+dist.barrier()
+del mine, theirs  # nobody has waited for either
+dist.barrier()
+own = dist.new_group(backend="smddp")  # which records such calls itself
+opensmd.direct(own).all_reduce_(torch.ones(9))
+"""
+
+
+@pytest.mark.newest
+def test_direct_calls_over_gloo_and_messages_in_batches_are_recorded(tmp_path: Path) -> None:
+    smdrun(tmp_path, PASSED_BY, "-n", "2")
+    for rank, events in spans(tmp_path).items():
+        found = [name_and_bytes(e) for e in with_bytes(events)]
+        assert found.count(("all_reduce", 4)) == 2 and found.count(("all_reduce", 8)) == 3
+        assert found.count(("all_gather_into_tensor", 32)) == 1 and found.count(("broadcast", 20)) == 1
+        for size in (24, 28):
+            assert found.count((f"send to rank {1 - rank}", size)) == 1
+            assert found.count((f"recv from rank {1 - rank}", size)) == 1
+        assert found.count(("all_reduce", 36)) == 1
+
+
+FLOOD = """
+import torch
+import torch.distributed as dist
+import opensmd
+from opensmd.timeline.recorder import recorder
+
+dist.init_process_group("smddp")
+direct, value = opensmd.direct(), torch.ones(1)
+recorder(dist.get_rank()).paused = True  # so that nobody empties the ring, which holds 65536 calls
+for _ in range(80_000):
+    direct.all_reduce_(value)
+recorder(dist.get_rank()).paused = False
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("calls", [(80_000, True), (150_000, False)], ids=["nobody looks", "as usual"])
+def test_of_a_burst_longer_than_the_ring_all_is_recorded_or_counted(
+    tmp_path: Path, calls: tuple[int, bool]
+) -> None:
+    count, paused = calls
+    smdrun(tmp_path, FLOOD.replace("80_000", str(count)).replace("True", str(paused)), "-n", "2")
+    for events in spans(tmp_path).values():
+        recorded = sum(e["name"] == "all_reduce" for e in events)
+        lost = [int(e["name"].split()[0]) for e in events if e["name"].endswith("more, not recorded")]
+        assert recorded >= 60_000 and recorded + sum(lost) == count
+        assert lost or not paused
+
+
+KILLED = """
+import os
+import signal
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("smddp")
+for _ in range(10):
+    dist.all_reduce(torch.ones(256))
+own = os.path.join(os.environ["OPENSMD_TIMELINE"], f"rank-{dist.get_rank()}.tsv")
+for _ in range(2):  # what the second look finds came after all of the above
+    size = os.path.getsize(own)
+    dist.barrier()
+    while os.path.getsize(own) == size:
+        time.sleep(0.05)
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+
+
+def test_a_killed_rank_leaves_what_it_has_done(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(KILLED)
+    done = run([str(BIN / "smdrun"), "-n", "2", "--timeline", "when", "train.py"], cwd=tmp_path)
+    assert done.returncode != 0
+    for events in spans(tmp_path).values():
+        assert [name_and_bytes(e) for e in with_bytes(events)].count(("all_reduce", 1024)) == 10
 
 
 @pytest.mark.newest
@@ -145,6 +261,9 @@ def test_hosts_are_joined_in_one_trace_with_what_gloo_does_between_them(tmp_path
     for events in found.values():
         assert [e["args"].get("bytes") for e in events if e["name"] == "all_reduce"].count(1024) == 5
         assert {"reduce_scatter_tensor", "barrier"} <= {e["name"] for e in events}
+    # rank 0 is alone on its host; ranks 1 and 2 share theirs
+    for rank, way in enumerate(("send to rank 1", "recv from rank 0")):
+        assert {(way, 12), (way, 20)} <= set(map(name_and_bytes, with_bytes(found[rank])))
     assert sorted(path.name for path in (tmp_path / "when").iterdir()) == [
         "rank-0.tsv",
         "rank-1.tsv",

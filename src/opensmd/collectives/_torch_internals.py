@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import os
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -39,12 +40,10 @@ from opensmd.native import core
 
 __all__ = [
     "backends_of",
-    "before_groups_end",
     "cpu_backend",
     "default_group",
     "default_store",
     "gloo_group",
-    "groups_in_shared_memory",
     "let_scripts_choose_the_rendezvous",
     "listen_where_asked",
     "rendezvous_address",
@@ -238,16 +237,6 @@ def shared_group(group: dist.ProcessGroup | None) -> core.Group:
     return found
 
 
-def groups_in_shared_memory() -> list[tuple[str, list[int], core.Group]]:
-    """The groups of this process now that have a group of the core: name, global ranks, the core's group."""
-    found: list[tuple[str, list[int], core.Group]] = []
-    for group in list(c10d._world.pg_map):
-        # a group that has no CPU backend, spans hosts, or is just being made or going away
-        with contextlib.suppress(RuntimeError, ValueError, AttributeError, KeyError):
-            found.append((group.group_name, c10d.get_process_group_ranks(group), shared_group(group)))
-    return found
-
-
 def backends_of(group: dist.ProcessGroup) -> dict[str, Any]:
     """What serves a group, by the type of device, without what torch wraps around it to look for mistakes."""
     found = {}
@@ -257,8 +246,8 @@ def backends_of(group: dist.ProcessGroup) -> dict[str, Any]:
     return found
 
 
-def when_groups_are_made(act: Callable[[dist.ProcessGroup], object]) -> None:
-    """Call ``act`` with every group that this process is in, as soon as there is one."""
+def when_groups_are_made(act: Callable[[dist.ProcessGroup, list[int]], object]) -> None:
+    """Call ``act`` with every group of this process, and its global ranks, as soon as there is one."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -266,7 +255,8 @@ def when_groups_are_made(act: Callable[[dist.ProcessGroup], object]) -> None:
             made = original(*args, **options)
             group = made[0] if isinstance(made, tuple) else made
             if isinstance(group, dist.ProcessGroup):
-                act(group)
+                given = inspect.signature(original).bind(*args, **options).arguments
+                act(group, _ranks_of(group, given.get("global_ranks_in_group")))
             return made
 
         return make
@@ -276,17 +266,11 @@ def when_groups_are_made(act: Callable[[dist.ProcessGroup], object]) -> None:
     _replace("split_group", wrap)
 
 
-def before_groups_end(act: Callable[[], object]) -> None:
-    """Call ``act`` whenever a group or all of them are about to be destroyed."""
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def destroy(*args: Any, **options: Any) -> Any:
-            act()
-            return original(*args, **options)
-
-        return destroy
-
-    _replace("destroy_process_group", wrap)
+def _ranks_of(group: dist.ProcessGroup, given: Sequence[int] | None) -> list[int]:
+    """The global ranks of a group that torch has just made; ``given`` where it does not know them yet."""
+    if given is None:
+        return c10d.get_process_group_ranks(group)
+    return list(given) or list(range(group.size()))
 
 
 def _replace(function: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -25,12 +25,16 @@ from torch.distributed.distributed_c10d import GroupName
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.name import DEVICES, NAME
-from opensmd.collectives.recording.begin import record_all_groups, record_operations
+from opensmd.collectives.recording.begin import (
+    record_all_groups,
+    record_devices_of_smddp,
+    record_smddp,
+)
 from opensmd.collectives.sealed import seal_objects_of_torch
 from opensmd.collectives.topology import GroupPlan, exchange_identities, make_plan, own_identity, share_arena
 from opensmd.environment.ignored import warn_of_ignored
 from opensmd.environment.settings import Settings
-from opensmd.native import build
+from opensmd.native.availability import core_or_reason
 from opensmd.said_once import warn_once
 
 __all__ = ["NAME", "create", "register"]
@@ -82,9 +86,8 @@ def create(torch_options: Any, own_options: Any = None) -> Any:
 
 
 def _make_backend(place: Membership) -> Any:
-    record_operations(place.ranks[place.rank])
     settings = Settings.from_environment()
-    native, reason = _native(settings)
+    native, reason = core_or_reason(settings)
     exchange = Exchange(place.store, place.rank, place.ranks, timeout=place.timeout, group=place.name)
     plan = make_plan(exchange_identities(exchange, own_identity(settings, native=reason)))
     exchange.within("the store's name", lambda: _torch_internals.remember_store(place.store))
@@ -104,14 +107,20 @@ def _make_backend(place: Membership) -> Any:
     fd = _share_arena(native, settings, place, exchange, plan) if _may_share(plan) else None
     try:
         if fd is not None and plan.one_host:
-            return native.make_shared_backend(fd=fd, **common)
+            return _recorded(place, native.make_shared_backend(fd=fd, **common))
         gloo = _gloo(place, exchange, plan)
         failures = PrefixStore(f"opensmd/failures/{exchange.generation}", place.store)
         hosts = plan.local_groups if fd is not None else [(rank,) for rank in range(place.size)]
-        return native.make_gloo_backend(gloo=gloo, store=failures, fd=fd, hosts=hosts, **common)
+        made = native.make_gloo_backend(gloo=gloo, store=failures, fd=fd, hosts=hosts, **common)
+        return _recorded(place, made)
     finally:
         if fd is not None:
             os.close(fd)  # nobody opens the creator's descriptor any more: all have said that they did
+
+
+def _recorded(place: Membership, backend: Any) -> Any:
+    record_smddp(backend, place.name, place.ranks[place.rank], place.ranks)
+    return backend
 
 
 def _names(place: Membership, plan: GroupPlan) -> list[str]:
@@ -161,18 +170,6 @@ def _split(place: Membership, store: Store, rank: int, ranks: Sequence[int], opt
     # All parts of a split get the same store.
     own_store = PrefixStore(f"{options.group_name}/", store)
     return _make_backend(Membership(own_store, rank, inside, options._timeout, options.group_name))
-
-
-def _native(settings: Settings) -> tuple[ModuleType | None, str]:
-    """The compiled core, or why there is none."""
-    if not settings.native:
-        return None, "OPENSMD_NATIVE=0 is set"
-    if settings.build_error is not None:
-        return None, "smdrun could not build it, and has said why."
-    try:
-        return build.load(settings), ""
-    except build.BuildError as error:
-        return None, str(error)
 
 
 def _warn_without_core(plan: GroupPlan, ranks: Sequence[int], settings: Settings) -> None:
@@ -238,4 +235,5 @@ def _nccl(place: Membership, exchange: Exchange) -> Any:
     store = PrefixStore(f"opensmd/nccl/{exchange.generation}", place.store)
     made = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
     made._set_sequence_number_for_group()
+    record_devices_of_smddp(made, place.name, place.ranks[place.rank], place.ranks)
     return made

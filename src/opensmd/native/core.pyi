@@ -92,6 +92,7 @@ class SmddpBackend(Backend):
     @property
     def options(self) -> Options: ...
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor: ...
+    def record_as(self, group: int) -> None: ...
     def spans_hosts(self) -> bool: ...
     def all_reduce_compressed(
         self, tensor: Tensor, *, average: bool, compression: str, residual: Tensor | None
@@ -136,22 +137,32 @@ def make_gloo_backend(
 ) -> SmddpBackend:
     """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena."""
 
-# --- calls for the timeline ---------------------------------------------------------------------------------
+# --- events for the timeline --------------------------------------------------------------------------------
 
-def log_calls() -> None:
-    """Note the collectives of groups between hosts that are made from now on."""
+def record_events(alarm: int, /) -> None:
+    """Note what ends from now on, and write a byte to ``alarm``, a descriptor, when half the room is gone."""
 
-def log_calls_of_torch() -> None:
-    """And those of CPU tensors that torch's own backends serve."""
+def stop_events() -> None:
+    """Note nothing more."""
 
-def forget_calls_of_torch() -> None:
+def add_event_group(name: str, /) -> int:
+    """The number of a group that is made now, and of what torch's own backends do in one of that name."""
+
+def event_operations() -> list[str]:
+    """Names of operations, by the number that events have for them."""
+
+def take_events() -> tuple[bytes, int, int]:
+    """What has been noted since the last time (opensmd.timeline.lines.CALL), how many events had no room, and
+    when the first of these began."""
+
+def record_calls_of_torch() -> None:
+    """Note what torch's own backends do for CPU tensors, too."""
+
+def leave_calls_of_torch() -> None:
     """Leave these alone again; nothing may be under way."""
 
-def log_device_calls(backend: Backend, group: str, /) -> None:
-    """And those of a backend for CUDA tensors, which must be torch's NCCL."""
-
-def take_calls() -> list[tuple[str, str, int, int, int, int]]:
-    """What has ended since the last time: group, operation, its number there, start, end, bytes."""
+def record_device_calls(backend: Backend, group: int, /) -> None:
+    """And what a backend for CUDA tensors does, which must be torch's NCCL."""
 
 # --- messages and the edges of autograd ---------------------------------------------------------------------
 

@@ -1,31 +1,40 @@
 """Writes what this rank does into a file of its own while the job runs, if OPENSMD_TIMELINE names a folder.
 
-A thread of low frequency collects: what happens often is only put on a list (or stays in shared memory, where
-the core keeps it anyway), so that recording costs next to nothing. Without the variable there is no recorder,
-and no thread.
+What happens is only put where it costs least: calls into a ring that the core fills without Python, a step's
+record as it is onto a list. A thread empties both a few times a second, and at once when the ring is half
+full, and writes them down as they lie. Without the variable there is no recorder, and no thread.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import select
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from opensmd.environment.boot import boot_id
-from opensmd.timeline.span import Span
+from opensmd.timeline.lines import CUT, Part, Stretch, expected_line, first_line, step_line
 
-__all__ = ["VARIABLE", "Recorder", "recorder"]
+__all__ = ["VARIABLE", "Lines", "Recorder", "recorder"]
 
 VARIABLE = "OPENSMD_TIMELINE"
-SHORTEST, LONGEST = 0.02, 0.25  # seconds between two looks at the sources
-A_LOOK = 64  # spans that one look should find: many share its cost, and no source holds fewer
-MOST = 1_000_000  # spans of a rank; what follows is left out, and the page says so
+PAUSE = 0.25  # seconds between two looks at what has happened: as much is lost at most where a rank is killed
+MOST = 1_000_000  # events of a rank; what follows is left out, and the page says so
 
-Source = Callable[[], Iterable[Span]]
+
+class Lines(NamedTuple):
+    """What a source has to write: lines (see ``lines``), and how many events they hold."""
+
+    text: str
+    events: int
+
+
+Source = Callable[[], Iterable[Lines]]
 
 
 @cache
@@ -45,7 +54,7 @@ def recorder(rank: int) -> Recorder | None:
 
 
 class Recorder:
-    """Collects spans until the process ends.
+    """Collects events until the process ends.
 
     Args:
         folder: for the file, made if need be.
@@ -53,67 +62,80 @@ class Recorder:
 
     Attributes:
         paused: for as long as this is set, nobody is asked for anything.
+        alarm: a descriptor; a byte in it lets the recorder look at once.
     """
 
     def __init__(self, folder: Path, *, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"rank-{rank}.tsv").open("w", encoding="utf-8")
-        offset = time.time_ns() - time.perf_counter_ns()
-        self._file.write(f"{rank}\t{boot_id()}\t{offset}\n")  # the clock is the machine's
+        offset = time.time_ns() - time.perf_counter_ns()  # the clock is the machine's
+        self._file.write(first_line(rank, boot_id(), offset) + "\n")
         self._pid = os.getpid()
-        self._spans: list[Span] = []
-        self._written = 0
-        self._sources: list[Source] = []
+        self._steps: list[tuple[int, Sequence[Stretch]]] = []
+        self._expected: list[str] = []
+        self._plans = 0
+        self._events = 0
+        self._sources: list[Source] = [self._take_steps]
         self.paused = False
+        self._hears, self.alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._lock = threading.Lock()
-        self._ending = threading.Event()
+        self._ending = False
         self._thread = threading.Thread(target=self._run, name="opensmd-timeline", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def add(self, spans: Iterable[Span]) -> None:
-        """Record spans that have ended."""
-        self._spans.extend(spans)
+    def add_step(self, stretches: Sequence[Stretch], expected: int) -> None:
+        """Put down a step that has ended.
+
+        Args:
+            stretches: which nobody changes any more.
+            expected: the number that :meth:`add_expected` gave, or NOTHING_EXPECTED.
+        """
+        self._steps.append((expected, stretches))
+
+    def add_expected(self, parts: Iterable[Part]) -> int:
+        """Put down what a plan expects of this rank in a step; return the number that steps call it by."""
+        self._expected.append(expected_line(self._plans, parts))
+        self._plans += 1
+        return self._plans - 1
 
     def add_source(self, source: Source) -> None:
         """Ask ``source`` now and then for what is new."""
         self._sources.append(source)
 
-    def drain(self) -> None:
-        """Collect all there is now, before something that a source looks at goes away."""
+    def close(self) -> None:
+        """Collect the last events and close the file."""
+        if os.getpid() != self._pid:
+            return  # a fork has neither the thread nor a right to the file
+        self._ending = True
+        os.write(self.alarm, b"\0")
+        self._thread.join()
         with self._lock:
             if not self._file.closed:
                 self._collect()
-
-    def close(self) -> None:
-        """Collect the last spans and close the file."""
-        if os.getpid() != self._pid:
-            return  # a fork has neither the thread nor a right to the file
-        self._ending.set()
-        self._thread.join()
-        self.drain()
-        with self._lock:
-            self._file.close()
+                self._file.close()
 
     def _run(self) -> None:
-        pause = SHORTEST
-        while not self._ending.wait(pause):
+        while not self._ending:
+            if select.select([self._hears], [], [], PAUSE)[0]:
+                os.read(self._hears, 4096)
             with self._lock:
                 if not self._file.closed and not self.paused:
-                    pause = _next_pause(pause, self._collect())
+                    self._collect()
 
-    def _collect(self) -> int:
-        """Write what is new; return how much of it the sources had."""
-        found = [span for source in self._sources for span in source()]
-        self._spans.extend(found)
-        spans, self._spans = self._spans, []
-        spans = spans[: MOST - self._written]
-        self._written += len(spans)
-        self._file.writelines("\t".join(map(str, span)) + "\n" for span in spans)
+    def _collect(self) -> None:
+        """Write what is new."""
+        for source in self._sources:
+            for lines in source():
+                if self._events > MOST:
+                    continue
+                self._events += lines.events
+                self._file.write(f"{CUT if self._events > MOST else lines.text}\n")
         self._file.flush()
-        return len(found)
 
-
-def _next_pause(pause: float, found: int) -> float:
-    """So long that the next look finds A_LOOK spans, if they come as often as before."""
-    return min(LONGEST, max(SHORTEST, pause * A_LOOK / max(found, 1)))
+    def _take_steps(self) -> Iterator[Lines]:
+        while self._expected:
+            yield Lines(self._expected.pop(0), 0)
+        while self._steps:
+            expected, stretches = self._steps.pop(0)
+            yield Lines(step_line(expected, stretches), len(stretches))

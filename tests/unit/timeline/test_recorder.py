@@ -1,10 +1,18 @@
-"""Nothing is recorded that was not asked for."""
+"""Nothing is recorded that was not asked for, and all that was."""
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 
-from opensmd.timeline.recorder import VARIABLE, recorder
+from opensmd.timeline import recorder as module
+from opensmd.timeline.lines import NOTHING_EXPECTED, Stretch
+from opensmd.timeline.rank_file import read_rank_file
+from opensmd.timeline.recorder import VARIABLE, Lines, Recorder, recorder
+from tests.support.patience import PATIENCE
 
 
 def test_without_the_variable_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -12,3 +20,67 @@ def test_without_the_variable_nothing_is_recorded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv(VARIABLE, raising=False)
     assert recorder(0) is None
     recorder.cache_clear()
+
+
+def steps(count: int) -> list[Stretch]:
+    return [(index, "forward", 10 * index, 10 * index + 5) for index in range(count)]
+
+
+def test_a_step_is_written_without_waiting_for_the_end(tmp_path: Path) -> None:
+    """What a killed rank has done before its last quarter of a second is there."""
+    writer = Recorder(tmp_path, rank=3)
+    writer.add_step(steps(2), NOTHING_EXPECTED)
+    deadline = time.monotonic() + PATIENCE
+    while "step" not in (tmp_path / "rank-3.tsv").read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    found = read_rank_file(tmp_path / "rank-3.tsv")
+    assert (found.rank, len(found.spans), found.cut) == (3, 2, False)
+    writer.close()
+    assert read_rank_file(tmp_path / "rank-3.tsv") == found
+
+
+def test_an_alarm_is_heard_before_the_pause_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE", 10 * PATIENCE)
+    writer = Recorder(tmp_path, rank=0)
+    asked = []
+
+    def source() -> list[Lines]:
+        asked.append(time.monotonic())
+        return []
+
+    writer.add_source(source)
+    deadline = time.monotonic() + PATIENCE
+    while not asked and time.monotonic() < deadline:
+        os.write(writer.alarm, b"\0")
+        time.sleep(0.01)
+    assert asked
+    writer.close()
+
+
+def test_what_is_too_much_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 5)
+    writer = Recorder(tmp_path, rank=0)
+    writer.paused = True  # so that all is written at once, at the end
+    for _ in range(4):
+        writer.add_step(steps(2), NOTHING_EXPECTED)
+    writer.close()
+    found = read_rank_file(tmp_path / "rank-0.tsv")
+    assert len(found.spans) == 4 and found.cut
+    assert (tmp_path / "rank-0.tsv").read_text().count("cut") == 1
+
+
+def test_a_paused_recorder_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE", 10 * PATIENCE)
+    writer = Recorder(tmp_path, rank=0)
+    writer.paused = True
+    asked: list[int] = []
+
+    def source() -> list[Lines]:
+        asked.append(1)
+        return []
+
+    writer.add_source(source)
+    for _ in range(3):
+        os.write(writer.alarm, b"\0")
+    writer.close()
+    assert asked == [1], "the end is not paused"

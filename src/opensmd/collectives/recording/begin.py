@@ -1,4 +1,4 @@
-"""Begins to record a process's collectives when its first group is made, if a timeline is wanted at all.
+"""Begins to record a process's calls when its first group is made, if a timeline is wanted.
 
 Groups of torch's own backends are known by then as well: whoever makes a group, torch asks one function for
 it. Without a timeline nothing here runs, and nothing of torch is replaced.
@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.name import NAME
-from opensmd.collectives.recording.flight_records import FlightRecords
-from opensmd.collectives.recording.logged_calls import logged_calls
+from opensmd.collectives.recording.core_events import CoreEvents
 from opensmd.environment.settings import Settings
-from opensmd.native import build
+from opensmd.native.availability import core_or_reason
 from opensmd.said_once import warn_once
-from opensmd.timeline.recorder import VARIABLE, Recorder, recorder
+from opensmd.timeline.recorder import VARIABLE, recorder
 
-__all__ = ["record_all_groups", "record_operations"]
+__all__ = ["record_all_groups", "record_devices_of_smddp", "record_smddp"]
 
 
 @functools.cache
@@ -32,32 +33,43 @@ def record_all_groups() -> None:
         _torch_internals.when_groups_are_made(_record_group)
 
 
-@functools.cache
-def record_operations(rank: int) -> None:
-    """Begin to record what this process, ``rank`` of the job, does; if a timeline is wanted, and once."""
-    wanted = recorder(rank)
-    if wanted is not None:
-        wanted.add_source(FlightRecords(rank))
-        _log_calls(wanted)
-        _torch_internals.before_groups_end(wanted.drain)
+def record_smddp(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> None:
+    """Record what a new backend does for CPU tensors, if a timeline is wanted.
+
+    Args:
+        backend: of the core's.
+        name: of the group.
+        rank: of this process in the job.
+        ranks: all of the group's, in its order.
+    """
+    events = _events(rank)
+    if events is not None:
+        backend.record_as(events.add_group(name, ranks))
 
 
-def _log_calls(to: Recorder) -> None:
-    core = _core()
-    if core is not None:
-        core.log_calls()
-        to.add_source(logged_calls)
+def record_devices_of_smddp(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> None:
+    """Record what torch's NCCL does for a group of smddp, as :func:`record_smddp`."""
+    _record_devices(backend, name, rank, ranks)
 
 
-def _record_group(group: Any) -> None:
-    """Record a group that torch has just made, ``smddp``'s own as well as others."""
-    record_operations(dist.get_rank() if dist.is_initialized() else group.rank())
+def _record_devices(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> None:
+    core, events = _core(), _events(rank)
+    if core is None or events is None:
+        return
+    # made for other devices than NVIDIA's, or with a hook of the user's own
+    with contextlib.suppress(RuntimeError, ValueError):
+        core.record_device_calls(backend, events.add_group(f"{name}/cuda", ranks))
+
+
+def _record_group(group: Any, ranks: Sequence[int]) -> None:
+    """Record a group that torch has just made, if torch's own backends serve it."""
     served = _torch_internals.backends_of(group)
     others = {device: backend for device, backend in served.items() if backend.name() != NAME}
     if not others:
         return
-    core = _core()
-    if core is None:
+    rank = dist.get_rank() if dist.is_initialized() else group.rank()
+    core, events = _core(), _events(rank)
+    if core is None or events is None:
         warn_once(
             f"{VARIABLE} is set, but what torch's own backends do is recorded by the compiled core alone, "
             "and there is none here: the timeline will not show it. `smd doctor` says why.",
@@ -66,17 +78,23 @@ def _record_group(group: Any) -> None:
         return
     for device, backend in others.items():
         if device == "cpu":
-            core.log_calls_of_torch()
+            events.add_group(group.group_name, ranks)
+            core.record_calls_of_torch()
         else:
-            # made for other devices than NVIDIA's, or with a hook of the user's own
-            with contextlib.suppress(RuntimeError, ValueError):
-                core.log_device_calls(backend, group.group_name)
+            _record_devices(backend, group.group_name, rank, ranks)
 
 
-def _core() -> Any:
-    """The compiled core; None where there is none, which the group that is being made explains."""
-    settings = Settings.from_environment()
-    try:
-        return build.load(settings) if settings.native and settings.build_error is None else None
-    except build.BuildError:
+@functools.cache
+def _events(rank: int) -> CoreEvents | None:
+    """What the core notes for this process, ``rank`` of the job; None without a timeline or a core."""
+    wanted = recorder(rank)
+    core = _core() if wanted is not None else None
+    if wanted is None or core is None:
         return None
+    events = CoreEvents(core, wanted.alarm)
+    wanted.add_source(events)
+    return events
+
+
+def _core() -> ModuleType | None:
+    return core_or_reason(Settings.from_environment())[0]

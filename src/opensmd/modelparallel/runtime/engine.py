@@ -19,7 +19,7 @@ from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.planning.measured import StageTimes, with_times
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.predict import comes_back
-from opensmd.modelparallel.planning.simulate import Part, parts_of_step
+from opensmd.modelparallel.planning.simulate import parts_of_step
 from opensmd.modelparallel.ranks.poisoned_groups import require_sound
 from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.replicas.backward_count import Backwards
@@ -44,8 +44,8 @@ from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
 from opensmd.modelparallel.runtime.turns.split_choice import SplitChoice
 from opensmd.modelparallel.runtime.turns.threads import Threads
-from opensmd.timeline.recorder import recorder
-from opensmd.timeline.span import EXPECTED, PIPELINE, Span
+from opensmd.timeline.lines import NOTHING_EXPECTED
+from opensmd.timeline.recorder import Recorder, recorder
 
 __all__ = ["Engine", "first_inputs"]
 
@@ -147,7 +147,9 @@ class Engine:
 
     def _follow(self, placed: PlacedModel, transport: Transport, random: ReplicatedRandom) -> None:
         self.plan = placed.plan
-        self._parts: dict[int, list[Part]] = {}  # that the plan expects of this rank, by microbatches
+        self._expected: dict[
+            int, int
+        ] = {}  # of this rank in a step, as the timeline knows it, by microbatches
         self._placed = placed
         self._context = PipelineContext(
             rank=self._rank,
@@ -267,7 +269,7 @@ class Engine:
             step.abandon()
             raise
         finally:
-            self._hand_to_timeline(step.record)
+            self._hand_to_timeline(step.record, len(calls))
 
     def backward(
         self,
@@ -293,38 +295,25 @@ class Engine:
             )
         run.backward_pass.begin(run.microbatch, tensors, grad_tensors, retain_graph, share=share)
 
-    def _hand_to_timeline(self, record: Record) -> None:
-        if self._timeline is None or self._timeline.paused:
+    def _hand_to_timeline(self, record: Record, microbatches: int) -> None:
+        timeline = self._timeline
+        if timeline is None or timeline.paused:
             return
-        stretches = record.stretches
-        self._timeline.add(
-            Span(PIPELINE, stretch.kind, stretch.start_ns, stretch.end_ns, stretch.microbatch)
-            for stretch in stretches
-        )
-        self._timeline.add(self._expected(stretches))
+        expected = self._expected.get(microbatches)
+        if expected is None:
+            expected = self._expected[microbatches] = self._add_expected(timeline, microbatches)
+        timeline.add_step(record.ended, expected)
 
-    def _expected(self, stretches: Sequence[Stretch]) -> list[Span]:
-        """What the plan expects of this rank, in the time for which it has worked in a step."""
-        microbatches = 1 + max((stretch.microbatch for stretch in stretches), default=-1)
-        if not microbatches or not all(load.seconds for load in self.plan.loads):
-            return []
-        if microbatches not in self._parts:
-            parts = parts_of_step(self.plan.loads, microbatches, in_a_v=comes_back(self.plan))
-            self._parts[microbatches] = [part for part in parts if part.stage == self._rank]
-        own = self._parts[microbatches]
-        worked = sum(each.end_ns - each.start_ns for each in stretches if each.kind != "wait")
-        scale, begin = worked / sum(part.end - part.start for part in own), stretches[0].start_ns
+    def _add_expected(self, timeline: Recorder, microbatches: int) -> int:
+        """Put down what the plan expects of this rank in a step of so many microbatches."""
+        if not all(load.seconds for load in self.plan.loads):
+            return NOTHING_EXPECTED
         kinds = {"F": "forward", "B": "backward", "W": "weights"}
-        return [
-            Span(
-                EXPECTED,
-                kinds[part.kind],
-                begin + round(part.start * scale),
-                begin + round(part.end * scale),
-                part.microbatch,
-            )
-            for part in own
-        ]
+        return timeline.add_expected(
+            (part.microbatch, kinds[part.kind], part.start, part.end)
+            for part in parts_of_step(self.plan.loads, microbatches, in_a_v=comes_back(self.plan))
+            if part.stage == self._rank
+        )
 
     def _begin_step(self, microbatches: int) -> None:
         self._placed.require_no_backward_hooks()

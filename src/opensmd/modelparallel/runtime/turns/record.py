@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 __all__ = ["Record", "Stretch"]
@@ -38,6 +38,11 @@ class Record:
     def stretches(self) -> list[Stretch]:
         """Those that have ended, in order."""
         return [Stretch(*each) for each in self._ended]
+
+    @property
+    def ended(self) -> Sequence[tuple[int, str, int, int]]:
+        """The same without a Stretch for each, for who keeps them."""
+        return self._ended
 
     def spent(self, kind: str) -> dict[int, int]:
         """Nanoseconds of a kind, by microbatch."""

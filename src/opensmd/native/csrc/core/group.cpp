@@ -186,4 +186,6 @@ std::vector<RecordEntry> Group::message_record(int member) const {
 
 uint64_t Group::sequence() const { return parts_->context.sequence; }
 
+void Group::record_as(uint32_t group) { parts_->context.timeline_group = group; }
+
 }  // namespace opensmd

@@ -111,6 +111,8 @@ class Group {
   std::vector<RecordEntry> record(int member) const;                 // collectives, oldest first
   std::vector<RecordEntry> message_record(int member) const;         // sends and receives, oldest first
   uint64_t sequence() const;                                          // of the last collective entered here
+  // For the timeline: what ends from now on goes into the process's EventLog under this number.
+  void record_as(uint32_t group);
 
  private:
   std::unique_ptr<GroupParts> parts_;

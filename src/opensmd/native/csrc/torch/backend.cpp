@@ -10,8 +10,7 @@
 #include <utility>
 
 #include "core/protocol/clock.hpp"
-#include "torch/timeline/call_log.hpp"
-#include "torch/timeline/torch_calls.hpp"
+#include "core/timeline/event_log.hpp"
 
 namespace opensmd {
 namespace {
@@ -50,7 +49,6 @@ SmddpBackend::SmddpBackend(std::unique_ptr<Transport> transport, std::string nam
       options_(std::move(options)),
       makers_(std::move(makers)),
       timeout_(options_->timeout),
-      logs_(CallLog::of_process().on() && !transport_->shared()),
       forks_(watch_forks()) {
   init();
 }
@@ -136,15 +134,22 @@ BackendPtr SmddpBackend::split(const c10::intrusive_ptr<c10d::Store>& store, con
   return made;
 }
 
-std::function<void()> SmddpBackend::logged(const char* title, const Tensors& outputs,
-                                           std::function<void()> run) const {
-  size_t bytes = 0;
-  for (const auto& tensor : outputs) bytes += bytes_of(tensor);
-  auto call = CallLog::of_process().begin(getGroupUid(), title, bytes);
-  return [call = std::move(call), run = std::move(run)]() mutable {
-    call.start_ns = now_ns();  // it may have waited for others of its group
+void SmddpBackend::record_as(uint32_t group) {
+  if (const auto shared = transport_->shared()) return shared->record_as(group);
+  timeline_group_ = group;
+}
+
+std::function<void()> SmddpBackend::recorded(const char* title, const Tensors& outputs, uint64_t sequence,
+                                             std::function<void()> run) const {
+  Event event;
+  for (const auto& tensor : outputs) event.bytes += bytes_of(tensor);
+  event.group = timeline_group_;
+  event.operation = EventLog::of_process().operation(title);
+  event.sequence = sequence;
+  return [event, run = std::move(run)]() mutable {
+    event.start_ns = now_ns();  // it may have waited for others of its group
     run();
-    CallLog::of_process().end(std::move(call));
+    EventLog::of_process().end(event);
   };
 }
 
@@ -158,7 +163,6 @@ BackendPtr SmddpBackend::device_backend() {
     device_backend_->setGroupUid(getGroupUid());
     device_backend_->setGroupDesc(getGroupDesc());
     device_backend_->setBoundDeviceId(bound_device_id_);
-    if (CallLog::of_process().on()) log_device_calls(*device_backend_, getGroupUid());
   }
   std::lock_guard coalescing_lock(coalescing_mutex_);
   if (coalescing_ && !std::exchange(device_coalescing_, true)) device_backend_->startCoalescing();

@@ -53,6 +53,8 @@ class SmddpBackend : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   std::shared_ptr<Group> shared_group() const { return transport_->shared(); }
+  // For the timeline: under this number of the process's EventLog.
+  void record_as(uint32_t group);
 
   // Collectives (collectives.cpp)
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
@@ -116,9 +118,11 @@ class SmddpBackend : public c10d::Backend {
   template <typename Run>
   WorkPtr issue(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run);
   template <typename Run>
-  WorkPtr start(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run);
-  std::function<void()> logged(const char* title, const Tensors& outputs, std::function<void()> run) const;
+  WorkPtr start(c10d::OpType type, const char* title, bool async, Tensors outputs, uint64_t sequence, Run run);
+  std::function<void()> recorded(const char* title, const Tensors& outputs, uint64_t sequence,
+                                 std::function<void()> run) const;
   WorkPtr message(c10d::OpType type, const char* title, Tensors& tensors, int peer, int tag);
+  Event message_event(const char* title, const at::Tensor& tensor, int peer, uint64_t start_ns) const;
 
   void require_not_forked() const;
   void require_usable() const;
@@ -154,7 +158,7 @@ class SmddpBackend : public c10d::Backend {
   std::atomic<uint64_t> issued_{0};    // collectives
   std::atomic<uint64_t> messages_{0};
   std::atomic<bool> closed_{false};
-  const bool logs_;  // between hosts, where a timeline is wanted: all else is on record in shared memory
+  std::atomic<uint32_t> timeline_group_{0};  // between hosts, where a timeline is wanted: the core records all else
   const int forks_;  // as counted when this process made the group
 
   std::mutex device_mutex_;
@@ -173,13 +177,16 @@ class SmddpBackend : public c10d::Backend {
 template <typename Run>
 WorkPtr SmddpBackend::issue(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run) {
   require_usable();
-  if (logs_) return start(type, title, async, outputs, logged(title, outputs, std::move(run)));
-  return start(type, title, async, std::move(outputs), std::move(run));
+  const auto sequence = ++issued_;
+  if (timeline_group_ != 0) {
+    return start(type, title, async, outputs, sequence, recorded(title, outputs, sequence, std::move(run)));
+  }
+  return start(type, title, async, std::move(outputs), sequence, std::move(run));
 }
 
 template <typename Run>
-WorkPtr SmddpBackend::start(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run) {
-  auto sequence = ++issued_;
+WorkPtr SmddpBackend::start(c10d::OpType type, const char* title, bool async, Tensors outputs, uint64_t sequence,
+                            Run run) {
   if (!async) {
     with_torch_errors([&] { queue_->run_now(run); });
     return nullptr;

@@ -14,7 +14,6 @@
 #include "torch/hosts/gloo_transport.hpp"
 #include "torch/python_object.hpp"
 #include "torch/python_threads.hpp"
-#include "torch/timeline/call_log.hpp"
 #include "torch/timeline/torch_calls.hpp"
 
 namespace py = pybind11;
@@ -201,6 +200,7 @@ void bind_backend(py::module_& module) {
                                               compression_of(compression), residual);
           },
           py::arg("tensor"), py::kw_only(), py::arg("average"), py::arg("compression"), py::arg("residual"), NoGil())
+      .def("record_as", &SmddpBackend::record_as, py::arg("group"))
       .def("spans_hosts", [](const SmddpBackend& self) { return self.shared_group() == nullptr; })
       // torch calls this on ranks outside a new group when a device is bound; NCCL needs it, this backend does not.
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});
@@ -222,23 +222,30 @@ void bind_direct(py::module_& module) {
       .def("all_to_all_into_", &DirectGroup::all_to_all, py::arg("output"), py::arg("input"), NoGil());
 }
 
-py::list take_calls() {
-  py::list found;
-  for (const auto& call : CallLog::of_process().take()) {
-    found.append(
-        py::make_tuple(call.group, call.operation, call.sequence, call.start_ns, call.end_ns, call.bytes));
+py::tuple take_events() {
+  auto& ring = EventLog::of_process().ring();
+  std::vector<Event> events;
+  EventRing::Lost lost;
+  {
+    py::gil_scoped_release unlocked;
+    events = ring.take();
+    lost = ring.take_lost();
   }
-  return found;
+  py::bytes raw(reinterpret_cast<const char*>(events.data()), events.size() * sizeof(Event));
+  return py::make_tuple(raw, lost.count, lost.first_ns);
 }
 
-void bind_calls(py::module_& module) {
-  module.def("log_calls", [] { CallLog::of_process().start(); });
-  module.def("log_calls_of_torch", &log_calls_of_torch);
-  module.def("forget_calls_of_torch", &forget_calls_of_torch);
-  module.def("log_device_calls", [](const BackendPtr& backend, const std::string& group) {
-    log_device_calls(*backend, group);
+void bind_events(py::module_& module) {
+  module.def("record_events", [](int alarm) { EventLog::of_process().start(alarm); });
+  module.def("stop_events", [] { EventLog::of_process().stop(); });
+  module.def("add_event_group", [](const std::string& name) { return EventLog::of_process().add_group(name); });
+  module.def("event_operations", [] { return EventLog::of_process().operations(); });
+  module.def("take_events", &take_events);
+  module.def("record_calls_of_torch", &record_calls_of_torch);
+  module.def("leave_calls_of_torch", &leave_calls_of_torch);
+  module.def("record_device_calls", [](const BackendPtr& backend, uint32_t group) {
+    record_device_calls(*backend, group);
   });
-  module.def("take_calls", &take_calls);
 }
 
 }  // namespace
@@ -250,5 +257,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   opensmd::bind_backend(module);
   opensmd::bind_direct(module);
   opensmd::bind_mailbox(module);
-  opensmd::bind_calls(module);
+  opensmd::bind_events(module);
 }

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "core/timeline/event_log.hpp"
+
 namespace opensmd {
 namespace {
 
@@ -25,9 +27,18 @@ ReduceOp reduce_op(std::string_view name) {
                                        "', but there are sum, avg, product, min, max, band, bor and bxor"));
 }
 
-// Groups of other backends return handles from sync calls, too.
-void finish(const WorkPtr& work) {
-  if (work) work->wait();
+// A call, with a note for the timeline where nobody else makes one: smddp keeps a record of its own, NCCL tells of all
+// that it has done, and the operators of torch's dispatcher, which note the rest, are passed by.
+template <typename Start>
+void call(const c10d::Backend& backend, const char* operation, const at::Tensor& output, Start start) {
+  EventLog& log = EventLog::of_process();
+  if (!log.on() || !output.is_cpu() || backend.getBackendName() == kBackendName) {
+    if (const WorkPtr work = start()) work->wait();  // groups of other backends return handles from sync calls, too
+    return;
+  }
+  const Event event = log.begin(backend.getGroupUid(), log.operation(operation), bytes_of(output));
+  if (const WorkPtr work = start()) work->wait();
+  log.end(event);
 }
 
 }  // namespace
@@ -37,7 +48,7 @@ void direct_all_reduce(c10d::Backend& backend, const at::Tensor& tensor, std::st
   options.reduceOp = reduce_op(op);
   options.asyncOp = false;
   Tensors tensors{tensor};
-  finish(backend.allreduce(tensors, options));
+  call(backend, "all_reduce", tensor, [&] { return backend.allreduce(tensors, options); });
 }
 
 void direct_broadcast(c10d::Backend& backend, const at::Tensor& tensor, int64_t root) {
@@ -45,14 +56,14 @@ void direct_broadcast(c10d::Backend& backend, const at::Tensor& tensor, int64_t 
   options.rootRank = root;
   options.asyncOp = false;
   Tensors tensors{tensor};
-  finish(backend.broadcast(tensors, options));
+  call(backend, "broadcast", tensor, [&] { return backend.broadcast(tensors, options); });
 }
 
 void direct_all_gather(c10d::Backend& backend, const at::Tensor& output, const at::Tensor& input) {
   c10d::AllgatherOptions options;
   options.asyncOp = false;
   at::Tensor into = output, from = input;
-  finish(backend._allgather_base(into, from, options));
+  call(backend, "all_gather_into_tensor", into, [&] { return backend._allgather_base(into, from, options); });
 }
 
 void direct_reduce_scatter(c10d::Backend& backend, const at::Tensor& output, const at::Tensor& input, std::string_view op) {
@@ -60,7 +71,7 @@ void direct_reduce_scatter(c10d::Backend& backend, const at::Tensor& output, con
   options.reduceOp = reduce_op(op);
   options.asyncOp = false;
   at::Tensor into = output, from = input;
-  finish(backend._reduce_scatter_base(into, from, options));
+  call(backend, "reduce_scatter_tensor", into, [&] { return backend._reduce_scatter_base(into, from, options); });
 }
 
 void direct_all_to_all(c10d::Backend& backend, const at::Tensor& output, const at::Tensor& input) {
@@ -68,7 +79,7 @@ void direct_all_to_all(c10d::Backend& backend, const at::Tensor& output, const a
   options.asyncOp = false;
   std::vector<int64_t> even;
   at::Tensor into = output, from = input;
-  finish(backend.alltoall_base(into, from, even, even, options));
+  call(backend, "all_to_all_single", into, [&] { return backend.alltoall_base(into, from, even, even, options); });
 }
 
 DirectGroup::DirectGroup(GroupPtr group) : group_(std::move(group)) {

@@ -3,6 +3,9 @@
 
 #include <ATen/ATen.h>
 
+#include "core/protocol/clock.hpp"
+#include "core/timeline/event_log.hpp"
+
 namespace opensmd {
 
 WorkPtr SmddpBackend::message(c10d::OpType type, const char* title, Tensors& tensors, int peer, int tag) {
@@ -22,13 +25,26 @@ WorkPtr SmddpBackend::message(c10d::OpType type, const char* title, Tensors& ten
   } else if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
     flat = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
   }
+  const uint64_t start_ns = timeline_group_ == 0 ? 0 : now_ns();
   std::shared_ptr<Request> request;
   with_torch_errors([&] {
     request = sends ? transport_->post_send(flat, peer, tag) : transport_->post_receive(flat, peer, tag);
   });
   if (unclaimed_) unclaimed_->forget_done();
-  return note(c10::make_intrusive<MessageWork>(rank_, type, title, tensor, flat, ++messages_, std::move(request),
-                                               unclaimed_, timeout_.load()));
+  auto work = c10::make_intrusive<MessageWork>(rank_, type, title, tensor, flat, ++messages_, std::move(request),
+                                               unclaimed_, timeout_.load());
+  if (start_ns != 0) work->record_as(message_event(title, tensor, peer, start_ns));
+  return note(std::move(work));
+}
+
+Event SmddpBackend::message_event(const char* title, const at::Tensor& tensor, int peer, uint64_t start_ns) const {
+  Event event;
+  event.start_ns = start_ns;
+  event.bytes = bytes_of(tensor);
+  event.group = timeline_group_;
+  event.peer = peer;
+  event.operation = EventLog::of_process().operation(title);
+  return event;
 }
 
 WorkPtr SmddpBackend::send(Tensors& tensors, int destination, int tag) {

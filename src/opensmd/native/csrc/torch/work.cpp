@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/timeline/event_log.hpp"
+
 namespace opensmd {
 namespace {
 
@@ -85,6 +87,10 @@ MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, at::Ten
       timeout_(timeout) {}
 
 MessageWork::~MessageWork() {
+  if (!settled_ && event_) {  // nobody has waited for it, so that its end is not known
+    event_->end_ns = event_->start_ns;
+    EventLog::of_process().add(*event_);
+  }
   if (!settled_ && unclaimed_ && !request_->ends_with_handle()) unclaimed_->keep(std::move(request_), std::move(flat_));
 }
 
@@ -111,6 +117,7 @@ void MessageWork::settle(std::chrono::milliseconds timeout) {
     std::exception_ptr error;
     try {
       with_torch_errors([&] { request_->wait(timeout); });
+      note_end();
       if (opType_ != c10d::OpType::SEND && !flat_.is_same(tensor_)) {
         c10::NoGradGuard no_grad;
         tensor_.copy_(flat_);
@@ -122,6 +129,12 @@ void MessageWork::settle(std::chrono::milliseconds timeout) {
     settled_ = true;
   }
   if (auto error = exception()) std::rethrow_exception(error);
+}
+
+void MessageWork::note_end() {
+  if (!event_) return;
+  if (opType_ == c10d::OpType::RECVANYSOURCE) event_->peer = request_->source();
+  EventLog::of_process().end(*event_);
 }
 
 int MessageWork::sourceRank() const {

@@ -9,9 +9,11 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "core/group.hpp"
+#include "core/timeline/event_ring.hpp"
 #include "torch/queue.hpp"
 
 namespace opensmd {
@@ -69,6 +71,9 @@ class MessageWork : public c10d::Work {
               std::chrono::milliseconds timeout);
   ~MessageWork() override;
 
+  // For the timeline: note under this what nobody else does.
+  void record_as(const Event& event) { event_ = event; }
+
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
   int sourceRank() const override;
@@ -78,6 +83,7 @@ class MessageWork : public c10d::Work {
 
  private:
   void settle(std::chrono::milliseconds timeout);
+  void note_end();
 
   at::Tensor tensor_;
   at::Tensor flat_;
@@ -85,6 +91,7 @@ class MessageWork : public c10d::Work {
   std::shared_ptr<Unclaimed> unclaimed_;  // before what refers to its group
   std::shared_ptr<Request> request_;
   const std::chrono::milliseconds timeout_;
+  std::optional<Event> event_;
   std::mutex settling_;
   std::atomic<bool> settled_{false};
   c10::intrusive_ptr<c10::ivalue::Future> future_;

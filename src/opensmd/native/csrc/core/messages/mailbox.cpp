@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "core/protocol/futex.hpp"
+#include "core/timeline/event_log.hpp"
 
 namespace opensmd {
 
@@ -101,15 +102,24 @@ void Mailbox::register_message(Message& message) {
   signature.tag = message.tag;
   signature.count = message.bytes;
   message.number = ++posted_;
-  record_.begin(message.number, signature, {});
+  message.start_ns = record_.begin(message.number, signature, {});
   context_.arena.member(context_.rank).progress.messages.store(message.number, std::memory_order_release);
   ++under_way_;
 }
 
 void Mailbox::finish(Message& message) {
-  record_.end(message.number);
+  note(message, record_.end(message.number));
   --under_way_;
   message.finish();
+}
+
+void Mailbox::note(const Message& message, uint64_t end_ns) const {
+  const uint32_t group = context_.timeline_group.load(std::memory_order_relaxed);
+  if (group == 0 || message.withdrawn) return;
+  const bool sends = message.kind == Message::Kind::Send;
+  const auto operation = static_cast<uint32_t>(sends ? Operation::Send : Operation::Receive);
+  const int peer = sends ? message.peer : message.from;
+  EventLog::of_process().add({message.start_ns, end_ns, message.bytes, 0, group, peer, operation});
 }
 
 // ---------------------------------------------------------------- progress

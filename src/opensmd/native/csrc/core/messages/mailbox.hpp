@@ -124,6 +124,7 @@ class Mailbox {
   [[noreturn]] void give_up(ErrorKind kind, const std::string& text);
   [[noreturn]] void time_out(const std::vector<Expectation>& expected, uint64_t waited_ns);
   std::string title(const Message& message) const;
+  void note(const Message& message, uint64_t end_ns) const;  // for the timeline
 
   Context& context_;
   Record record_;

@@ -38,6 +38,7 @@ class Message : public Request {
   const int64_t tag;
   const DType dtype;
   uint64_t number = 0;  // in the record
+  uint64_t start_ns = 0;
   bool started = false;  // a send's header is written
   bool withdrawn = false;  // a receive that will never be matched; written before finish()
   size_t moved = 0;

@@ -47,6 +47,7 @@ struct Context {
   uint32_t steps = 0;     // pipeline steps of all earlier calls
   uint32_t finishes = 0;  // zero-copy calls so far
   std::atomic<bool> left{false};
+  std::atomic<uint32_t> timeline_group{0};  // number in the EventLog; 0: none is wanted
 };
 
 constexpr uint64_t kLongWait = 300u * 1000 * 1000;  // ns after which a wait may be one for ever

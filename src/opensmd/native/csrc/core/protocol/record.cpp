@@ -55,9 +55,11 @@ uint64_t Record::begin(uint64_t sequence, const Signature& signature, std::strin
   return start;
 }
 
-void Record::end(uint64_t sequence) {
+uint64_t Record::end(uint64_t sequence) {
   RecordLine& to = line(sequence);
-  if (to.sequence.load(relaxed) == sequence) to.end_ns.store(now_ns(), relaxed);
+  const uint64_t end = now_ns();
+  if (to.sequence.load(relaxed) == sequence) to.end_ns.store(end, relaxed);
+  return end;
 }
 
 RecordEntry Record::at(uint64_t sequence) const {

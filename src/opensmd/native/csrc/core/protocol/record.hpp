@@ -30,7 +30,7 @@ class Record {
 
   // Writing: the owner only, one thread at a time.
   uint64_t begin(uint64_t sequence, const Signature& signature, std::string_view text);  // returns the start in ns
-  void end(uint64_t sequence);
+  uint64_t end(uint64_t sequence);  // and the end
 
   // Reading: anybody, at any time; lines overwritten meanwhile are left out.
   RecordEntry at(uint64_t sequence) const;

@@ -6,6 +6,7 @@
 #include "core/protocol/clock.hpp"
 #include "core/protocol/futex.hpp"
 #include "core/protocol/yielding.hpp"
+#include "core/timeline/event_log.hpp"
 
 namespace opensmd {
 
@@ -21,6 +22,7 @@ Context& usable(Context& context, Operation operation) {
 Round::Round(Context& context, const Signature& signature, const Call& call)
     : context_(usable(context, signature.operation)), sequence_(++context.sequence),
       entry_(context.arena.member(context.rank).entries[sequence_ & 1]), exceptions_(std::uncaught_exceptions()),
+      operation_(signature.operation), bytes_(signature.count * size_of(signature.dtype)),
       timeout_ns_(context.timeout_ns(call.timeout)) {
   start_ns_ = context_.record.begin(sequence_, signature, call.text);
   context_.arena.member(context_.rank).progress.entered.store(sequence_, std::memory_order_relaxed);
@@ -31,8 +33,15 @@ Round::~Round() {
   std::atomic<uint64_t>& blocked = context_.arena.member(context_.rank).blocked.in;
   if (blocked.load(std::memory_order_relaxed) != 0) blocked.store(0, std::memory_order_relaxed);
   if (std::uncaught_exceptions() > exceptions_) return;
-  context_.record.end(sequence_);
+  const uint64_t end_ns = context_.record.end(sequence_);
   context_.arena.member(context_.rank).progress.completed.store(sequence_, std::memory_order_release);
+  if (context_.timeline_group.load(std::memory_order_relaxed) != 0) note(end_ns);
+}
+
+void Round::note(uint64_t end_ns) const {
+  const uint32_t group = context_.timeline_group.load(std::memory_order_relaxed);
+  EventLog::of_process().add(
+      {start_ns_, end_ns, bytes_, sequence_, group, -1, static_cast<uint32_t>(operation_)});
 }
 
 void Round::post() { store_and_wake(entry_.sequence, static_cast<uint32_t>(sequence_)); }

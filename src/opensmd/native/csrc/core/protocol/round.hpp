@@ -49,6 +49,7 @@ class Round {
   void look_after_peers();
   void say_that_nothing_else_comes();
   void compare_signatures();
+  void note(uint64_t end_ns) const;  // for the timeline
   [[noreturn]] void time_out();
   std::string title() const;
   std::vector<std::string> absent() const;  // names of the members that have not entered this call
@@ -57,6 +58,8 @@ class Round {
   const uint64_t sequence_;
   Entry& entry_;
   const int exceptions_;
+  const Operation operation_;
+  const uint64_t bytes_;
   uint64_t start_ns_;
   uint64_t timeout_ns_;
 };

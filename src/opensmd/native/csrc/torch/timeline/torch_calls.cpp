@@ -14,8 +14,8 @@
 #include <string_view>
 #include <utility>
 
+#include "core/timeline/event_log.hpp"
 #include "torch/backend.hpp"
-#include "torch/timeline/call_log.hpp"
 #include "torch/timeline/waited_work.hpp"
 
 namespace opensmd {
@@ -39,10 +39,7 @@ std::optional<size_t> group_argument(const c10::FunctionSchema& schema) {
   return std::nullopt;
 }
 
-// Whether calls of an operator are noted: messages are not, whose end nobody is told of.
-bool is_collective(std::string_view name) {
-  return name.starts_with("c10d::") && !name.starts_with("c10d::send") && !name.starts_with("c10d::recv");
-}
+bool is_message(std::string_view name) { return name.starts_with("c10d::send") || name.starts_with("c10d::recv"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
   try {
@@ -52,23 +49,27 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
   }
 }
 
-// Notes the end of the call whose handle is last on the stack, if it has one.
-void note_end(const c10::FunctionSchema& schema, torch::jit::Stack& stack, LoggedCall call) {
+// Notes the end of the call whose handle is last on the stack, if it has one. No message has a future.
+void note_end(const c10::FunctionSchema& schema, torch::jit::Stack& stack, const Event& event, bool message) {
   const auto work = schema.returns().empty() ? nullptr : stack.back().toCustomClass<c10d::Work>();
-  if (!work) return CallLog::of_process().end(std::move(call));
-  if (const auto future = future_of(*work)) {
-    future->addCallback([call = std::move(call)](c10::ivalue::Future&) { CallLog::of_process().end(call); },
-                        /*uses_future=*/false);
+  if (!work) return EventLog::of_process().end(event);
+  if (const auto future = message ? nullptr : future_of(*work)) {
+    future->addCallback([event](c10::ivalue::Future&) { EventLog::of_process().end(event); }, /*uses_future=*/false);
     return;
   }
-  c10::intrusive_ptr<c10d::Work> waited = c10::make_intrusive<WaitedWork>(work, std::move(call));
+  c10::intrusive_ptr<c10d::Work> waited = c10::make_intrusive<WaitedWork>(work, event);
   stack.back() = c10::IValue(std::move(waited));
 }
 
-class LoggingKernel final : public c10::OperatorKernel {
+class RecordingKernel final : public c10::OperatorKernel {
  public:
-  LoggingKernel(const c10::OperatorHandle& op, c10::DispatchKey key, size_t group_argument)
-      : original_(op.getComputedKernelForDispatchKey(key)), group_argument_(group_argument) {}
+  RecordingKernel(const c10::OperatorHandle& op, c10::DispatchKey key, size_t group_argument)
+      : original_(op.getComputedKernelForDispatchKey(key)),
+        group_argument_(group_argument),
+        operation_(EventLog::of_process().operation(op.schema().name())),
+        message_(is_message(op.schema().name())),
+        moves_(op.schema().name().find("barrier") == std::string::npos),
+        has_peer_(message_ && op.schema().arguments()[group_argument + 1].name() != "tag") {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const auto& schema = op.schema();
@@ -76,16 +77,26 @@ class LoggingKernel final : public c10::OperatorKernel {
     const auto group = arguments[group_argument_].toCustomClass<c10d::ProcessGroup>();
     const auto served_by = group->getBackend(c10::DeviceType::CPU)->getBackendName();
     if (served_by == kBackendName) return original_.callBoxed(op, keys, stack);  // which keeps its own record
-    const auto& name = schema.name();
-    const bool moves = name.find("barrier") == std::string::npos;
-    auto call = CallLog::of_process().begin(group->getGroupName(), name.c_str(), moves ? bytes_in(arguments[0]) : 0);
+    Event event = begin(*group, arguments);
     original_.callBoxed(op, keys, stack);
-    note_end(schema, *stack, std::move(call));
+    note_end(schema, *stack, event, message_);
   }
 
  private:
+  Event begin(c10d::ProcessGroup& group, c10::ArrayRef<c10::IValue> arguments) const {
+    const size_t bytes = moves_ ? bytes_in(arguments[0]) : 0;
+    Event event = message_ ? EventLog::of_process().begin_message(group.getGroupName(), operation_, bytes)
+                           : EventLog::of_process().begin(group.getGroupName(), operation_, bytes);
+    if (has_peer_) event.peer = static_cast<int32_t>(arguments[group_argument_ + 1].toInt());
+    return event;
+  }
+
   const c10::SafeKernelFunction original_;
   const size_t group_argument_;
+  const uint32_t operation_;
+  const bool message_;
+  const bool moves_;
+  const bool has_peer_;  // the argument behind the group's: a message from anybody has none
 };
 
 class SilentWarnings final : public c10::WarningHandler {
@@ -95,7 +106,7 @@ class SilentWarnings final : public c10::WarningHandler {
 void replace_kernel(torch::Library& library, const c10::OperatorHandle& op, c10::DispatchKey key) {
   const auto group = group_argument(op.schema());
   if (!group || !op.hasKernelForDispatchKey(key)) return;
-  auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<LoggingKernel>(op, key, *group));
+  auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<RecordingKernel>(op, key, *group));
   library.impl(op.operator_name().name.c_str(),
                torch::dispatch(key, torch::CppFunction::makeFromBoxedKernel(std::move(kernel))));
 }
@@ -107,7 +118,7 @@ std::unique_ptr<torch::Library> replace_kernels() {
       std::make_unique<torch::Library>(torch::Library::IMPL, "c10d", std::nullopt, __FILE__, uint32_t{__LINE__});
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
-    if (!is_collective(name.name)) continue;
+    if (!name.name.starts_with("c10d::")) continue;
     const auto op = dispatcher.findSchema(name);
     if (!op) continue;
     for (const auto key : kKeys) replace_kernel(*library, *op, key);
@@ -127,24 +138,29 @@ Replaced& replaced() {
 
 }  // namespace
 
-void log_calls_of_torch() {
+void record_calls_of_torch() {
   std::lock_guard lock(replaced().mutex);
   if (!replaced().kernels) replaced().kernels = replace_kernels();
 }
 
-void forget_calls_of_torch() {
+void leave_calls_of_torch() {
   std::lock_guard lock(replaced().mutex);
   replaced().kernels.reset();
 }
 
-void log_device_calls(c10d::Backend& backend, std::string group) {
+void record_device_calls(c10d::Backend& backend, uint32_t group) {
   backend.enableCollectivesTiming();
-  backend.registerOnCompletionHook([group = group + "/cuda"](const std::shared_ptr<c10d::WorkInfo>& work) {
+  backend.registerOnCompletionHook([group](const std::shared_ptr<c10d::WorkInfo>& work) {
     using std::chrono::nanoseconds;
-    const auto start = std::chrono::duration_cast<nanoseconds>(work->timeStarted.time_since_epoch()).count();
-    const auto length = std::chrono::duration_cast<nanoseconds>(work->activeDuration).count();
-    CallLog::of_process().add({group, c10d::opTypeToString(work->opType), work->seq, static_cast<uint64_t>(start),
-                               static_cast<uint64_t>(start + length), 0});
+    Event event;
+    event.group = group;
+    event.operation = EventLog::of_process().operation(c10d::opTypeToString(work->opType));
+    event.sequence = work->seq;
+    event.start_ns = static_cast<uint64_t>(
+        std::chrono::duration_cast<nanoseconds>(work->timeStarted.time_since_epoch()).count());
+    event.end_ns = event.start_ns + static_cast<uint64_t>(
+                                        std::chrono::duration_cast<nanoseconds>(work->activeDuration).count());
+    EventLog::of_process().add(event);
   });
 }
 

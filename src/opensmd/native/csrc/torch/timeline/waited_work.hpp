@@ -1,5 +1,5 @@
-// A handle of torch's that ends only when somebody waits for it, as that of Gloo's reduce_scatter does, with a note of
-// when that was.
+// A handle of torch's that ends only when somebody waits for it, as those of Gloo's messages and reduce_scatter do, with a
+// note of when that was. Nothing is known of one that nobody has waited for but when it began.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -9,18 +9,28 @@
 #include <utility>
 #include <vector>
 
-#include "torch/timeline/call_log.hpp"
+#include "core/timeline/event_log.hpp"
 
 namespace opensmd {
 
 class WaitedWork final : public c10d::Work {
  public:
-  WaitedWork(c10::intrusive_ptr<c10d::Work> inner, LoggedCall call)
-      : Work(-1, inner->retrieveOpType()), inner_(std::move(inner)), call_(std::move(call)) {}
+  WaitedWork(c10::intrusive_ptr<c10d::Work> inner, const Event& event)
+      : Work(-1, inner->retrieveOpType()), inner_(std::move(inner)), event_(event) {}
+
+  ~WaitedWork() override {
+    std::call_once(ended_, [this] {
+      event_.end_ns = event_.start_ns;
+      EventLog::of_process().add(event_);
+    });
+  }
 
   bool wait(std::chrono::milliseconds timeout) override {
     const bool done = inner_->wait(timeout);
-    std::call_once(ended_, [this] { CallLog::of_process().end(call_); });
+    std::call_once(ended_, [this] {
+      if (opType_ == c10d::OpType::RECVANYSOURCE) event_.peer = inner_->sourceRank();
+      EventLog::of_process().end(event_);
+    });
     return done;
   }
 
@@ -37,7 +47,7 @@ class WaitedWork final : public c10d::Work {
 
  private:
   const c10::intrusive_ptr<c10d::Work> inner_;
-  const LoggedCall call_;
+  Event event_;
   std::once_flag ended_;
 };
 

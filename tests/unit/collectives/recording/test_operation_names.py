@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opensmd.collectives.recording.logged_calls import name_of
+from opensmd.collectives.recording.operation_names import name_of
 
 
 @pytest.mark.parametrize(

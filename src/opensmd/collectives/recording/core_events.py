@@ -1,0 +1,55 @@
+"""Hands to the timeline what the core has noted of this process: its collectives and messages in every group.
+
+The core notes them without Python, in a ring (``native/csrc/core/timeline``) that this empties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from opensmd.collectives.recording.operation_names import name_of
+from opensmd.timeline.lines import CALL, calls_line, group_line, lost_line, operation_line
+from opensmd.timeline.recorder import Lines
+
+__all__ = ["CoreEvents"]
+
+
+class CoreEvents:
+    """What the core notes from now on; a source of the recorder.
+
+    Args:
+        core: the compiled core.
+        alarm: the recorder's.
+    """
+
+    def __init__(self, core: Any, alarm: int) -> None:
+        self._core = core
+        self._groups: list[str] = []  # lines that are not yet written
+        self._operations = 0  # how many are
+        core.record_events(alarm)
+
+    def add_group(self, name: str, ranks: Sequence[int]) -> int:
+        """The number by which the core notes calls of a group.
+
+        Args:
+            name: what torch calls it.
+            ranks: global ones, by rank in the group.
+        """
+        number: int = self._core.add_event_group(name)
+        self._groups.append(group_line(number, name, ranks))
+        return number
+
+    def __call__(self) -> Iterator[Lines]:
+        """What is new."""
+        calls, lost, first_lost_ns = self._core.take_events()  # before what it speaks of
+        while self._groups:
+            yield Lines(self._groups.pop(0), 0)
+        operations = self._core.event_operations()
+        for number in range(self._operations, len(operations)):
+            yield Lines(operation_line(number, name_of(operations[number])), 0)
+        self._operations = len(operations)
+        if calls:
+            yield Lines(calls_line(calls), len(calls) // CALL.size)
+        if lost:
+            yield Lines(lost_line(lost, first_lost_ns), 0)

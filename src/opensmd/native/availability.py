@@ -1,0 +1,22 @@
+"""Whether there is a compiled core here, and why not: the one answer for all who can do without it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from opensmd.environment.settings import Settings
+from opensmd.native import build
+
+__all__ = ["core_or_reason"]
+
+
+def core_or_reason(settings: Settings) -> tuple[ModuleType | None, str]:
+    """The compiled core, built first if need be, or why there is none."""
+    if not settings.native:
+        return None, "OPENSMD_NATIVE=0 is set"
+    if settings.build_error is not None:
+        return None, "smdrun could not build it, and has said why."
+    try:
+        return build.load(settings), ""
+    except build.BuildError as error:
+        return None, str(error)

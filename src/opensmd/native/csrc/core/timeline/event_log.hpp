@@ -1,0 +1,61 @@
+// What this process has done, for the timeline (opensmd/timeline): a ring of events, and the names that they go by.
+// Nothing is noted before a timeline is asked for.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/kernels/types.hpp"
+#include "core/timeline/event_ring.hpp"
+
+namespace opensmd {
+
+class EventLog {
+ public:
+  static EventLog& of_process();
+
+  // From now on. A byte goes into `alarm`, a descriptor that must not block, whenever half of the ring is taken.
+  void start(int alarm);
+  void stop();
+  bool on() const { return on_.load(std::memory_order_acquire); }
+
+  // A group that is made now; what is begun by its name belongs to it. Its number is not 0.
+  uint32_t add_group(const std::string& name);
+  // What calls of a name go by. Those of the core have the numbers of their Operation.
+  uint32_t operation(std::string_view name);
+  std::vector<std::string> operations() const;
+
+  // An event that begins now: the next collective of the latest group of that name, or a message in it.
+  Event begin(const std::string& group, uint32_t operation, size_t bytes);
+  Event begin_message(const std::string& group, uint32_t operation, size_t bytes);
+  void end(Event event);  // now
+  void add(const Event& event);
+  EventRing& ring() { return *ring_; }  // once it has been started
+
+ private:
+  struct Group {
+    uint32_t number = 0;
+    uint64_t sequence = 0;
+  };
+
+  EventLog();
+  Event begin(const std::string& group, uint32_t operation, size_t bytes, uint64_t calls);
+
+  std::atomic<bool> on_{false};
+  std::atomic<int> alarm_{-1};
+  std::unique_ptr<EventRing> ring_;
+  mutable std::mutex mutex_;  // of all that follows
+  uint32_t groups_made_ = 0;
+  std::map<std::string, Group, std::less<>> groups_;
+  std::map<std::string, uint32_t, std::less<>> numbers_;
+  std::vector<std::string> operations_;
+};
+
+}  // namespace opensmd

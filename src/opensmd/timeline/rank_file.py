@@ -1,0 +1,150 @@
+"""Makes spans of the lines that a rank has written (see ``lines``). Pure but for reading the file."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from opensmd.timeline.lines import CALL, CUT, KINDS, PART, STRETCH, Part
+from opensmd.timeline.span import COLLECTIVES, EXPECTED, MESSAGES, PIPELINE, Span
+
+__all__ = ["RankFile", "read_rank_file"]
+
+_MESSAGES = ("send", "recv", "recvanysource", "recv_any_source")
+
+
+@dataclass
+class RankFile:
+    """What one rank has left.
+
+    Attributes:
+        rank: of the job.
+        machine: whose clock the times are of.
+        wall_ns: what the wall clock shows when that one shows zero.
+        cut: whether only the beginning was recorded.
+        spans: in the order in which they were written.
+    """
+
+    rank: int
+    machine: str
+    wall_ns: int
+    cut: bool = False
+    spans: list[Span] = field(default_factory=list)
+
+
+def read_rank_file(path: Path) -> RankFile:
+    """Read one file.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    first, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    whole = rest[: rest.rfind("\n") + 1]  # a killed rank may have left half a line
+    try:
+        rank, machine, wall = first.split("\t")
+        found = RankFile(int(rank), machine, int(wall))
+        reader = _Reader()
+        for line in whole.splitlines():
+            if line == CUT:
+                found.cut = True
+            else:
+                found.spans += reader.spans(line)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path} is not a rank's part of a timeline: {error}") from error
+    return found
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group of this rank's.
+
+    Attributes:
+        key: the same on all of its ranks, and for no other group.
+        ranks: global ones, by rank in the group.
+    """
+
+    key: str
+    ranks: tuple[int, ...]
+
+
+class _Reader:
+    """Knows what earlier lines have said."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, _Group] = {}
+        self._names: Counter[tuple[int, str]] = Counter()
+        self._operations: dict[int, str] = {}
+        self._expected: dict[int, list[Part]] = {}
+        self._kinds: dict[str, Callable[[list[str]], Iterator[Span]]] = {
+            "group": self._group,
+            "operation": self._operation,
+            "calls": self._calls,
+            "lost": self._lost,
+            "expected": self._expect,
+            "step": self._step,
+        }
+
+    def spans(self, line: str) -> Iterator[Span]:
+        kind, *values = line.split("\t")
+        return self._kinds[kind](values)
+
+    def _group(self, values: list[str]) -> Iterator[Span]:
+        number, name, ranks = values
+        members = tuple(map(int, ranks.split(",")))
+        # Names come again, on all members alike: later, and at the same time in groups without a common rank.
+        generation = self._names[members[0], name]
+        self._names[members[0], name] += 1
+        self._groups[int(number)] = _Group(f"{members[0]}.{generation}/{name}", members)
+        return iter(())
+
+    def _operation(self, values: list[str]) -> Iterator[Span]:
+        self._operations[int(values[0])] = values[1]
+        return iter(())
+
+    def _calls(self, values: list[str]) -> Iterator[Span]:
+        for start, end, size, sequence, number, peer, operation, _ in CALL.iter_unpack(b64decode(values[0])):
+            name, group = self._operations[operation], self._groups.get(number)
+            if name in _MESSAGES:
+                yield Span(MESSAGES, _message_name(name, peer, group), start, end, bytes=size)
+            else:
+                call = f"{group.key}/{sequence}" if group else ""
+                yield Span(COLLECTIVES, name, start, end, call=call, bytes=size)
+
+    def _lost(self, values: list[str]) -> Iterator[Span]:
+        count, at = map(int, values)
+        yield Span(COLLECTIVES, f"{count} more, not recorded", at, at)
+
+    def _expect(self, values: list[str]) -> Iterator[Span]:
+        parts = PART.iter_unpack(b64decode(values[1]))
+        self._expected[int(values[0])] = [
+            (index, KINDS[kind], begin, end) for index, kind, begin, end in parts
+        ]
+        return iter(())
+
+    def _step(self, values: list[str]) -> Iterator[Span]:
+        done = [
+            Span(PIPELINE, KINDS[kind], start, end, index)
+            for index, kind, start, end in STRETCH.iter_unpack(b64decode(values[1]))
+        ]
+        yield from done
+        yield from _expected(done, self._expected.get(int(values[0]), []))
+
+
+def _message_name(operation: str, peer: int, group: _Group | None) -> str:
+    """As a row of messages shows it; whom NCCL's are for is not known."""
+    words = ("send", "to") if operation == "send" else ("recv", "from")
+    if peer < 0 or group is None:
+        return words[0]
+    return f"{words[0]} {words[1]} rank {group.ranks[peer]}"
+
+
+def _expected(done: list[Span], parts: list[Part]) -> Iterator[Span]:
+    """What a plan expects, in the time for which the rank has worked in a step."""
+    planned = sum(end - begin for _, _, begin, end in parts)
+    worked = sum(span.end_ns - span.start_ns for span in done if span.name != "wait")
+    for index, kind, begin, end in parts if done else []:
+        start_ns, end_ns = (done[0].start_ns + round(at * worked / planned) for at in (begin, end))
+        yield Span(EXPECTED, kind, start_ns, end_ns, index)
