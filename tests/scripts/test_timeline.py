@@ -225,7 +225,7 @@ import torch.distributed as dist
 dist.init_process_group("smddp")
 for _ in range(10):
     dist.all_reduce(torch.ones(256))
-own = os.path.join(os.environ["OPENSMD_TIMELINE"], f"rank-{dist.get_rank()}.tsv")
+own = os.path.join(os.environ["OPENSMD_TIMELINE"], f"rank-{dist.get_rank()}.events")
 for _ in range(2):  # what the second look finds came after all of the above
     size = os.path.getsize(own)
     dist.barrier()
@@ -265,9 +265,9 @@ def test_hosts_are_joined_in_one_trace_with_what_gloo_does_between_them(tmp_path
     for rank, way in enumerate(("send to rank 1", "recv from rank 0")):
         assert {(way, 12), (way, 20)} <= set(map(name_and_bytes, with_bytes(found[rank])))
     assert sorted(path.name for path in (tmp_path / "when").iterdir()) == [
-        "rank-0.tsv",
-        "rank-1.tsv",
-        "rank-2.tsv",
+        "rank-0.events",
+        "rank-1.events",
+        "rank-2.events",
         "timeline.html",
         "trace.json",
     ]

@@ -33,7 +33,7 @@ def read_timeline(folder: Path) -> Timeline:
     Raises:
         ValueError: there is nothing, or something else.
     """
-    files = [read_rank_file(path) for path in sorted(folder.glob("rank-*.tsv"))]
+    files = [read_rank_file(path) for path in sorted(folder.glob("rank-*.events"))]
     hosts: dict[str, HostClock] = {}
     for file in files:
         hosts.setdefault(file.machine, HostClock(file.wall_ns)).ranks[file.rank] = file.spans

@@ -1,14 +1,13 @@
-"""Makes spans of the lines that a rank has written (see ``lines``). Pure but for reading the file."""
+"""Makes spans of the frames that a rank has written (see ``frames``). Pure but for reading the file."""
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opensmd.timeline.lines import CALL, CUT, KINDS, PART, STRETCH, Part
+from opensmd.timeline.frames import CALL, KINDS, PART, STRETCH, Part, frames
 from opensmd.timeline.span import COLLECTIVES, EXPECTED, MESSAGES, PIPELINE, Span
 
 __all__ = ["RankFile", "read_rank_file"]
@@ -41,17 +40,19 @@ def read_rank_file(path: Path) -> RankFile:
     Raises:
         ValueError: it is something else.
     """
-    first, _, rest = path.read_text(encoding="utf-8").partition("\n")
-    whole = rest[: rest.rfind("\n") + 1]  # a killed rank may have left half a line
+    found = None
+    reader = _Reader()
     try:
-        rank, machine, wall = first.split("\t")
-        found = RankFile(int(rank), machine, int(wall))
-        reader = _Reader()
-        for line in whole.splitlines():
-            if line == CUT:
+        for words, data in frames(path.read_bytes()):
+            if found is None:
+                _, rank, machine, wall = words
+                found = RankFile(int(rank), machine, int(wall))
+            elif words == ["cut"]:
                 found.cut = True
             else:
-                found.spans += reader.spans(line)
+                found.spans += reader.spans(words, data)
+        if found is None:
+            raise ValueError("it does not begin as one")
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is not a rank's part of a timeline: {error}") from error
     return found
@@ -71,14 +72,14 @@ class _Group:
 
 
 class _Reader:
-    """Knows what earlier lines have said."""
+    """Knows what earlier frames have said."""
 
     def __init__(self) -> None:
         self._groups: dict[int, _Group] = {}
         self._names: Counter[tuple[int, str]] = Counter()
         self._operations: dict[int, str] = {}
         self._expected: dict[int, list[Part]] = {}
-        self._kinds: dict[str, Callable[[list[str]], Iterator[Span]]] = {
+        self._kinds: dict[str, Callable[[list[str], bytes], Iterator[Span]]] = {
             "group": self._group,
             "operation": self._operation,
             "calls": self._calls,
@@ -87,11 +88,10 @@ class _Reader:
             "step": self._step,
         }
 
-    def spans(self, line: str) -> Iterator[Span]:
-        kind, *values = line.split("\t")
-        return self._kinds[kind](values)
+    def spans(self, words: list[str], data: bytes) -> Iterator[Span]:
+        return self._kinds[words[0]](words[1:], data)
 
-    def _group(self, values: list[str]) -> Iterator[Span]:
+    def _group(self, values: list[str], data: bytes) -> Iterator[Span]:
         number, name, ranks = values
         members = tuple(map(int, ranks.split(",")))
         # Names come again, on all members alike: later, and at the same time in groups without a common rank.
@@ -100,12 +100,12 @@ class _Reader:
         self._groups[int(number)] = _Group(f"{members[0]}.{generation}/{name}", members)
         return iter(())
 
-    def _operation(self, values: list[str]) -> Iterator[Span]:
+    def _operation(self, values: list[str], data: bytes) -> Iterator[Span]:
         self._operations[int(values[0])] = values[1]
         return iter(())
 
-    def _calls(self, values: list[str]) -> Iterator[Span]:
-        for start, end, size, sequence, number, peer, operation, _ in CALL.iter_unpack(b64decode(values[0])):
+    def _calls(self, values: list[str], data: bytes) -> Iterator[Span]:
+        for start, end, size, sequence, number, peer, operation, _ in CALL.iter_unpack(data):
             name, group = self._operations[operation], self._groups.get(number)
             if name in _MESSAGES:
                 yield Span(MESSAGES, _message_name(name, peer, group), start, end, bytes=size)
@@ -113,21 +113,21 @@ class _Reader:
                 call = f"{group.key}/{sequence}" if group else ""
                 yield Span(COLLECTIVES, name, start, end, call=call, bytes=size)
 
-    def _lost(self, values: list[str]) -> Iterator[Span]:
+    def _lost(self, values: list[str], data: bytes) -> Iterator[Span]:
         count, at = map(int, values)
         yield Span(COLLECTIVES, f"{count} more, not recorded", at, at)
 
-    def _expect(self, values: list[str]) -> Iterator[Span]:
-        parts = PART.iter_unpack(b64decode(values[1]))
+    def _expect(self, values: list[str], data: bytes) -> Iterator[Span]:
+        parts = PART.iter_unpack(data)
         self._expected[int(values[0])] = [
             (index, KINDS[kind], begin, end) for index, kind, begin, end in parts
         ]
         return iter(())
 
-    def _step(self, values: list[str]) -> Iterator[Span]:
+    def _step(self, values: list[str], data: bytes) -> Iterator[Span]:
         done = [
             Span(PIPELINE, KINDS[kind], start, end, index)
-            for index, kind, start, end in STRETCH.iter_unpack(b64decode(values[1]))
+            for index, kind, start, end in STRETCH.iter_unpack(data)
         ]
         yield from done
         yield from _expected(done, self._expected.get(int(values[0]), []))

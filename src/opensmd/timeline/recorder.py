@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opensmd.environment.boot import boot_id
-from opensmd.timeline.lines import CUT, Part, Stretch, expected_line, first_line, step_line
+from opensmd.timeline.frames import CUT, Part, Stretch, begin_frame, expected_frame, step_frame
 
-__all__ = ["VARIABLE", "Lines", "Recorder", "recorder"]
+__all__ = ["VARIABLE", "Frame", "Recorder", "recorder"]
 
 VARIABLE = "OPENSMD_TIMELINE"
 PAUSE = 0.25  # seconds between two looks at what has happened: as much is lost at most where a rank is killed
 MOST = 1_000_000  # events of a rank; what follows is left out, and the page says so
 
 
-class Lines(NamedTuple):
-    """What a source has to write: lines (see ``lines``), and how many events they hold."""
+class Frame(NamedTuple):
+    """What a source has to write (see ``frames``), and how many events that holds."""
 
-    text: str
+    content: bytes
     events: int
 
 
-Source = Callable[[], Iterable[Lines]]
+Source = Callable[[], Iterable[Frame]]
 
 
 @cache
@@ -67,12 +67,12 @@ class Recorder:
 
     def __init__(self, folder: Path, *, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"rank-{rank}.tsv").open("w", encoding="utf-8")
+        self._file = (folder / f"rank-{rank}.events").open("wb")
         offset = time.time_ns() - time.perf_counter_ns()  # the clock is the machine's
-        self._file.write(first_line(rank, boot_id(), offset) + "\n")
+        self._file.write(begin_frame(rank, boot_id(), offset))
         self._pid = os.getpid()
         self._steps: list[tuple[int, Sequence[Stretch]]] = []
-        self._expected: list[str] = []
+        self._expected: list[bytes] = []
         self._plans = 0
         self._events = 0
         self._sources: list[Source] = [self._take_steps]
@@ -95,7 +95,7 @@ class Recorder:
 
     def add_expected(self, parts: Iterable[Part]) -> int:
         """Put down what a plan expects of this rank in a step; return the number that steps call it by."""
-        self._expected.append(expected_line(self._plans, parts))
+        self._expected.append(expected_frame(self._plans, parts))
         self._plans += 1
         return self._plans - 1
 
@@ -126,16 +126,16 @@ class Recorder:
     def _collect(self) -> None:
         """Write what is new."""
         for source in self._sources:
-            for lines in source():
+            for frame in source():
                 if self._events > MOST:
                     continue
-                self._events += lines.events
-                self._file.write(f"{CUT if self._events > MOST else lines.text}\n")
+                self._events += frame.events
+                self._file.write(CUT if self._events > MOST else frame.content)
         self._file.flush()
 
-    def _take_steps(self) -> Iterator[Lines]:
+    def _take_steps(self) -> Iterator[Frame]:
         while self._expected:
-            yield Lines(self._expected.pop(0), 0)
+            yield Frame(self._expected.pop(0), 0)
         while self._steps:
             expected, stretches = self._steps.pop(0)
-            yield Lines(step_line(expected, stretches), len(stretches))
+            yield Frame(step_frame(expected, stretches), len(stretches))

@@ -21,7 +21,7 @@ def begin_timeline(folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*folder.glob("rank-*.tsv"), folder / TRACE, folder / PAGE]:
+        for path in [*folder.glob("rank-*.events"), folder / TRACE, folder / PAGE]:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(f"--timeline {folder}: cannot write there: {error.strerror}") from error

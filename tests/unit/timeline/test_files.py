@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from opensmd.timeline.files import read_timeline
-from opensmd.timeline.lines import CALL, NOTHING_EXPECTED, calls_line, group_line, operation_line
-from opensmd.timeline.recorder import Lines, Recorder
+from opensmd.timeline.frames import CALL, NOTHING_EXPECTED, calls_frame, group_frame, operation_frame
+from opensmd.timeline.recorder import Frame, Recorder
 from opensmd.timeline.results import write_results
 from opensmd.timeline.span import COLLECTIVES, PIPELINE, Span
 
@@ -19,9 +19,9 @@ def test_what_is_recorded_is_read_again_on_one_clock(tmp_path: Path) -> None:
     begun = time.perf_counter_ns()
     call = CALL.pack(begun, begun + 500, 64, 1, 1, -1, 2, 0)
     new = [
-        Lines(group_line(1, "world", [0, 1]), 0),
-        Lines(operation_line(2, "all_reduce"), 0),
-        Lines(calls_line(call), 1),
+        Frame(group_frame(1, "world", [0, 1]), 0),
+        Frame(operation_frame(2, "all_reduce"), 0),
+        Frame(calls_frame(call), 1),
     ]
     recorders[0].add_step([(7, "forward", begun + 1000, begun + 3000)], NOTHING_EXPECTED)
     recorders[1].add_source(lambda: [new.pop(0) for _ in range(len(new))])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from opensmd.timeline import recorder as module
-from opensmd.timeline.lines import NOTHING_EXPECTED, Stretch
+from opensmd.timeline.frames import NOTHING_EXPECTED, Stretch
 from opensmd.timeline.rank_file import read_rank_file
-from opensmd.timeline.recorder import VARIABLE, Lines, Recorder, recorder
+from opensmd.timeline.recorder import VARIABLE, Frame, Recorder, recorder
 from tests.support.patience import PATIENCE
 
 
@@ -31,12 +31,12 @@ def test_a_step_is_written_without_waiting_for_the_end(tmp_path: Path) -> None:
     writer = Recorder(tmp_path, rank=3)
     writer.add_step(steps(2), NOTHING_EXPECTED)
     deadline = time.monotonic() + PATIENCE
-    while "step" not in (tmp_path / "rank-3.tsv").read_text() and time.monotonic() < deadline:
+    while b"step" not in (tmp_path / "rank-3.events").read_bytes() and time.monotonic() < deadline:
         time.sleep(0.01)
-    found = read_rank_file(tmp_path / "rank-3.tsv")
+    found = read_rank_file(tmp_path / "rank-3.events")
     assert (found.rank, len(found.spans), found.cut) == (3, 2, False)
     writer.close()
-    assert read_rank_file(tmp_path / "rank-3.tsv") == found
+    assert read_rank_file(tmp_path / "rank-3.events") == found
 
 
 def test_an_alarm_is_heard_before_the_pause_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_an_alarm_is_heard_before_the_pause_is_over(tmp_path: Path, monkeypatch:
     writer = Recorder(tmp_path, rank=0)
     asked = []
 
-    def source() -> list[Lines]:
+    def source() -> list[Frame]:
         asked.append(time.monotonic())
         return []
 
@@ -64,9 +64,9 @@ def test_what_is_too_much_is_left_out_and_said(tmp_path: Path, monkeypatch: pyte
     for _ in range(4):
         writer.add_step(steps(2), NOTHING_EXPECTED)
     writer.close()
-    found = read_rank_file(tmp_path / "rank-0.tsv")
+    found = read_rank_file(tmp_path / "rank-0.events")
     assert len(found.spans) == 4 and found.cut
-    assert (tmp_path / "rank-0.tsv").read_text().count("cut") == 1
+    assert (tmp_path / "rank-0.events").read_bytes().count(b"cut") == 1
 
 
 def test_a_paused_recorder_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_paused_recorder_asks_nobody(tmp_path: Path, monkeypatch: pytest.Monke
     writer.paused = True
     asked: list[int] = []
 
-    def source() -> list[Lines]:
+    def source() -> list[Frame]:
         asked.append(1)
         return []
 

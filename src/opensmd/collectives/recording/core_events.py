@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opensmd.collectives.recording.operation_names import name_of
-from opensmd.timeline.lines import CALL, calls_line, group_line, lost_line, operation_line
-from opensmd.timeline.recorder import Lines
+from opensmd.timeline.frames import CALL, calls_frame, group_frame, lost_frame, operation_frame
+from opensmd.timeline.recorder import Frame
 
 __all__ = ["CoreEvents"]
 
@@ -25,7 +25,7 @@ class CoreEvents:
 
     def __init__(self, core: Any, alarm: int) -> None:
         self._core = core
-        self._groups: list[str] = []  # lines that are not yet written
+        self._groups: list[bytes] = []  # frames that are not yet written
         self._operations = 0  # how many are
         core.record_events(alarm)
 
@@ -37,19 +37,22 @@ class CoreEvents:
             ranks: global ones, by rank in the group.
         """
         number: int = self._core.add_event_group(name)
-        self._groups.append(group_line(number, name, ranks))
+        self._groups.append(group_frame(number, name, ranks))
         return number
 
-    def __call__(self) -> Iterator[Lines]:
+    def __call__(self) -> Iterator[Frame]:
         """What is new."""
         calls, lost, first_lost_ns = self._core.take_events()  # before what it speaks of
         while self._groups:
-            yield Lines(self._groups.pop(0), 0)
+            yield Frame(self._groups.pop(0), 0)
+        if calls:
+            yield from self._new_operations()
+            yield Frame(calls_frame(calls), len(calls) // CALL.size)
+        if lost:
+            yield Frame(lost_frame(lost, first_lost_ns), 0)
+
+    def _new_operations(self) -> Iterator[Frame]:
         operations = self._core.event_operations()
         for number in range(self._operations, len(operations)):
-            yield Lines(operation_line(number, name_of(operations[number])), 0)
+            yield Frame(operation_frame(number, name_of(operations[number])), 0)
         self._operations = len(operations)
-        if calls:
-            yield Lines(calls_line(calls), len(calls) // CALL.size)
-        if lost:
-            yield Lines(lost_line(lost, first_lost_ns), 0)

@@ -22,7 +22,7 @@ from opensmd.launch.hosts.order import command_line
 __all__ = ["fetch", "folder_on_host", "line_for", "main", "receive"]
 
 PATIENCE = 120  # seconds for one host
-_NAME = re.compile(r"rank-\d+\.tsv$")
+_NAME = re.compile(r"rank-\d+\.events$")
 
 
 def folder_on_host(folder: Path, number: int) -> Path:
@@ -75,7 +75,7 @@ def line_for(folder: Path, working_folder: str, environ: Mapping[str, str]) -> s
 
 def main(folder: Path, out: BinaryIO) -> None:
     """Write the files of ``folder`` to ``out`` and remove it."""
-    paths = sorted(folder.glob("rank-*.tsv"))
+    paths = sorted(folder.glob("rank-*.events"))
     with tarfile.open(fileobj=out, mode="w|") as files:
         for path in paths:
             files.add(path, arcname=path.name)

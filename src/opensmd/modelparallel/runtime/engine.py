@@ -44,7 +44,7 @@ from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
 from opensmd.modelparallel.runtime.turns.split_choice import SplitChoice
 from opensmd.modelparallel.runtime.turns.threads import Threads
-from opensmd.timeline.lines import NOTHING_EXPECTED
+from opensmd.timeline.frames import NOTHING_EXPECTED
 from opensmd.timeline.recorder import Recorder, recorder
 
 __all__ = ["Engine", "first_inputs"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opensmd.collectives.recording.core_events import CoreEvents
-from opensmd.timeline.lines import CALL
+from opensmd.timeline.frames import CALL, group_frame, lost_frame, operation_frame
 
 
 class Core:
@@ -36,12 +36,13 @@ def test_names_come_once_and_before_the_calls_that_use_them() -> None:
     assert events.add_group("pair", [2, 3]) == 1
     core.calls = CALL.pack(1, 2, 3, 4, 1, -1, 1, 0) * 2
     first = list(events())
-    texts = ["group\t1\tpair\t2,3", "operation\t0\tnothing", "operation\t1\tall_reduce"]
-    assert [lines.text for lines in first[:3]] == texts
-    assert first[3].text.startswith("calls\t") and [lines.events for lines in first] == [0, 0, 0, 2]
+    named = [group_frame(1, "pair", [2, 3]), operation_frame(0, "nothing"), operation_frame(1, "all_reduce")]
+    assert [frame.content for frame in first[:3]] == named
+    assert first[3].content.startswith(b"calls\t") and [frame.events for frame in first] == [0, 0, 0, 2]
     assert list(events()) == []
     core.names = [*core.names, "smddp:barrier"]
-    assert [lines.text for lines in events()] == ["operation\t2\tbarrier"]
+    core.calls = CALL.pack(1, 2, 3, 4, 1, -1, 2, 0)
+    assert next(iter(events())).content == operation_frame(2, "barrier")
 
 
 def test_what_found_no_room_is_told() -> None:
@@ -49,4 +50,4 @@ def test_what_found_no_room_is_told() -> None:
     events = CoreEvents(core, 0)
     list(events())
     core.lost = 9
-    assert [lines.text for lines in events()] == ["lost\t9\t5"]
+    assert [frame.content for frame in events()] == [lost_frame(9, 5)]

@@ -20,6 +20,7 @@ bool EventRing::add(const Event& event) {
     } else if (added_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed)) {
       slot.event = event;
       slot.turn.store(position + 1, std::memory_order_release);
+      __builtin_prefetch(&slots_[(position + 1) & (capacity_ - 1)], 1);  // other work will have cleared the caches
       return position - taken_.load(std::memory_order_relaxed) == capacity_ / 2;
     }
   }
@@ -28,6 +29,7 @@ bool EventRing::add(const Event& event) {
 std::vector<Event> EventRing::take() {
   std::vector<Event> events;
   uint64_t position = taken_.load(std::memory_order_relaxed);
+  events.reserve(added_.load(std::memory_order_relaxed) - position);
   for (;; ++position) {
     Slot& slot = slots_[position & (capacity_ - 1)];
     if (slot.turn.load(std::memory_order_acquire) != position + 1) break;

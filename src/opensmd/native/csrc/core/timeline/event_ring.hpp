@@ -15,7 +15,7 @@
 
 namespace opensmd {
 
-// One collective or message, as files of a timeline hold it (opensmd/timeline/lines.py).
+// One collective or message, as files of a timeline hold it (opensmd/timeline/frames.py).
 struct Event {
   uint64_t start_ns = 0;
   uint64_t end_ns = 0;
