@@ -152,8 +152,8 @@ def event_operations() -> list[str]:
     """Names of operations, by the number that events have for them."""
 
 def take_events() -> tuple[bytes, int, int]:
-    """What was noted since the last time (opensmd.timeline.frames.CALL), how many events found no room, and when
-    the first of these began."""
+    """What was noted since the last time (as opensmd.timeline.frames.CALL), how many events had no room, and
+    when the first of these began."""
 
 def record_calls_of_torch() -> None:
     """Note what torch's own backends do for CPU tensors, too."""

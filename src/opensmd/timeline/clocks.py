@@ -64,6 +64,8 @@ def _passages(ranks: Iterable[Sequence[Span]]) -> dict[str, _Passage]:
         for span in spans:
             if span.track != COLLECTIVES or span.name not in TOGETHER or not span.call:
                 continue
+            if span.end_ns == span.start_ns:  # nobody knows when it ended
+                continue
             if span.call.rpartition("/")[0].endswith("/cuda"):  # begins when it is queued, and ends by that
                 continue
             one = found.setdefault(span.call, _Passage(span.start_ns, span.end_ns))

@@ -8,7 +8,7 @@ line of words between tabs, the last of which says how many bytes of data follow
     operation   number, name
     calls       data: collectives and messages, as the core holds them (csrc/core/timeline/event_ring.hpp)
     expected    number; data: the parts of a step that a plan expects
-    step        number of what is expected of it; data: its stretches
+    step        number of what is expected of it; data: its stretches, column by column
     lost        how many calls found no room, and when the first of them began
     cut         all that follows was left out
 """
@@ -25,7 +25,6 @@ __all__ = [
     "KINDS",
     "NOTHING_EXPECTED",
     "PART",
-    "STRETCH",
     "Part",
     "Stretch",
     "begin_frame",
@@ -36,6 +35,7 @@ __all__ = [
     "lost_frame",
     "operation_frame",
     "step_frame",
+    "stretches_of",
 ]
 
 Stretch = tuple[int, str, int, int]  # microbatch, one of KINDS, start and end in nanoseconds
@@ -43,7 +43,6 @@ Part = tuple[int, str, float, float]  # the same by a plan, in seconds since the
 
 KINDS = ("forward", "backward", "weights", "wait")
 CALL = Struct("<QQQQIiII")  # start, end, bytes, sequence, group, peer, operation, unused
-STRETCH = Struct("<qqqq")
 PART = Struct("<qqdd")
 NOTHING_EXPECTED = -1  # a step's number of what is expected
 
@@ -88,14 +87,21 @@ def expected_frame(number: int, parts: Iterable[Part]) -> bytes:
     return _frame("expected", number, data=b"".join(data))
 
 
-def step_frame(expected: int, stretches: Iterable[Stretch]) -> bytes:
+def step_frame(expected: int, stretches: Sequence[Stretch]) -> bytes:
     """What this rank did in a step; ``expected``: by which plan."""
-    flat = [
-        number
-        for microbatch, kind, start, end in stretches
-        for number in (microbatch, _NUMBER[kind], start, end)
-    ]
-    return _frame("step", expected, data=array("q", flat).tobytes())
+    microbatches, kinds, starts, ends = zip(*stretches, strict=True) if stretches else ((), (), (), ())
+    columns = (microbatches, map(_NUMBER.__getitem__, kinds), starts, ends)
+    return _frame("step", expected, data=b"".join(array("q", column).tobytes() for column in columns))
+
+
+def stretches_of(data: bytes) -> Iterator[Stretch]:
+    """What a step's frame holds."""
+    numbers = array("q", data)
+    rows = len(numbers) // 4
+    for microbatch, kind, start, end in zip(
+        *(numbers[i * rows : (i + 1) * rows] for i in range(4)), strict=True
+    ):
+        yield microbatch, KINDS[kind], start, end
 
 
 def frames(content: bytes) -> Iterator[tuple[list[str], bytes]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opensmd.timeline.frames import CALL, KINDS, PART, STRETCH, Part, frames
+from opensmd.timeline.frames import CALL, KINDS, PART, Part, frames, stretches_of
 from opensmd.timeline.span import COLLECTIVES, EXPECTED, MESSAGES, PIPELINE, Span
 
 __all__ = ["RankFile", "read_rank_file"]
@@ -126,8 +126,8 @@ class _Reader:
 
     def _step(self, values: list[str], data: bytes) -> Iterator[Span]:
         done = [
-            Span(PIPELINE, KINDS[kind], start, end, index)
-            for index, kind, start, end in STRETCH.iter_unpack(data)
+            Span(PIPELINE, kind, start, end, microbatch)
+            for microbatch, kind, start, end in stretches_of(data)
         ]
         yield from done
         yield from _expected(done, self._expected.get(int(values[0]), []))

@@ -12,6 +12,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -71,8 +72,8 @@ class Recorder:
         offset = time.time_ns() - time.perf_counter_ns()  # the clock is the machine's
         self._file.write(begin_frame(rank, boot_id(), offset))
         self._pid = os.getpid()
-        self._steps: list[tuple[int, Sequence[Stretch]]] = []
-        self._expected: list[bytes] = []
+        # Steps as they came, and in front of the first that needs it what a plan expects.
+        self._steps: deque[tuple[int, Sequence[Stretch]] | Frame] = deque()
         self._plans = 0
         self._events = 0
         self._sources: list[Source] = [self._take_steps]
@@ -95,7 +96,7 @@ class Recorder:
 
     def add_expected(self, parts: Iterable[Part]) -> int:
         """Put down what a plan expects of this rank in a step; return the number that steps call it by."""
-        self._expected.append(expected_frame(self._plans, parts))
+        self._steps.append(Frame(expected_frame(self._plans, parts), 0))
         self._plans += 1
         return self._plans - 1
 
@@ -134,8 +135,10 @@ class Recorder:
         self._file.flush()
 
     def _take_steps(self) -> Iterator[Frame]:
-        while self._expected:
-            yield Frame(self._expected.pop(0), 0)
         while self._steps:
-            expected, stretches = self._steps.pop(0)
-            yield Frame(step_frame(expected, stretches), len(stretches))
+            step = self._steps.popleft()
+            if isinstance(step, Frame):
+                yield step
+            else:
+                expected, stretches = step
+                yield Frame(step_frame(expected, stretches), len(stretches))

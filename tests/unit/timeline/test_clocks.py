@@ -44,3 +44,8 @@ def test_clocks_that_do_not_run_alike_are_left_to_the_wall_clocks() -> None:
     here = together(0, 10) + together(10_000, 10_010, "world/2")
     there = together(0, 10) + together(20_000, 20_010, "world/2")
     assert differences({"a": HostClock(0, {0: here}), "b": HostClock(3, {1: there})})["b"] == 3
+
+
+def test_a_collective_whose_end_nobody_knows_says_nothing_of_clocks() -> None:
+    hosts = {"a": HostClock(0, {0: together(0, 0)}), "b": HostClock(0, {1: together(5000, 5100)})}
+    assert differences(hosts) == {"a": 0, "b": 0}
