@@ -45,11 +45,11 @@ STEPS: dict[str, Callable[[float], tuple[Rank, Step]]] = {
 }
 
 
-def switched(call: Callable[[], object], rank: int, *, on: bool) -> Candidate:
-    """Calls with recording on, or with all of it off."""
+def switched(step: Step, spell: Step, rank: int, *, on: bool) -> Candidate:
+    """Spells with recording on, or with all of it off, after a step that finds what has just changed."""
     chosen = recorder(rank)
     assert chosen is not None
-    block = timed(call)
+    block = timed(spell)
 
     def switch_and_call(stamps: Stamps) -> None:
         chosen.paused = not on
@@ -59,6 +59,7 @@ def switched(call: Callable[[], object], rank: int, *, on: bool) -> Candidate:
         else:
             core.stop_events()
             core.leave_calls_of_torch()
+        step()
         block(stamps)
 
     return Candidate(WITH if on else WITHOUT, switch_and_call)
@@ -83,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     me, step = STEPS[options.step](options.patience)
     spell, count = spell_of(step, me)
-    kinds = [switched(spell, me.rank, on=on) for on in (False, True)]
+    kinds = [switched(step, spell, me.rank, on=on) for on in (False, True)]
     results = Results("timeline", me.layout)
     for turn in range(options.rounds):
         for candidate in kinds[:: 1 if turn % 2 == 0 else -1]:
