@@ -27,7 +27,7 @@ from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.name import DEVICES, NAME
 from opensmd.collectives.recording.begin import (
     record_all_groups,
-    record_devices_of_smddp,
+    record_devices,
     record_smddp,
 )
 from opensmd.collectives.sealed import seal_objects_of_torch
@@ -235,5 +235,5 @@ def _nccl(place: Membership, exchange: Exchange) -> Any:
     store = PrefixStore(f"opensmd/nccl/{exchange.generation}", place.store)
     made = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
     made._set_sequence_number_for_group()
-    record_devices_of_smddp(made, place.name, place.ranks[place.rank], place.ranks)
+    record_devices(made, place.name, place.ranks[place.rank], place.ranks)
     return made

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,20 +37,22 @@ class Frame(NamedTuple):
 Source = Callable[[], Iterable[Frame]]
 
 
-@cache
+_of_process: list[Recorder] = []  # at most one: what the core notes can be taken but once
+
+
 def recorder(rank: int) -> Recorder | None:
     """This process's recorder, started by the first call; None if no timeline is wanted.
 
     Args:
-        rank: of this process in the job, the same in every call.
+        rank: of this process in the job. The first call counts, should a script change it with its groups.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     folder = os.environ.get(VARIABLE)
-    if not folder:
-        return None
-    return Recorder(Path(folder), rank=rank)
+    if folder and not _of_process:
+        _of_process.append(Recorder(Path(folder), rank=rank))
+    return _of_process[0] if _of_process else None
 
 
 class Recorder:

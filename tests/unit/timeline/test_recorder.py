@@ -16,10 +16,20 @@ from tests.support.patience import PATIENCE
 
 
 def test_without_the_variable_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder.cache_clear()
+    monkeypatch.setattr(module, "_of_process", [])
     monkeypatch.delenv(VARIABLE, raising=False)
     assert recorder(0) is None
-    recorder.cache_clear()
+
+
+def test_a_process_has_one_recorder_whatever_rank_it_takes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_of_process", [])
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "when"))
+    first = recorder(1)
+    assert first is not None and recorder(0) is first
+    first.close()
+    assert [path.name for path in (tmp_path / "when").iterdir()] == ["rank-1.events"]
 
 
 def steps(count: int) -> list[Stretch]:

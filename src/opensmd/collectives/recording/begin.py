@@ -21,9 +21,9 @@ from opensmd.collectives.recording.core_events import CoreEvents
 from opensmd.environment.settings import Settings
 from opensmd.native.availability import core_or_reason
 from opensmd.said_once import warn_once
-from opensmd.timeline.recorder import VARIABLE, recorder
+from opensmd.timeline.recorder import VARIABLE, Recorder, recorder
 
-__all__ = ["record_all_groups", "record_devices_of_smddp", "record_smddp"]
+__all__ = ["record_all_groups", "record_devices", "record_smddp"]
 
 
 @functools.cache
@@ -47,12 +47,8 @@ def record_smddp(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> No
         backend.record_as(events.add_group(name, ranks))
 
 
-def record_devices_of_smddp(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> None:
-    """Record what torch's NCCL does for a group of smddp, as :func:`record_smddp`."""
-    _record_devices(backend, name, rank, ranks)
-
-
-def _record_devices(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> None:
+def record_devices(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> None:
+    """Record what torch's NCCL does in a group, as :func:`record_smddp`."""
     core, events = _core(), _events(rank)
     if core is None or events is None:
         return
@@ -81,15 +77,19 @@ def _record_group(group: Any, ranks: Sequence[int]) -> None:
             events.add_group(group.group_name, ranks)
             core.record_calls_of_torch()
         else:
-            _record_devices(backend, group.group_name, rank, ranks)
+            record_devices(backend, group.group_name, rank, ranks)
 
 
-@functools.cache
 def _events(rank: int) -> CoreEvents | None:
     """What the core notes for this process, ``rank`` of the job; None without a timeline or a core."""
     wanted = recorder(rank)
-    core = _core() if wanted is not None else None
-    if wanted is None or core is None:
+    return None if wanted is None else _handed_to(wanted)
+
+
+@functools.cache
+def _handed_to(wanted: Recorder) -> CoreEvents | None:
+    core = _core()
+    if core is None:
         return None
     events = CoreEvents(core, wanted.alarm)
     wanted.add_source(events)
