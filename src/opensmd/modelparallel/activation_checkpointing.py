@@ -14,7 +14,7 @@ from torch import nn
 
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.runtime.calls.checkpointed import checkpointed
-from opensmd.modelparallel.runtime.calls.interception import this_thread
+from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.state import state
 
 __all__ = ["checkpoint", "checkpoint_layers", "checkpoint_sequential", "set_activation_checkpointing"]
@@ -124,7 +124,7 @@ def _run_checkpointed(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], preserve_rng_state: bool
 ) -> Any:
     # Between modules of several ranks nothing is checkpointed: each of these modules is, where it lives.
-    offloading = None if is_tracing() or this_thread.run is not None else state.offloading
+    offloading = None if is_tracing() or current_run() is not None else state.offloading
     return checkpointed(function, args, kwargs, offloading=offloading, preserve_rng_state=preserve_rng_state)
 
 

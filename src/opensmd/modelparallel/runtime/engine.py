@@ -26,7 +26,7 @@ from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
-from opensmd.modelparallel.runtime.calls.interception import this_thread
+from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
 from opensmd.modelparallel.runtime.messages.transport import (
     SentTensor,
@@ -287,7 +287,7 @@ class Engine:
         Raises:
             SMPError: a module that runs as a whole on one rank has called it.
         """
-        run = this_thread.run
+        run = current_run()
         if run is None:
             raise SMPError(
                 "model.backward was called inside a module that lives on one partition, where the other "

@@ -8,7 +8,7 @@ from typing import Any
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.glue import Glue
-from opensmd.modelparallel.runtime.calls.interception import this_thread
+from opensmd.modelparallel.runtime.calls.interception import set_run
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
@@ -78,9 +78,9 @@ class MicrobatchRun:
         self._calls.release()
 
     def _call_function(self) -> Any:
-        this_thread.run = self._calls  # by thread, as modules are called without a word of the microbatch
+        set_run(self._calls)  # by thread, as modules are called without a word of the microbatch
         try:
             with Glue(self._calls) as self._microbatch.mode:
                 return self._function()
         finally:
-            this_thread.run = None
+            set_run(None)

@@ -12,7 +12,7 @@ from opensmd.modelparallel._torch_internals import has_backward_hooks
 from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.planning.plan import Plan
-from opensmd.modelparallel.runtime.calls.interception import intercepted, this_thread
+from opensmd.modelparallel.runtime.calls.interception import CallingThread, intercepted
 from opensmd.modelparallel.runtime.calls.sequential import Sequences
 from opensmd.modelparallel.runtime.side_effects.attributes import Places
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers, StepAttributes
@@ -99,7 +99,7 @@ class PlacedModel:
         """
         with (
             intercepted(self._whole, self._sequences.forwards(alone=alone), alone=alone),
-            self.buffers.ordered(this_thread, attributes, alone=alone),
+            self.buffers.ordered(CallingThread(), attributes, alone=alone),
         ):
             yield
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from opensmd.modelparallel.offloading._torch_internals import saving_inputs
 from opensmd.modelparallel.offloading.offloading import Offloading
-from opensmd.modelparallel.runtime.calls.interception import this_thread
+from opensmd.modelparallel.runtime.calls.interception import current_run
 
 __all__ = ["offloading_of_all_checkpoints"]
 
@@ -27,7 +27,7 @@ def offloading_of_all_checkpoints(offloading: Offloading | None) -> Iterator[Non
 
     def around(inputs: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
         # In glue, every module that is called inside a checkpoint is checkpointed by itself.
-        if this_thread.run is not None:
+        if current_run() is not None:
             return contextlib.nullcontext()
         return offloading.of_inputs(inputs)
 

@@ -17,28 +17,36 @@ from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
 from opensmd.modelparallel.runtime.tensors.tags import highest_home
 
-__all__ = ["beside_the_program", "intercepted", "redirected", "this_thread"]
+__all__ = ["CallingThread", "beside_the_program", "current_run", "intercepted", "redirected", "set_run"]
 
 Function = Callable[..., Any]
 
 
-class ThisThread(threading.local):
-    """What the calling thread runs."""
+class _RunOfThread(threading.local):
+    run: CallRunner | None = None
 
-    _run: CallRunner | None = None
+
+_thread = _RunOfThread()
+
+
+def current_run() -> CallRunner | None:
+    """The microbatch that the calling thread runs; None outside steps and inside modules that run whole."""
+    run = _thread.run
+    return None if run is None or run.microbatch.inside else run
+
+
+def set_run(run: CallRunner | None) -> None:
+    """This thread runs a microbatch from now on, or none."""
+    _thread.run = run
+
+
+class CallingThread:
+    """Whichever thread asks, for those that this file stands on and that therefore cannot import it."""
 
     @property
     def run(self) -> CallRunner | None:
-        """Its microbatch; None outside steps and inside modules that run whole."""
-        run = self._run
-        return None if run is None or run.microbatch.inside else run
-
-    @run.setter
-    def run(self, run: CallRunner | None) -> None:
-        self._run = run
-
-
-this_thread = ThisThread()
+        """What :func:`current_run` says."""
+        return current_run()
 
 
 @contextlib.contextmanager
@@ -47,7 +55,7 @@ def beside_the_program() -> Iterator[bool]:
 
     Yields whether there is a program, as the thread runs a microbatch.
     """
-    run = this_thread.run
+    run = current_run()
     if run is None:
         yield False
         return
@@ -82,7 +90,7 @@ def intercepted(
             calls[module] = redirected(name, module, home, internals.whole_call(module), alone)
 
     def any_backward(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        run = this_thread.run
+        run = current_run()
         if run is None:
             original(*args, **kwargs)
         else:
@@ -102,7 +110,7 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
     shown = f"module {name!r}" if name else "the model"
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        run = this_thread.run
+        run = current_run()
         if run is None:
             return function(*args, **kwargs)
         if module.training != training and not alone:
@@ -123,7 +131,7 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
 
 def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``autograd.Function.apply`` in glue."""
-    run = this_thread.run
+    run = current_run()
     if run is None:
         return original(*args, **kwargs)
     if internals.is_reentrant_checkpoint(function):
@@ -141,7 +149,7 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
 
 def _script(original: Function, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A TorchScript function in glue."""
-    run = this_thread.run
+    run = current_run()
     if run is None:
         return original(*args, **kwargs)
     key = ("script", function.qualified_name)
@@ -169,7 +177,7 @@ def _follow(
 
 def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A checkpoint in glue: every module called inside is checkpointed by itself."""
-    run = this_thread.run
+    run = current_run()
     if run is None:
         yield from original(*args, **kwargs)
         return
