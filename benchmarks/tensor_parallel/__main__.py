@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from benchmarks.harness.steps import measure_steps
 from benchmarks.harness.table import Ratio
+from benchmarks.limits import NO_COMMUNICATION
 
 WIDTHS = [64, 256, 768]
+OURS, GLOO, SMDDP = "opensmd over smddp", "DTensor over gloo", "DTensor over smddp"
 RATIOS = [
-    Ratio("DTensor over gloo / ours", "opensmd over smddp", ["DTensor over gloo"]),
-    Ratio("DTensor over smddp / ours", "opensmd over smddp", ["DTensor over smddp"]),
+    Ratio("DTensor over gloo / ours", OURS, [GLOO]),
+    Ratio("at most", NO_COMMUNICATION, [GLOO]),
+    Ratio("DTensor over smddp / ours", OURS, [SMDDP]),
+    Ratio("beyond computing, over gloo", OURS, [GLOO], above=NO_COMMUNICATION),
 ]
 
 

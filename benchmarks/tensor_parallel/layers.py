@@ -14,7 +14,7 @@ from torch.nn import functional as F
 __all__ = ["HEAD", "LAYERS", "PlainLayer", "plain_stack"]
 
 LAYERS = 2
-HEAD = 32  # features of one attention head
+HEAD = 16  # features of one attention head, so that four ranks share the narrowest layer
 
 
 class PlainLayer(nn.Module):

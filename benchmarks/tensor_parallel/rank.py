@@ -1,5 +1,6 @@
-"""One rank of the tensor-parallel benchmark: three stacks of layers take training steps in turn."""
+"""One rank of the tensor-parallel benchmark: stacks of layers take training steps in turn."""
 
+import copy
 import functools
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.rank import Rank
 from benchmarks.harness.sampling import Candidate, timed
 from benchmarks.harness.widths import measure_widths
+from benchmarks.limits import NO_COMMUNICATION
 from benchmarks.tensor_parallel.layers import HEAD, LAYERS, plain_stack
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.ranks.shards import shards_of
@@ -25,7 +27,7 @@ def main() -> None:
         "tensor parallel step",
         contestants,
         case=lambda width: (f"{LAYERS} layers of {width}", 0),
-        backends=["gloo", "smddp"],
+        backends=["gloo", "smddp", "fake"],
         finish=smp.shutdown,
     )
 
@@ -59,7 +61,21 @@ def contestants(me: Rank, width: int) -> list[Candidate]:
     losses = [step().item() for step in steps.values()]
     if max(losses) - min(losses) > 1e-5 * abs(losses[0]):
         raise RuntimeError(f"the losses differ: {dict(zip(steps, losses, strict=True))}")
+    steps[NO_COMMUNICATION] = without_communication(copy.deepcopy(ours), me, width)
     return [Candidate(name, timed(step)) for name, step in steps.items()]
+
+
+def without_communication(model: nn.Module, me: Rank, width: int) -> Callable[[], Tensor]:
+    """The library's step over torch's backend that does nothing: the least that any communication leaves."""
+    train = training(model, lambda x: model((x, None))[0], width)
+
+    def step() -> Tensor:
+        share_over(me.groups["fake"])
+        loss = train()
+        share_over(me.groups["smddp"])
+        return loss
+
+    return step
 
 
 def share_over(group: dist.ProcessGroup) -> None:

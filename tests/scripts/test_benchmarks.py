@@ -16,7 +16,7 @@ from benchmarks.harness.contestants import after_a_call
 from benchmarks.harness.results import Results, human_bytes, human_time, row
 from benchmarks.harness.table import Ratio, markdown
 from benchmarks.hosts.networks import two_networks
-from benchmarks.limits import allowed, least_time, ranks_a_core
+from benchmarks.limits import NO_COMMUNICATION, allowed, least_time, ranks_a_core
 from benchmarks.memory import rank as memory_rank
 from benchmarks.memory.__main__ import FULLEST, TIMES
 from benchmarks.memory.__main__ import grid as memory_grid
@@ -202,7 +202,7 @@ def test_tensor_parallelism_is_measured_beside_torchs_own(
     run_benchmark: Callable[..., None], tmp_path: Path
 ) -> None:
     run_benchmark("tensor_parallel", "--widths", "64")
-    names = {"opensmd over smddp", "DTensor over gloo", "DTensor over smddp"}
+    names = {"opensmd over smddp", "DTensor over gloo", "DTensor over smddp", NO_COMMUNICATION}
     assert set(Results.load(tmp_path / "tensor-parallel-2.json").candidates()) == names
 
 
@@ -290,6 +290,14 @@ def test_zero_copy_has_a_floor_of_its_own_measured_through_torch() -> None:
         results.rows.append(row("gather", 4096, name, [p50]))
     assert least_time(results, "gather", 4096, "smddp zero-copy") == 6.0
     assert least_time(results, "gather", 4096, "smddp") == 4.0  # nothing measured through torch: the old rule
+
+
+@pytest.mark.parametrize(("computing", "least"), [(8.0, 8.0), (11.0, 10.0)])
+def test_a_step_that_ranks_share_takes_at_least_what_it_computes(computing: float, least: float) -> None:
+    results, ours = Results("claim", "layout"), "opensmd over smddp"
+    for name, p50 in {ours: 10.0, NO_COMMUNICATION: computing, "rival": 16.0}.items():
+        results.rows.append(row("2 layers", 0, name, [p50]))
+    assert allowed(results, "2 layers", 0, Ratio("", ours, ["rival"])) == 16.0 / least
 
 
 def test_without_a_floor_of_its_kind_a_candidate_has_no_limit() -> None:

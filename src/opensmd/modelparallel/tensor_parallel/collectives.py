@@ -7,6 +7,7 @@ its own and add the gradients up; here the ranks compute one loss together::
     function        forward                      backward
     to_split        nothing                      all-reduce      common -> used by each rank in its own way
     from_partial    all-reduce                   nothing         partial sums -> common
+    summed_in_place the same in its input's memory
     sum_for_split   all-reduce                   all-reduce      partial sums -> used in each rank's own way
     gather          all-gather along an axis     own slice       split -> common
     own_slice       own slice of an axis         all-gather      common -> split
@@ -45,6 +46,7 @@ __all__ = [
     "own_slice",
     "scatter_batch",
     "sum_for_split",
+    "summed_in_place",
     "to_split",
 ]
 
@@ -62,6 +64,14 @@ def from_partial(tensor: Tensor) -> Tensor:
     if tensor_size() == 1:
         return tensor
     result: Tensor = _FromPartial.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def summed_in_place(tensor: Tensor) -> Tensor:
+    """:func:`from_partial` without a copy, of a tensor that neither callers nor backwards need."""
+    if tensor_size() == 1:
+        return tensor
+    result: Tensor = _SummedInPlace.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -104,10 +114,7 @@ def scatter_batch(tensor: Tensor) -> Tensor:
 
 def all_reduced(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     """A new tensor with the reduction over the group; no graph."""
-    reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
-    if not is_tracing():
-        dist.all_reduce(reduced, op, group=tensor_process_group())
-    return reduced
+    return _reduced(tensor.detach().clone(memory_format=torch.contiguous_format), op)
 
 
 def all_gathered(tensor: Tensor, axis: int, size: int) -> Tensor:
@@ -129,6 +136,12 @@ def all_gathered(tensor: Tensor, axis: int, size: int) -> Tensor:
     if axis:
         whole = torch.cat(whole.chunk(parts), axis)
     return whole.narrow(axis, 0, size)
+
+
+def _reduced(own: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    if not is_tracing():
+        dist.all_reduce(own, op, group=tensor_process_group())
+    return own
 
 
 def own_part(tensor: Tensor, axis: int) -> Tensor:
@@ -155,6 +168,12 @@ class _FromPartial(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return gradients[0]
+
+
+class _SummedInPlace(_FromPartial):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return _reduced(tensor.detach().contiguous())
 
 
 class _Gather(torch.autograd.Function):

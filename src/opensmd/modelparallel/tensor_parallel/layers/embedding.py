@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from opensmd.modelparallel.ranks.shards import ShardedModule, bounds
-from opensmd.modelparallel.tensor_parallel.collectives import from_partial, gather
+from opensmd.modelparallel.tensor_parallel.collectives import gather, summed_in_place
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, split_parameter
 from opensmd.modelparallel.tensor_parallel.layers.linear import require_divisible
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
@@ -141,7 +141,7 @@ def rows_of(
         present = ~elsewhere
         rows_found = F.embedding((indices - start)[present], weight, own_padding, *options)
         zeros = rows_found.new_zeros(*indices.shape, weight.shape[1])
-        return from_partial(zeros.index_put((present,), rows_found))
+        return summed_in_place(zeros.index_put((present,), rows_found))
     local = (indices - start).masked_fill(elsewhere, 0)
     found = F.embedding(local, weight, own_padding, *options)
-    return from_partial(found.masked_fill(elsewhere.unsqueeze(-1), 0))
+    return summed_in_place(found.masked_fill(elsewhere.unsqueeze(-1), 0))

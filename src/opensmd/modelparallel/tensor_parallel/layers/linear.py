@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from opensmd.modelparallel.ranks.shards import ShardedModule
-from opensmd.modelparallel.tensor_parallel.collectives import from_partial, own_slice, to_split
+from opensmd.modelparallel.tensor_parallel.collectives import own_slice, summed_in_place, to_split
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, split_parameter
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_size
 
@@ -21,7 +21,7 @@ class ColumnLinear(ShardedModule):
         in_features, out_features: of the whole layer.
         bias: add one.
         layers: that many layers with the same input in one multiplication, such as query, key and value; the
-            weight then is ``[layers, out_features, in_features]`` and the output ``[layers, ..., out]``.
+            weight then is ``[layers, out_features, in_features]`` and the output ``[..., layers, out]``.
         std: initialise weights from a normal distribution; None as torch's Linear.
     """
 
@@ -49,13 +49,13 @@ class ColumnLinear(ShardedModule):
             self.register_parameter("bias", None)
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[..., in_features]`` to this rank's outputs; those of several layers along a first axis."""
+        """``[..., in_features]`` to this rank's outputs; several layers along the last axis but one."""
         weight, bias = self.weight, self.bias
         if self.layers is None:
             return F.linear(to_split(input), weight, bias)
         flat = None if bias is None else bias.flatten()
         output = F.linear(to_split(input), weight.flatten(0, 1), flat)
-        return output.view(*output.shape[:-1], self.layers, -1).movedim(-2, 0)
+        return output.view(*output.shape[:-1], self.layers, -1)
 
 
 class RowLinear(ShardedModule):
@@ -80,7 +80,7 @@ class RowLinear(ShardedModule):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., this rank's inputs]`` to ``[..., out_features]``."""
-        output = from_partial(F.linear(input, self.weight))
+        output = summed_in_place(F.linear(input, self.weight))
         return output if self.bias is None else output + self.bias
 
 
@@ -110,7 +110,7 @@ class DistributedLinear(DistributedModule):
     def forward(self, input: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
         own = own_slice(self.gather_batch(input), -1)
-        output = from_partial(F.linear(own, self.weight))
+        output = summed_in_place(F.linear(own, self.weight))
         return self.scatter_batch(output if self.bias is None else output + self.bias)
 
     def extra_repr(self) -> str:

@@ -128,10 +128,10 @@ class DistributedAttentionLayer(Block):
 
     def _projections(self, hidden: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if states is None:
-            query, key, value = self.query_key_value(hidden)
+            query, key, value = self.query_key_value(hidden).unbind(-2)
         else:
             query = self.query(hidden)
-            key, value = self.key_value(states)
+            key, value = self.key_value(states).unbind(-2)
         return query, key, value
 
     def _heads(self, tensor: Tensor) -> Tensor:
