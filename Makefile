@@ -85,6 +85,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks.sharded
 	$(BIN)/python -m benchmarks.allocator
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.resident
 	$(BIN)/python -m benchmarks.saving
 	$(BIN)/python -m benchmarks.timeline
 	-$(BIN)/python -m benchmarks.hosts  # needs the right to make network namespaces

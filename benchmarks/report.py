@@ -25,6 +25,7 @@ from benchmarks.hosts.prediction import grid as prediction_grid
 from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
+from benchmarks.resident.__main__ import grid as resident_grid
 from benchmarks.saving.__main__ import grid as saving_grid
 from benchmarks.sharded.__main__ import RATIOS as SHARDED_RATIOS
 from benchmarks.small_messages.__main__ import RATIOS as SMALL_MESSAGES_RATIOS
@@ -45,6 +46,7 @@ GRIDS = {
     "compressed": compressed_grid,
     "prediction": prediction_grid,
     "memory": memory_grid,
+    "resident": resident_grid,
     "saving": saving_grid,
     "timeline": timeline_grid,
 }

@@ -8,6 +8,9 @@ than 100 MiB: these may not fit into what others have left behind.
 Microbatches take turns on threads. glibc would give each thread a heap of its own, and what one keeps is of
 no use to the next. With one heap for all, ranks of a split model kept 390 MiB beyond their start in place of
 510; 218 were in use.
+
+A heap has holes. Ranks of a split model, whose tensors may be large beside all they have, take these from
+memory without any (``runtime/tensor_memory``).
 """
 
 from __future__ import annotations
@@ -50,4 +53,5 @@ def keeping_memory(environ: Mapping[str, str], library: tuple[str, str] | None =
         "MALLOC_MMAP_THRESHOLD_": str(mapped),
         "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES),
         "MALLOC_ARENA_MAX": environ.get("MALLOC_ARENA_MAX") or "1",
+        "OPENSMD_KEEP_TENSORS": environ.get("OPENSMD_KEEP_TENSORS") or "1",
     }

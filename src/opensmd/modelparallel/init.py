@@ -22,6 +22,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.elastic_setting import Elastic
 from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
 from opensmd.modelparallel.ranks.groups import Groups, default_group
+from opensmd.modelparallel.runtime import tensor_memory
 from opensmd.modelparallel.state import state
 
 __all__ = ["init", "shutdown"]
@@ -54,6 +55,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
             _add_settings(cfg)
         return
     seal_objects_of_torch()
+    tensor_memory.keep()
     if cfg.elastic is not None and _begin_elastic(cfg, cfg.elastic):
         return
     owns_world = not dist.is_initialized()

@@ -11,6 +11,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.microbatch import split_arguments
 from opensmd.modelparallel.model import DistributedModel
 from opensmd.modelparallel.outputs import merge_results
+from opensmd.modelparallel.runtime import tensor_memory
 from opensmd.modelparallel.state import state
 
 __all__ = ["step"]
@@ -92,6 +93,7 @@ def step(
             )
 
         results = model.run_step(wanted, args, kwargs, split, detach=detach_outputs)
+        tensor_memory.end_step()
         return merge_results(results)
 
     return run if _takes_its_instance(wanted) else staticmethod(run)

@@ -217,3 +217,24 @@ def split_backward(
 
 def are_apart(legs: Sequence[Sequence[Tensor]], weights_too: bool, /) -> bool:
     """Whether backwards from each of ``legs`` run no node twice."""
+
+# --- memory of tensors --------------------------------------------------------------------------------------
+
+class TensorMemory:
+    """Bytes of large CPU tensors: in use, kept for others, the most in use at once in the last two steps."""
+
+    @property
+    def in_use(self) -> int: ...
+    @property
+    def kept(self) -> int: ...
+    @property
+    def most(self) -> int: ...
+
+def keep_tensor_memory() -> None:
+    """Let torch take large CPU tensors from blocks that are kept when freed; may be called again."""
+
+def end_step_of_tensor_memory() -> None:
+    """Let what was needed before the step that ends now count no longer."""
+
+def tensor_memory() -> TensorMemory:
+    """What there is; all 0 before :func:`keep_tensor_memory`."""

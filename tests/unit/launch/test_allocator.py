@@ -14,6 +14,7 @@ def test_large_blocks_come_from_the_heap_and_stay_there() -> None:
         "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
         "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
         "MALLOC_ARENA_MAX": "1",
+        "OPENSMD_KEEP_TENSORS": "1",
     }
 
 

@@ -12,6 +12,7 @@
 #include "torch/backend.hpp"
 #include "torch/direct.hpp"
 #include "torch/hosts/gloo_transport.hpp"
+#include "torch/memory/tensor_memory.hpp"
 #include "torch/python_object.hpp"
 #include "torch/python_threads.hpp"
 #include "torch/timeline/torch_calls.hpp"
@@ -248,6 +249,16 @@ void bind_events(py::module_& module) {
   });
 }
 
+void bind_memory(py::module_& module) {
+  module.def("keep_tensor_memory", &keep_tensor_memory);
+  module.def("end_step_of_tensor_memory", [] { tensor_blocks().end_step(); }, NoGil());
+  py::class_<KeptBlocks::Bytes>(module, "TensorMemory")
+      .def_readonly("in_use", &KeptBlocks::Bytes::in_use)
+      .def_readonly("kept", &KeptBlocks::Bytes::kept)
+      .def_readonly("most", &KeptBlocks::Bytes::most);
+  module.def("tensor_memory", [] { return tensor_blocks().bytes(); });
+}
+
 }  // namespace
 }  // namespace opensmd
 
@@ -258,4 +269,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   opensmd::bind_direct(module);
   opensmd::bind_mailbox(module);
   opensmd::bind_events(module);
+  opensmd::bind_memory(module);
 }

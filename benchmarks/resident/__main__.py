@@ -1,0 +1,83 @@
+"""``python -m benchmarks.resident``: a rank's resident memory beside its live bytes, three ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.options import command_parser
+from benchmarks.harness.results import Results, machine, row
+from benchmarks.harness.table import Grid
+from benchmarks.resident.rank import RANKS
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = "kept tensors"
+SETTINGS: dict[str, dict[str, str]] = {
+    "glibc as it is": {"GLIBC_TUNABLES": "glibc.malloc.check=0"},  # a choice of the user's: smdrun makes none
+    "one heap that keeps all": {
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+        "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
+        "MALLOC_ARENA_MAX": "1",
+    },
+    KEPT: {},
+}
+STEP, PEAK, LIVE = "step, ms", "resident, MiB", "live, MiB"
+
+
+def main() -> None:
+    """Fresh jobs, all settings in turn."""
+    parser = command_parser(__doc__, seconds=0.0)
+    parser.add_argument("--cases", nargs="+", choices=RANKS, default=list(RANKS))
+    parser.add_argument("--steps", type=int, default=6)
+    options = parser.parse_args()
+    results = Results("resident", "one thread a process", machine())
+    for case in options.cases:
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in SETTINGS}
+        for _ in range(options.rounds):
+            for name, variables in SETTINGS.items():
+                found[name].append(_run(case, options.steps, variables))
+        for name, jobs in found.items():
+            results.rows.append(row(case, 0, f"{name}: {STEP}", [t for job in jobs for t in job["times"]]))
+            for rank in range(RANKS[case]):
+                for what, key in ((PEAK, "peaks"), (LIVE, "live")):
+                    label = f"{name}: {what} of rank {rank}"
+                    results.rows.append(row(case, 0, label, [job[key][rank] for job in jobs]))
+    grid(results).print()
+    results.save(options.out / "resident.json")
+
+
+def _run(case: str, steps: int, variables: Mapping[str, str]) -> dict[str, Any]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    script = str(ROOT / "benchmarks" / "resident" / "rank.py")
+    smdrun = [sys.executable, "-m", "opensmd.launch.cli", "-n", str(RANKS[case])]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        command = [*smdrun, script, case, str(steps), str(file)]
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": path, **variables}, check=True)
+        found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def grid(results: Results) -> Grid:
+    """A line a case and setting: the step, each rank's peak, and the worst as a multiple of what is live."""
+    lines = []
+    for case, _ in results.cases():
+        for name in SETTINGS:
+            step = results.p50(case, 0, f"{name}: {STEP}") or 0.0
+            ranks = range(RANKS[case])
+            peaks = [results.p50(case, 0, f"{name}: {PEAK} of rank {rank}") or 0.0 for rank in ranks]
+            live = [results.p50(case, 0, f"{KEPT}: {LIVE} of rank {rank}") or 0.0 for rank in ranks]
+            worst = max(peak / least for peak, least in zip(peaks, live, strict=True) if least)
+            texts = (", ".join(f"{one:.0f}" for one in each) for each in (peaks, live))
+            lines.append([case, name, f"{step:.0f}", *texts, f"{worst:.2f}"])
+    return Grid("resident memory", ["case", "memory", STEP, PEAK, LIVE, "at most, times live"], lines, left=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""One rank of a split GPT-2: what its process keeps beside what its tensors need, and how long steps take."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import smdistributed.modelparallel.torch as smp
+from benchmarks.memory.rank import MIB, of_ranks
+from opensmd.native import core
+
+LAYERS = {"GPT-2, 124 M": 12, "GPT-2, 24 layers": 24}
+RANKS = {"GPT-2, 124 M": 2, "GPT-2, 24 layers": 4}
+MICROBATCHES, WORDS = 4, 64
+WARM_UP = 2  # steps
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def of_c_library() -> int:
+    """Bytes that its allocator has given out."""
+    read = ctypes.CDLL(None).mallinfo2
+    read.restype = _Mallinfo
+    info = read()
+    return int(info.uordblks + info.hblkhd)
+
+
+def resident() -> int:
+    """Bytes of this process's own, without files and what ranks share."""
+    return _status("RssAnon")
+
+
+def most_resident() -> int:
+    """The most of that since :func:`forget_the_most`."""
+    return _status("VmHWM") - _status("RssFile") - _status("RssShmem")
+
+
+def forget_the_most() -> None:
+    """Let the kernel count anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+class Job:
+    """A script that trains a GPT-2 with one partition a rank."""
+
+    def __init__(self, case: str) -> None:
+        smp.init({"partitions": RANKS[case], "microbatches": MICROBATCHES})
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what importing has left free is not the interpreter's
+        self.others = resident() - of_c_library()
+        torch.manual_seed(0)
+        none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        config = GPT2Config(n_layer=LAYERS[case], use_cache=False, **none)
+        self.model = model = smp.DistributedModel(GPT2LMHeadModel(config))
+        self.optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-4))
+
+        @smp.step
+        def step(ids: Tensor) -> Tensor:
+            loss: Tensor = model(ids, labels=ids).loss
+            model.backward(loss)
+            return loss
+
+        self.step = step
+        self.ids = torch.randint(config.vocab_size, (MICROBATCHES, WORDS))
+
+    def train(self) -> float:
+        """A whole step; milliseconds until all ranks have made it."""
+        smp.barrier()
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        self.step(self.ids)
+        self.optimizer.step()
+        smp.barrier()
+        return (time.perf_counter() - start) * 1e3
+
+    def live(self) -> int:
+        """Bytes of tensors at their fullest moment of two steps, and all else; 0 if nobody counts."""
+        tensors = core.tensor_memory()
+        return tensors.most + self.others + of_c_library() + of_ranks() if tensors.most else 0
+
+
+def main() -> None:
+    """``rank.py CASE STEPS FILE``."""
+    torch.set_num_threads(1)
+    job = Job(sys.argv[1])
+    for _ in range(WARM_UP):
+        job.train()
+    forget_the_most()
+    times = [job.train() for _ in range(int(sys.argv[2]))]
+    mine = ((most_resident() + of_ranks()) / MIB, job.live() / MIB)
+    every = smp.allgather(mine, smp.WORLD)
+    if smp.rank() == 0:
+        peaks, live = zip(*every, strict=True)
+        Path(sys.argv[3]).write_text(json.dumps({"times": times, "peaks": peaks, "live": live}))
+
+
+if __name__ == "__main__":
+    main()
