@@ -45,7 +45,7 @@ class ReplicasOfTest:
         """Start a replica, or start it again."""
         replica = Replica(number, self._attempts[number])
         self._attempts[number] += 1
-        ranks = self._started[replica] = Ranks(self._size, forked=True)
+        ranks = self._started[replica] = Ranks(self._size, forked=self._size)
         arguments = [
             (self._place(replica, rank).variables(), replica.attempt, *args) for rank in range(self._size)
         ]

@@ -35,9 +35,9 @@ from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = {"OMP_NUM_THREADS": "1"}
-# The pool of this size, which most tests use, has interpreters of its own, each with its own order of sets.
-# The ranks of the others are forks: interpreters take seconds to start, for each of pytest's workers.
-INTERPRETERS = 2
+# In the pool of this size, which most tests use, the last rank is an interpreter of its own, with its own
+# order of sets. All others are forks: interpreters take seconds to start, for each of pytest's workers.
+WITH_INTERPRETER = 2
 
 
 class RankFailed(AssertionError):
@@ -92,11 +92,9 @@ def free_port() -> int:
 
 
 class Ranks:
-    """``world_size`` processes that wait for functions to run."""
+    """``world_size`` processes that wait for functions to run; the first ``forked`` of them are forks."""
 
-    def __init__(
-        self, world_size: int, *, env: Mapping[str, str] | None = None, forked: bool = False
-    ) -> None:
+    def __init__(self, world_size: int, *, env: Mapping[str, str] | None = None, forked: int = 0) -> None:
         self.world_size = world_size
         self._dir = tempfile.TemporaryDirectory(prefix="ranks-")
         self._processes: list[subprocess.Popen[bytes] | ForkedProcess] = []
@@ -105,7 +103,7 @@ class Ranks:
         key = os.urandom(16)
         with Listener(address, family="AF_UNIX", authkey=key) as listener:
             for rank in range(world_size):
-                start = self._fork if forked else self._start
+                start = self._fork if rank < forked else self._start
                 self._processes.append(start(rank, address, key, env or {}))
             links = [listener.accept() for _ in range(world_size)]
         by_rank = {link.recv(): link for link in links}
@@ -239,8 +237,8 @@ class RankPool:
             RankFailed: a rank raised, died or did not answer within ``timeout`` seconds.
         """
         if self._ranks is None:
-            forked = self.world_size != INTERPRETERS and self._env is None
-            self._ranks = Ranks(self.world_size, env=self._env, forked=forked)
+            interpreters = self.world_size if self._env is not None else self.world_size == WITH_INTERPRETER
+            self._ranks = Ranks(self.world_size, env=self._env, forked=self.world_size - interpreters)
         per_rank = [args] * self.world_size
         self._ranks.call(function, per_rank, backend=backend, timeout=timeout, group_timeout=group_timeout)
         outcomes = self._ranks.answers()
@@ -272,7 +270,7 @@ def started(
     The processes are forks of one that has imported torch; with an ``env`` they are interpreters of their
     own, which read it from their beginning.
     """
-    ranks = Ranks(world_size, env=env, forked=env is None)
+    ranks = Ranks(world_size, env=env, forked=world_size if env is None else 0)
     try:
         arguments = per_rank_args if per_rank_args is not None else [args] * world_size
         ranks.call(function, arguments, backend=backend, timeout=timeout, group_timeout=group_timeout)
