@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.partition.models import MODELS, Subject
 from benchmarks.partition.unit_times import unit_times
+from opensmd.launch.allocator import keeping_memory
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.planning.balance import Sequence1D, split_evenly
 from opensmd.modelparallel.planning.partition import partition
@@ -128,6 +131,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="keeps what units took; models in it are not timed again")
     parser.add_argument("--seconds", type=float, default=math.inf, help="time no model after this time")
     options = parser.parse_args()
+    _keep_memory()
     torch.set_num_threads(1)
     end = time.monotonic() + options.seconds
     known = _known(options.file)
@@ -145,6 +149,17 @@ def main() -> None:
         except Exception as error:  # a model of another library that cannot be made, or not be captured
             failed.append(f"{key}: {type(error).__name__}: {error}"[:300])
     _show(cuts, failed)
+
+
+def _keep_memory() -> None:
+    """Begins again with the settings of memory that smdrun gives to ranks.
+
+    Without them, some time goes into pages that were given back to the kernel after the step before.
+    """
+    settings = keeping_memory(os.environ)
+    if settings:
+        arguments = [sys.executable, "-m", "benchmarks.partition.cuts", *sys.argv[1:]]
+        os.execve(sys.executable, arguments, os.environ | settings)
 
 
 def _seconds(subject: Subject, trace: ModelTrace, rounds: int) -> list[float]:

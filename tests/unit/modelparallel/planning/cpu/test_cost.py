@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.planning.cost import cost_of
+from opensmd.modelparallel.planning.cost import COLD_START, cost_of
 from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES
 
 aten = torch.ops.aten
@@ -19,8 +19,9 @@ def tensor(*shape: int) -> Tensor:
 
 
 def seconds(operation: torch._ops.OpOverload, *args: Any, out: Any, **kwargs: Any) -> tuple[float, float]:
+    """Forward and backward, with warm caches."""
     cost = cost_of(operation, args, kwargs, out, needs_gradient=True)
-    return cost.forward_seconds, cost.backward_seconds
+    return cost.forward_seconds - COLD_START, cost.backward_seconds - COLD_START
 
 
 def test_a_function_of_elements_takes_what_its_kind_does_or_the_memory_it_moves() -> None:
@@ -30,6 +31,14 @@ def test_a_function_of_elements_takes_what_its_kind_does_or_the_memory_it_moves(
     tanh, _ = seconds(aten.tanh.default, data, out=data)
     assert relu - start == pytest.approx(2 * 4 * data.numel() / MEMORY.cached)
     assert tanh - start == pytest.approx(RATES["tangent"].forward * 1e-9 * data.numel())
+
+
+def test_in_a_step_every_operation_begins_with_cold_caches_backward_only_with_a_gradient() -> None:
+    nothing = torch.empty(0, device="meta")
+    trained = cost_of(aten.relu.default, (nothing,), {}, nothing, needs_gradient=True)
+    frozen = cost_of(aten.relu.default, (nothing,), {}, nothing, needs_gradient=False)
+    assert min(trained.forward_seconds, trained.backward_seconds, frozen.forward_seconds) > COLD_START
+    assert frozen.backward_seconds == 0.0
 
 
 def test_what_is_larger_than_the_caches_takes_longer_for_each_byte() -> None:
