@@ -122,6 +122,7 @@ def test_memory_that_cannot_be_had_is_torchs_own_error() -> None:
             tensor(512)
         except RuntimeError as error:
             assert "DefaultCPUAllocator" in str(error), error
+            assert memory().most == 128 * MIB, "what was not there is no reason to keep more"
         else:
             raise AssertionError("no error")
     """)

@@ -26,6 +26,7 @@ void* KeptBlocks::take(size_t bytes) {
   const size_t rounded = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   const std::lock_guard lock(mutex_);
   if (void* same = reuse(rounded)) return use(same, rounded);
+  const size_t most_until_now = most_;
   most_ = std::max(most_, in_use_ + rounded);
   if (in_use_ + kept_bytes_ + rounded > limit()) {
     if (void* part = cut(rounded)) return use(part, rounded);
@@ -37,7 +38,11 @@ void* KeptBlocks::take(size_t bytes) {
     unmap_down_to(0);
     fresh = map_pages(rounded);
   }
-  return fresh == nullptr ? nullptr : use(fresh, rounded);
+  if (fresh == nullptr) {
+    most_ = most_until_now;
+    return nullptr;
+  }
+  return use(fresh, rounded);
 }
 
 bool KeptBlocks::give_back(void* block) {
