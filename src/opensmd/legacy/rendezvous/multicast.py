@@ -95,9 +95,9 @@ def join_multicast(
 
 def choose_leader(heard: dict[str, Announcement], own: Announcement) -> Announcement | None:
     """Whose store to go to, from all announcements by token, the own one too; None: not enough yet."""
-    followed = sorted(one.leader for one in heard.values() if one.leader in heard)
-    if followed:
-        return heard[followed[0]]
+    followed = sorted(one.leader for one in heard.values() if one.leader)
+    if followed:  # and heard soon, if not yet: it shouts as long as others may come
+        return next((heard[leader] for leader in followed if leader in heard), None)
     # Another world size is enough to meet: the rendezvous then tells everyone of the disagreement.
     if len(heard) >= own.world_size or _disagree(heard, own):
         return heard[min(heard)]

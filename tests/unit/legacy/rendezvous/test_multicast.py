@@ -22,6 +22,13 @@ def test_who_comes_too_late_follows_the_others_instead_of_splitting_them() -> No
     assert leader is not None and leader.token == "b"
 
 
+def test_a_leader_that_was_not_heard_yet_is_waited_for() -> None:
+    follower, mine = heard("a", leader="b", world_size=3), heard("c", world_size=4)
+    assert choose_leader({**follower, **mine}, mine["c"]) is None
+    leader = heard("b", leader="b", world_size=3)
+    assert choose_leader({**follower, **leader, **mine}, mine["c"]) == leader["b"]
+
+
 def test_another_world_size_is_reason_enough_to_meet() -> None:
     both = {**heard("a", world_size=3), **heard("b", world_size=4)}
     assert choose_leader(both, both["b"]) == both["a"]
