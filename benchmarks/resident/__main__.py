@@ -20,11 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = "kept tensors"
 SETTINGS: dict[str, dict[str, str]] = {
     "glibc as it is": {"GLIBC_TUNABLES": "glibc.malloc.check=0"},  # a choice of the user's: smdrun makes none
-    "one heap that keeps all": {
-        "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-        "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
-        "MALLOC_ARENA_MAX": "1",
-    },
+    "one heap that keeps all": {"OPENSMD_KEEP_TENSORS": "0"},  # what else smdrun sets
     KEPT: {},
 }
 STEP, PEAK, LIVE = "step, ms", "resident, MiB", "live, MiB"
