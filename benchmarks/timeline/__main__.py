@@ -20,8 +20,10 @@ def main() -> None:
     parser = command_parser(__doc__, seconds=0.0)
     parser.set_defaults(rounds=200, patience=1.0)
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--control", action="store_true", help="record in no turn: the error of measuring")
     options = parser.parse_args()
-    jobs = (measure([*rank_arguments(options), "--step", step]) for step in options.steps)
+    arguments = [*rank_arguments(options), *(["--control"] if options.control else [])]
+    jobs = (measure([*arguments, "--step", step]) for step in options.steps)
     merged = Results.joined(jobs, "nothing to measure: give --steps")
     grid(merged).print()
     merged.save(options.out / "timeline-2.json")

@@ -45,7 +45,7 @@ STEPS: dict[str, Callable[[float], tuple[Rank, Step]]] = {
 }
 
 
-def switched(step: Step, spell: Step, rank: int, *, on: bool) -> Candidate:
+def switched(step: Step, spell: Step, rank: int, name: str, *, on: bool) -> Candidate:
     """Spells with recording on, or with all of it off, after a step that finds what has just changed."""
     chosen = recorder(rank)
     assert chosen is not None
@@ -62,7 +62,7 @@ def switched(step: Step, spell: Step, rank: int, *, on: bool) -> Candidate:
         step()
         block(stamps)
 
-    return Candidate(WITH if on else WITHOUT, switch_and_call)
+    return Candidate(name, switch_and_call)
 
 
 def spell_of(step: Step, me: Rank) -> tuple[Step, int]:
@@ -81,10 +81,14 @@ def main() -> None:
     """Take spells of steps of both kinds in turn and leave their times to rank 0."""
     parser = rank_parser()
     parser.add_argument("--step", required=True, choices=STEPS)
+    parser.add_argument("--control", action="store_true")
     options = parser.parse_args()
     me, step = STEPS[options.step](options.patience)
     spell, count = spell_of(step, me)
-    kinds = [switched(step, spell, me.rank, on=on) for on in (False, True)]
+    kinds = [
+        switched(step, spell, me.rank, WITHOUT, on=False),
+        switched(step, spell, me.rank, WITH, on=not options.control),
+    ]
     results = Results("timeline", me.layout)
     for turn in range(options.rounds):
         for candidate in kinds[:: 1 if turn % 2 == 0 else -1]:
