@@ -1,4 +1,4 @@
-"""Everything a user can set about the smddp backend, read from the environment in this one place.
+"""Everything a user can set about the smddp backend and its core, read from the environment in this one place.
 
 Each field names its variable; docs/backend.md is the same table for people.
 """
@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["COMPRESSIONS", "Settings"]
+__all__ = ["COMPRESSIONS", "KEEP_TENSORS", "Settings"]
 
 # How float32 numbers may travel between hosts.
 COMPRESSIONS = ("bf16", "fp16", "int8")
+
+KEEP_TENSORS = "OPENSMD_KEEP_TENSORS"  # smdrun sets it where nobody has chosen an allocator
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -34,6 +36,8 @@ class Settings:
             pages in use cost memory). Rank 0's value counts.
         compression: how sums and averages of float32 numbers travel between hosts, one of
             :data:`COMPRESSIONS` (``OPENSMD_COMPRESSION``, default: exactly). Must be the same on all ranks.
+        keep_tensors: large CPU tensors come from memory that ranks of a split model keep between steps
+            (``OPENSMD_KEEP_TENSORS``, default off).
         build_error: why ``smdrun`` could not build the core for its ranks, which then do not try
             (``SMDRUN_BUILD_ERROR``, set by it alone).
     """
@@ -44,6 +48,7 @@ class Settings:
     host_id: str | None = None
     heap_bytes: int | None = None
     compression: str | None = None
+    keep_tensors: bool = False
     build_error: str | None = None
 
     @classmethod
@@ -61,6 +66,7 @@ class Settings:
             host_id=env.get("OPENSMD_HOST_ID") or None,
             heap_bytes=_bytes(env, "OPENSMD_HEAP_BYTES"),
             compression=_choice(env, "OPENSMD_COMPRESSION", COMPRESSIONS),
+            keep_tensors=_flag(env, KEEP_TENSORS, default=False),
             build_error=env.get("SMDRUN_BUILD_ERROR") or None,
         )
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 
+from opensmd.environment.settings import KEEP_TENSORS
+
 __all__ = ["chosen_by_user", "keeping_memory"]
 
 _CHOICES = (
@@ -53,5 +55,5 @@ def keeping_memory(environ: Mapping[str, str], library: tuple[str, str] | None =
         "MALLOC_MMAP_THRESHOLD_": str(mapped),
         "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES),
         "MALLOC_ARENA_MAX": environ.get("MALLOC_ARENA_MAX") or "1",
-        "OPENSMD_KEEP_TENSORS": environ.get("OPENSMD_KEEP_TENSORS") or "1",
+        KEEP_TENSORS: environ.get(KEEP_TENSORS) or "1",
     }

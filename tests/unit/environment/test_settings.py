@@ -16,6 +16,8 @@ def test_settings_come_from_the_environment() -> None:
     assert settings == Settings(Path("/tmp/x"), False, "clang++", None, 4096)
     assert Settings.from_environment({}).native
     assert Settings.from_environment({}).compression is None
+    assert not Settings.from_environment({}).keep_tensors
+    assert Settings.from_environment({"OPENSMD_KEEP_TENSORS": "1"}).keep_tensors
     assert Settings.from_environment({"OPENSMD_COMPRESSION": "INT8"}).compression == "int8"
 
 
@@ -26,6 +28,7 @@ def test_settings_come_from_the_environment() -> None:
         ("OPENSMD_HEAP_BYTES", "1 GiB"),
         ("OPENSMD_HEAP_BYTES", "-1"),
         ("OPENSMD_COMPRESSION", "4bit"),
+        ("OPENSMD_KEEP_TENSORS", "some"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(name: str, text: str) -> None:

@@ -5,22 +5,29 @@ The blocks are in ``csrc/torch/memory``.
 
 from __future__ import annotations
 
-import os
+import functools
 
+from opensmd.environment.settings import Settings
 from opensmd.native import core
+from opensmd.native.availability import core_or_reason
 
 __all__ = ["end_step", "keep"]
 
-KEEP = "OPENSMD_KEEP_TENSORS"  # smdrun sets it where nobody has chosen an allocator
-
 
 def keep() -> None:
-    """From now on, if the environment says so."""
-    if os.environ.get(KEEP) == "1":
+    """From now on, if the environment says so and there is a compiled core."""
+    if _is_wanted():
         core.keep_tensor_memory()
 
 
 def end_step() -> None:
     """What earlier steps needed, such as the whole model before it was cut, is not kept any longer."""
-    if os.environ.get(KEEP) == "1":
+    if _is_wanted():
         core.end_step_of_tensor_memory()
+
+
+@functools.cache
+def _is_wanted() -> bool:
+    """As the process began: torch's allocator is changed for good."""
+    settings = Settings.from_environment()
+    return settings.keep_tensors and core_or_reason(settings)[0] is not None

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.processes
 MIB = 1 << 20
 
 
-def run(script: str, *, keep: str = "1") -> None:
+def run(script: str, *, keep: str = "1", native: str = "1") -> None:
     start = f"""
         import os
-        os.environ["OPENSMD_KEEP_TENSORS"] = {keep!r}
+        os.environ |= {{"OPENSMD_KEEP_TENSORS": {keep!r}, "OPENSMD_NATIVE": {native!r}}}
         import torch
         from opensmd.modelparallel.runtime import tensor_memory
         from opensmd.native import core
@@ -141,3 +141,7 @@ def test_torchs_profiler_sees_kept_blocks() -> None:
 
 def test_nothing_changes_unless_the_environment_says_so() -> None:
     run("one = tensor(8); tensor_memory.end_step(); assert memory().most == 0", keep="")
+
+
+def test_nothing_changes_where_the_core_is_switched_off() -> None:
+    run("one = tensor(8); tensor_memory.end_step(); assert memory().most == 0", native="0")
