@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import resource
 import statistics
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -18,11 +16,11 @@ import torch.distributed.fsdp  # code, which is not to count
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
+from benchmarks.harness.process_memory import MIB, anonymous, forget_the_most, most_anonymous, of_ranks
 from benchmarks.memory.cases import CASES
 
 WIDTH, BLOCKS, ROWS, DEPTH = 512, 12, 1024, 4  # rows of both ranks together
-WARM_UP, PERIOD = 2, 0.001  # steps, seconds
-MIB = 2**20
+WARM_UP = 2  # steps
 
 
 class Block(nn.Module):
@@ -41,39 +39,6 @@ class Block(nn.Module):
         return result
 
 
-def of_ranks() -> int:
-    """Bytes of memory that ranks share with each other, this one's part: among them DDP's gradients."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Shmem:"))
-
-
-class Peak:
-    """The most memory of its own that this process has had, looked at every millisecond."""
-
-    def __init__(self) -> None:
-        self.most = 0
-        self._page = resource.getpagesize()
-        self._ended = threading.Event()
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def now(self) -> int:
-        """Bytes, without what is shared with other processes or files."""
-        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-        return (resident - shared) * self._page
-
-    def restart(self) -> None:
-        """Forget what has been."""
-        self.most = self.now()
-
-    def end(self) -> None:
-        """Look no more."""
-        self._ended.set()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(PERIOD):
-            self.most = max(self.most, self.now())
-
-
 class Job:
     """A script with the settings of a case."""
 
@@ -82,8 +47,7 @@ class Job:
         smp.init({"ddp": True, **case.settings})
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # what importing has left free would be taken first
-        self.peak = Peak()
-        self.before = self.peak.now()
+        self.before = anonymous()
         torch.manual_seed(0)
         with smp.model_creation(tensor_parallelism=case.tensor_parallelism):
             net = nn.Sequential(*[Block() for _ in range(BLOCKS)])
@@ -112,17 +76,15 @@ class Job:
 def memory(job: Job) -> list[float]:
     """MiB beyond the libraries at the fullest moment of later steps, of the fuller rank."""
     job.train()
-    job.peak.restart()
+    forget_the_most()
     for _ in range(WARM_UP):
         job.train()
-    job.peak.end()
-    mine = (job.peak.most + of_ranks() - job.before) / MIB
+    mine = (most_anonymous() + of_ranks() - job.before) / MIB
     return [max(smp.allgather(mine, smp.WORLD))]
 
 
 def times(job: Job, seconds: float) -> list[float]:
     """Milliseconds of a step, the median."""
-    job.peak.end()
     for _ in range(WARM_UP):
         job.train()
     found: list[float] = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import smdistributed.modelparallel.torch as smp
-from benchmarks.memory.rank import MIB, of_ranks
+from benchmarks.harness.process_memory import MIB, anonymous, forget_the_most, most_anonymous, of_ranks
 from opensmd.native import core
 
 LAYERS = {"GPT-2, 124 M": 12, "GPT-2, 24 layers": 24}
@@ -41,26 +41,6 @@ def of_c_library() -> int:
     return int(info.uordblks + info.hblkhd)
 
 
-def resident() -> int:
-    """Bytes of this process's own, without files and what ranks share."""
-    return _status("RssAnon")
-
-
-def most_resident() -> int:
-    """The most of that since :func:`forget_the_most`."""
-    return _status("VmHWM") - _status("RssFile") - _status("RssShmem")
-
-
-def forget_the_most() -> None:
-    """Let the kernel count anew."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
 class Job:
     """A script that trains a GPT-2 with one partition a rank."""
 
@@ -68,7 +48,7 @@ class Job:
         smp.init({"partitions": RANKS[case], "microbatches": MICROBATCHES})
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # what importing has left free is not the interpreter's
-        self.others = resident() - of_c_library()
+        self.others = anonymous() - of_c_library()
         torch.manual_seed(0)
         none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         config = GPT2Config(n_layer=LAYERS[case], use_cache=False, **none)
@@ -108,7 +88,7 @@ def main() -> None:
         job.train()
     forget_the_most()
     times = [job.train() for _ in range(int(sys.argv[2]))]
-    mine = ((most_resident() + of_ranks()) / MIB, job.live() / MIB)
+    mine = ((most_anonymous() + of_ranks()) / MIB, job.live() / MIB)
     every = smp.allgather(mine, smp.WORLD)
     if smp.rank() == 0:
         peaks, live = zip(*every, strict=True)

@@ -1,4 +1,4 @@
-"""Everything a user can set about the smddp backend and its core, read from the environment in this one place.
+"""Everything a user can set about the smddp backend and its core, read from the environment here alone.
 
 Each field names its variable; docs/backend.md is the same table for people.
 """
