@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.options import command_parser
+from benchmarks.harness.process_memory import MIB
 from benchmarks.harness.results import Results, machine, row
 from benchmarks.harness.table import Grid
-from benchmarks.resident.rank import RANKS
+from benchmarks.resident.models import FACTORIES, MICROBATCHES, RANKS
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = "kept tensors"
@@ -23,21 +24,26 @@ SETTINGS: dict[str, dict[str, str]] = {
     "one heap that keeps all": {"OPENSMD_KEEP_TENSORS": "0"},  # what else smdrun sets
     KEPT: {},
 }
-STEP, PEAK, LIVE = "step, ms", "resident, MiB", "live, MiB"
+STEP, PEAK, LIVE, PREDICTED = "step, ms", "resident, MiB", "live, MiB", "predicted, MiB"
 
 
 def main() -> None:
     """Fresh jobs, all settings in turn."""
     parser = command_parser(__doc__, seconds=0.0)
     parser.add_argument("--cases", nargs="+", choices=RANKS, default=list(RANKS))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
     results = Results("resident", "one thread a process", machine())
     for case in options.cases:
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in SETTINGS}
+        results.rows += [
+            row(case, 0, f"{PREDICTED} of rank {rank}", [size / MIB])
+            for rank, size in enumerate(_predicted(case))
+        ]
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.settings}
         for _ in range(options.rounds):
-            for name, variables in SETTINGS.items():
-                found[name].append(_run(case, options.steps, variables))
+            for name, jobs in found.items():
+                jobs.append(_run(case, options.steps, SETTINGS[name]))
         for name, jobs in found.items():
             results.rows.append(row(case, 0, f"{name}: {STEP}", [t for job in jobs for t in job["times"]]))
             for rank in range(RANKS[case]):
@@ -46,6 +52,15 @@ def main() -> None:
                     results.rows.append(row(case, 0, label, [job[key][rank] for job in jobs]))
     grid(results).print()
     results.save(options.out / "resident.json")
+
+
+def _predicted(case: str) -> list[float]:
+    """What ``smd plan`` says of each rank's process, in bytes."""
+    target = f"benchmarks.resident.models:{FACTORIES[case]}"
+    degrees = [f"--partitions={RANKS[case]}", f"--microbatches={MICROBATCHES}"]
+    command = [sys.executable, "-m", "opensmd.tools.cli", "plan", target, *degrees, "--json"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return [rank["resident"] for rank in json.loads(done.stdout)["ranks"]]
 
 
 def _run(case: str, steps: int, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -64,15 +79,26 @@ def grid(results: Results) -> Grid:
     """A line a case and setting: the step, each rank's peak, and the worst as a multiple of what is live."""
     lines = []
     for case, _ in results.cases():
+        ranks = range(RANKS[case])
+        live = [results.p50(case, 0, f"{KEPT}: {LIVE} of rank {rank}") or 0.0 for rank in ranks]
+        predicted = [results.p50(case, 0, f"{PREDICTED} of rank {rank}") or 0.0 for rank in ranks]
         for name in SETTINGS:
-            step = results.p50(case, 0, f"{name}: {STEP}") or 0.0
-            ranks = range(RANKS[case])
+            step = results.p50(case, 0, f"{name}: {STEP}")
+            if step is None:
+                continue
             peaks = [results.p50(case, 0, f"{name}: {PEAK} of rank {rank}") or 0.0 for rank in ranks]
-            live = [results.p50(case, 0, f"{KEPT}: {LIVE} of rank {rank}") or 0.0 for rank in ranks]
-            worst = max(peak / least for peak, least in zip(peaks, live, strict=True) if least)
-            texts = (", ".join(f"{one:.0f}" for one in each) for each in (peaks, live))
-            lines.append([case, name, f"{step:.0f}", *texts, f"{worst:.2f}"])
-    return Grid("resident memory", ["case", "memory", STEP, PEAK, LIVE, "at most, times live"], lines, left=2)
+            shown = [_texts(peaks), _texts(live), _texts(predicted) if name == KEPT else ""]
+            lines.append([case, name, f"{step:.0f}", *shown, _worst(peaks, live)])
+    headings = ["case", "memory", STEP, PEAK, LIVE, PREDICTED, "at most, times live"]
+    return Grid("resident memory", headings, lines, left=2)
+
+
+def _texts(sizes: list[float]) -> str:
+    return ", ".join(f"{size:.0f}" for size in sizes)
+
+
+def _worst(peaks: list[float], live: list[float]) -> str:
+    return f"{max(peak / least for peak, least in zip(peaks, live, strict=True)):.2f}" if all(live) else ""
 
 
 if __name__ == "__main__":

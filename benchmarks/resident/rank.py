@@ -11,15 +11,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.process_memory import MIB, anonymous, forget_the_most, most_anonymous, of_ranks
+from benchmarks.resident.models import MICROBATCHES, RANKS, VOCABULARY, WORDS, gpt2
 from opensmd.native import core
 
-LAYERS = {"GPT-2, 124 M": 12, "GPT-2, 24 layers": 24}
-RANKS = {"GPT-2, 124 M": 2, "GPT-2, 24 layers": 4}
-MICROBATCHES, WORDS = 4, 64
 WARM_UP = 2  # steps
 
 
@@ -50,9 +47,7 @@ class Job:
         ctypes.CDLL(None).malloc_trim(0)  # what importing has left free is not the interpreter's
         self.others = anonymous() - of_c_library()
         torch.manual_seed(0)
-        none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        config = GPT2Config(n_layer=LAYERS[case], use_cache=False, **none)
-        self.model = model = smp.DistributedModel(GPT2LMHeadModel(config))
+        self.model = model = smp.DistributedModel(gpt2(case))
         self.optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-4))
 
         @smp.step
@@ -62,7 +57,7 @@ class Job:
             return loss
 
         self.step = step
-        self.ids = torch.randint(config.vocab_size, (MICROBATCHES, WORDS))
+        self.ids = torch.randint(VOCABULARY, (MICROBATCHES, WORDS))
 
     def train(self) -> float:
         """A whole step; milliseconds until all ranks have made it."""

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.launch.allocator import keeping_memory
+from opensmd.modelparallel.dry_run.capture import capture
+from opensmd.modelparallel.planning.rank_bytes import Sharing, bytes_of_rank
+from opensmd.tools.interpreter_memory import interpreter_bytes
 from tests.support.equality import Pools
 from tests.support.partitioned import restart
 from tests.support.ranks import run_once
@@ -173,3 +177,42 @@ def test_the_estimate_of_memory_is_that_of_a_run(name: str) -> None:
     assert 0.75 * without < last < 1.25 * estimate
     assert estimate > 1.3 * without
     assert first < 1.25 * first_estimate
+
+
+def language_model(**sizes: int) -> nn.Module:
+    import transformers
+
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_head=8, n_positions=64, **sizes))
+
+
+def resident_and_predicted() -> tuple[float, float]:
+    """What this rank's process has at most from the second step on, and what it should have by the plan."""
+    torch.set_num_threads(1)
+    smp.init({"partitions": 2, "microbatches": 4})
+    small = language_model(n_layer=1, n_embd=64, vocab_size=100)
+    capture(small, lambda: small(torch.ones(1, 64, dtype=torch.long)).logits.sum())
+    interpreter = interpreter_bytes(small)
+    model = smp.DistributedModel(language_model(n_layer=4, n_embd=512, vocab_size=20_000))
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-4))
+    data = torch.randint(20_000, (4, 64))
+
+    @smp.step
+    def step(ids: Tensor) -> None:
+        model.backward(model(input_ids=ids, labels=ids).loss)
+
+    for number in range(5):
+        optimizer.zero_grad()
+        step(data)
+        optimizer.step()
+        if number == 1:
+            Path("/proc/self/clear_refs").write_text("5")
+    most = memory("VmHWM") - memory("RssFile") - memory("RssShmem")
+    load = smp.state.engine.plan.loads[smp.pp_rank()]
+    return most / KEPT, bytes_of_rank(load, Sharing()).resident(interpreter) / KEPT
+
+
+def test_a_process_is_resident_as_the_plan_predicts() -> None:
+    outcomes = run_once(2, resident_and_predicted, env=keeping_memory({}))
+    for measured, predicted in [outcome.value for outcome in outcomes]:
+        print("NUMBERS", measured, predicted)
+        assert measured == pytest.approx(predicted, rel=0.1)

@@ -72,7 +72,8 @@ def plan(
     device takes no memory: opensmd.tools.gpt_like has gpt_175b and gpt_1t.
 
     The last table has what a rank keeps with --tensor, --replicas, --sharded and --precision, of which the
-    model is one of FP32.
+    model is one of FP32. Resident is what is live with the interpreter, for which this process's own is the
+    example, and a sixteenth of the tensors, which is kept for the next step.
 
     With --auto the factory's step is that of a whole batch of --batch samples, and partitions, replicas,
     schedule, microbatches and activation checkpoints are chosen for so many ranks of --memory each: the
@@ -81,7 +82,8 @@ def plan(
     from opensmd.modelparallel.dry_run.capture import capture, describe
     from opensmd.modelparallel.planning.partition import partition
     from opensmd.modelparallel.planning.rank_bytes import Sharing
-    from opensmd.modelparallel.report.table import plan_table, rank_table
+    from opensmd.modelparallel.report.table import plan_json, plan_table, rank_table
+    from opensmd.tools.interpreter_memory import interpreter_bytes
 
     try:
         sharing = Sharing(
@@ -111,12 +113,12 @@ def plan(
         optimizer_bytes=optimizer_bytes,
     )
     if as_json:
-        click.echo(made.to_json())
+        click.echo(plan_json(made, sharing, interpreter=interpreter_bytes(model)))
     else:
         width = None if sys.stdout.isatty() else 120  # a pipe or a file has no width of its own
         console = Console(width=width)
         console.print(plan_table(made, microbatches=microbatches))
-        console.print(rank_table(made, sharing))
+        console.print(rank_table(made, sharing, interpreter=interpreter_bytes(model)))
         all_ranks = partitions * tensor * replicas
         console.print(f"{all_ranks} ranks: {partitions} partitions x {tensor} x {replicas} replicas")
     for note in made.notes:

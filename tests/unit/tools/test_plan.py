@@ -87,6 +87,16 @@ def test_smd_plan_writes_json_that_is_a_plan() -> None:
     assert Plan.from_json(result.output).stages == 2
 
 
+def test_a_rank_is_predicted_to_have_its_tensors_a_sixteenth_and_the_interpreter() -> None:
+    result = CliRunner().invoke(plan_command, [f"{HERE}:model_and_step", "--json", "--replicas=2"])
+    for rank in json.loads(result.output)["ranks"]:
+        live, resident = rank.pop("live"), rank.pop("resident")
+        tensors = sum(rank.values())
+        assert live - tensors > 20 << 20, "Python and torch"
+        assert resident - live == pytest.approx(tensors / 16)
+        assert rank["buckets"] == rank["gradients"] > 0
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [

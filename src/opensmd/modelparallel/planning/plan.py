@@ -22,7 +22,8 @@ class StageLoad:
     microbatches are between the two at once. Gradients of weights are computed late, for which a microbatch
     keeps ``late_input_bytes`` of its activations and ``late_gradient_bytes`` beyond them, and which takes
     ``late_seconds`` of the backward's; ``late`` is how many microbatches keep something at most, for that or
-    between the two, and 0 where nothing is computed late.
+    between the two, and 0 where nothing is computed late. ``new_gradient_bytes`` are gradients of weights
+    beside the ones they are added to.
     """
 
     forward_seconds: float = 0.0
@@ -35,6 +36,7 @@ class StageLoad:
     late_input_bytes: int = 0
     late_gradient_bytes: int = 0
     late_seconds: float = 0.0
+    new_gradient_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -43,7 +45,12 @@ class StageLoad:
 
     @property
     def memory_bytes(self) -> int:
-        """The expected peak: training state, and the most that microbatches keep at once.
+        """The expected peak: training state, new gradients, and the most that microbatches keep at once."""
+        return self.training_bytes + self.new_gradient_bytes + self.kept_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """The most that microbatches keep at once.
 
         That is the activations of all that are in flight, or what ``done`` late ones and those in flight
         keep, if the rank has found no time for any of the late ones.
@@ -54,7 +61,7 @@ class StageLoad:
             # one is in its backward, whose first part keeps everything to its end
             under_way = min(self.in_flight, self.late - done) * self.activation_bytes
             kept.append(waiting + under_way + self.late_gradient_bytes)
-        return self.training_bytes + max(kept)
+        return max(kept)
 
     @property
     def waiting_bytes(self) -> int:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from opensmd.modelparallel.planning.new_gradients import new_gradient_bytes
 from opensmd.modelparallel.planning.plan import Crossing, Plan, PlanRow, StageLoad
 from opensmd.modelparallel.planning.schedule import in_flight, split_backwards
 from opensmd.modelparallel.planning.simulate import seconds_of_step
@@ -40,6 +41,9 @@ def predict(
             _load(plan, trace, stage, optimizer_bytes),
             in_flight=held[stage],
             late=split_backwards(stage=stage, chain=chain, most=most_late, microbatches=microbatches),
+            new_gradient_bytes=new_gradient_bytes(
+                plan, trace, stage, in_flight=held[stage], microbatches=microbatches
+            ),
         )
         for stage in range(plan.stages)
     ]

@@ -6,7 +6,9 @@ from dataclasses import astuple, dataclass
 
 from opensmd.modelparallel.planning.plan import StageLoad
 
-__all__ = ["RankBytes", "Sharing", "bytes_of_rank"]
+__all__ = ["KEPT", "RankBytes", "Sharing", "bytes_of_rank"]
+
+KEPT = 1 / 16  # of the fullest moment: ``kHeadroom`` of csrc/torch/memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +41,28 @@ class Sharing:
 
 @dataclass(frozen=True, kw_only=True)
 class RankBytes:
-    """The bytes that a rank needs, by what they are for."""
+    """The bytes that a rank needs, by what they are for.
+
+    ``new_gradients`` exist beside the gradients they are added to, ``buckets`` are what replicas add up.
+    """
 
     parameters: float
     gradients: float
     masters: float
     optimizer: float
     activations: float
+    new_gradients: float
+    buckets: float
 
     @property
     def total(self) -> float:
         """The bytes for all of that."""
         total: float = sum(astuple(self))
         return total
+
+    def resident(self, interpreter: float) -> float:
+        """The bytes of the process: with what large tensors leave for the next step, and the interpreter."""
+        return self.total * (1 + KEPT) + interpreter
 
 
 def bytes_of_rank(load: StageLoad, sharing: Sharing) -> RankBytes:
@@ -69,5 +80,7 @@ def bytes_of_rank(load: StageLoad, sharing: Sharing) -> RankBytes:
         gradients=kept * width,
         masters=2 * kept if sharing.half else 0.0,  # and their gradients
         optimizer=whole * sharing.optimizer_bytes / states,
-        activations=(load.memory_bytes - load.training_bytes) * width / sharing.tensor,
+        activations=load.kept_bytes * width / sharing.tensor,
+        new_gradients=load.new_gradient_bytes * width / sharing.tensor,
+        buckets=whole * width if sharing.replicas > sharing.sharded == 1 else 0.0,
     )

@@ -204,7 +204,8 @@ def _predicted(
     for stage, (load, kept) in enumerate(zip(plan.loads, played.kept, strict=True)):
         again = [size for name, size in computed_again.items() if plan.homes[name] == stage]
         gradients = (load.training_bytes - load.parameter_bytes) / (1 + choices.optimizer_bytes)
-        size = load.training_bytes + kept * load.activation_bytes / chunks + max(again, default=0)
+        kept_bytes = kept * load.activation_bytes / chunks + max(again, default=0)
+        size = load.training_bytes + load.new_gradient_bytes + kept_bytes
         bytes_of_ranks.append(size + (gradients if replicas > 1 else 0.0))  # buckets
         reduced = 2 * (replicas - 1) / replicas * gradients / BYTES_PER_SECOND
         updated = gradients * (3 + 2 * choices.optimizer_bytes) / CPU.bytes

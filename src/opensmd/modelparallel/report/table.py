@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
-from dataclasses import astuple
+from dataclasses import asdict, astuple, fields
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from opensmd.modelparallel.planning.plan import Plan, PlanRow
 from opensmd.modelparallel.planning.predict import bubble
-from opensmd.modelparallel.planning.rank_bytes import Sharing, bytes_of_rank
+from opensmd.modelparallel.planning.rank_bytes import RankBytes, Sharing, bytes_of_rank
 
-__all__ = ["plan_table", "print_plan", "rank_table"]
+__all__ = ["plan_json", "plan_table", "print_plan", "rank_table"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 
@@ -52,14 +53,26 @@ def plan_table(plan: Plan, *, microbatches: int | None = None) -> RenderableType
     return Group(*parts)
 
 
-def rank_table(plan: Plan, sharing: Sharing) -> Table:
-    """Bytes of a rank of every stage, by what they are for."""
+def plan_json(plan: Plan, sharing: Sharing, *, interpreter: int) -> str:
+    """The plan for programs, with ``ranks``: the bytes of :func:`rank_table`."""
+    ranks = [bytes_of_rank(load, sharing) for load in plan.loads]
+    sizes = [
+        {**asdict(rank), "live": rank.total + interpreter, "resident": rank.resident(interpreter)}
+        for rank in ranks
+    ]
+    return json.dumps({**asdict(plan), "ranks": sizes})
+
+
+def rank_table(plan: Plan, sharing: Sharing, *, interpreter: int) -> Table:
+    """Bytes of a rank of every stage, by what they are for, and of its process with an ``interpreter``."""
     table = Table(title="Memory of each rank")
-    for name in ("stage", "parameters", "gradients", "masters", "optimizer", "activations", "all"):
+    names = [field.name.replace("_", " ") for field in fields(RankBytes)]
+    for name in ("stage", *names, "live", "resident"):
         table.add_column(name, justify="right")
     for stage, load in enumerate(plan.loads):
         rank = bytes_of_rank(load, sharing)
-        table.add_row(str(stage), *(_bytes(size) for size in (*astuple(rank), rank.total)))
+        sizes = (*astuple(rank), rank.total + interpreter, rank.resident(interpreter))
+        table.add_row(str(stage), *map(_bytes, sizes))
     return table
 
 

@@ -1,0 +1,46 @@
+"""Gradients that exist beside the ones they are added to; pure.
+
+A microbatch's gradient of a weight is made before it is added to that of earlier microbatches. If the weight
+is used in several places (an embedding that is the output layer, too), torch adds the gradients of all uses
+first, so each microbatch in flight keeps one until the last of them is there::
+
+    microbatch 1   output layer's gradient ----- waits ----- + embedding's -> .grad
+    microbatch 2        output layer's gradient ----- waits ----- + embedding's -> .grad
+"""
+
+from __future__ import annotations
+
+from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.trace import ModelTrace
+
+__all__ = ["new_gradient_bytes"]
+
+
+def new_gradient_bytes(
+    plan: Plan, trace: ModelTrace, stage: int, *, in_flight: int, microbatches: int
+) -> int:
+    """The most of them at once on a stage."""
+    used_again = sum(_used_again(plan, trace, stage))
+    if microbatches == 1:
+        return used_again
+    own = [info.trainable_bytes for name, info in trace.modules.items() if plan.homes[name] == stage]
+    # The first microbatch's sum becomes the gradient that all others are added to.
+    return max(own, default=0) + min(in_flight, microbatches - 1) * used_again
+
+
+def _used_again(plan: Plan, trace: ModelTrace, stage: int) -> list[int]:
+    """Bytes of the stage's weights that several of its units use."""
+    found = {
+        reuse.name: min(reuse.bytes, _trainable_beside(trace, reuse.name))
+        for reuse in trace.reuses
+        if sum(plan.homes[trace.deciders[unit]] == stage for unit in reuse.units) > 1
+    }
+    for names in trace.shared:
+        if plan.parameter_home(names[0]) == stage:
+            found.setdefault(names[0], _trainable_beside(trace, names[0]))
+    return list(found.values())
+
+
+def _trainable_beside(trace: ModelTrace, parameter: str) -> int:
+    """Bytes of what its module trains: nearly its own, if it is large."""
+    return trace.modules[trace.owner(parameter)].trainable_bytes
