@@ -7,41 +7,53 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness.options import command_parser
 from benchmarks.harness.results import Results, machine, row
 from benchmarks.harness.table import Grid
-from benchmarks.saving.rank import MEMORY, NOTHING, RANKS, STEPS, WAYS
+from benchmarks.saving.rank import MEMORY, NOTHING, RANKS, STEPS, WAYS, Turn
 
 ROOT = Path(__file__).resolve().parents[2]
-STOOD, LOST, STEP = "stands still, ms", "loses in all, ms", "step, ms"
+CALL, STOP, LOST, STEP = "the call, ms", "stops training, ms", "loses in all, ms", "step, ms"
 
 
 def main() -> None:
     """A job a layout, in which all ways take turns."""
-    options = command_parser(__doc__, seconds=40.0).parse_args()
+    parser = command_parser(__doc__, seconds=40.0)
+    parser.add_argument("--layouts", nargs="+", choices=RANKS, default=list(RANKS))
+    options = parser.parse_args()
     results = Results("saving", "one thread a process", machine())
-    for layout, ranks in RANKS.items():
-        found = _run(layout, ranks, options.seconds)
-        without = [total for total, _ in found[NOTHING]]
-        results.rows.append(row(layout, 0, STEP, [total / STEPS for total in without]))
+    for layout in options.layouts:
+        found = _run(layout, RANKS[layout], options.seconds)
+        without = [trained for _, trained, _ in found[NOTHING]]
+        results.rows.append(row(layout, 0, STEP, [trained / STEPS for trained in without]))
         for way in WAYS[1:]:
-            lost = [total - plain for (total, _), plain in zip(found[way], without, strict=True)]
-            results.rows.append(row(f"{layout}: {way}", 0, STOOD, [stood for _, stood in found[way]]))
-            results.rows.append(row(f"{layout}: {way}", 0, LOST, lost))
+            called, trained, ended = zip(*found[way], strict=True)
+            for what, times in (
+                (CALL, called),
+                (STOP, beyond(trained, without)),
+                (LOST, beyond(ended, without)),
+            ):
+                results.rows.append(row(f"{layout}: {way}", 0, what, list(times)))
     grid(results).print()
     results.save(options.out / "saving.json")
 
 
-def _run(layout: str, ranks: int, seconds: float) -> dict[str, list[tuple[float, float]]]:
+def beyond(times: Sequence[float], without: Sequence[float]) -> list[float]:
+    """How much longer turns took than those without a save that were beside them."""
+    return [time - plain for time, plain in zip(times, without, strict=True)]
+
+
+def _run(layout: str, ranks: int, seconds: float) -> dict[str, list[Turn]]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     script = str(ROOT / "benchmarks" / "saving" / "rank.py")
     smdrun = [sys.executable, "-m", "opensmd.launch.cli", "-n", str(ranks)]
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         command = [*smdrun, script, layout, str(seconds), folder]
         subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
-        found: dict[str, list[tuple[float, float]]] = json.loads((Path(folder) / "found.json").read_text())
+        found: dict[str, list[Turn]] = json.loads((Path(folder) / "found.json").read_text())
     return found
 
 
@@ -49,12 +61,25 @@ def grid(results: Results) -> Grid:
     """A line a layout and way."""
     lines = []
     for layout in RANKS:
-        step = results.p50(layout, 0, STEP) or 0.0
+        step = results.p50(layout, 0, STEP)
+        if step is None:
+            continue
         for way in WAYS[1:]:
-            stood, lost = (results.p50(f"{layout}: {way}", 0, what) or 0.0 for what in (STOOD, LOST))
-            part = f"{stood / step:.1%}" if step else ""
-            lines.append([layout, f"{step:.0f}", way, f"{stood:.1f}", part, f"{lost:.0f}"])
-    return Grid("saving", ["layout", STEP, "save", STOOD, "of a step", LOST], lines, left=1)
+            called, stop, lost = (
+                results.p50(f"{layout}: {way}", 0, what) or 0.0 for what in (CALL, STOP, LOST)
+            )
+            lines.append(
+                [
+                    layout,
+                    f"{step:.0f}",
+                    way,
+                    f"{called:.1f}",
+                    f"{stop:.1f}",
+                    f"{stop / step:.1%}",
+                    f"{lost:.0f}",
+                ]
+            )
+    return Grid("saving", ["layout", STEP, "save", CALL, STOP, "of a step", LOST], lines, left=1)
 
 
 if __name__ == "__main__":

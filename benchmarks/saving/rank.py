@@ -14,12 +14,21 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 
-WIDTH, ROWS, BLOCKS, STEPS = 512, 512, 12, 4  # blocks of a rank; steps of a turn
-RANKS: dict[str, int] = {"one process, a core free": 1, "two partitions": 2, "two replicas": 2}
-SETTINGS: dict[str, dict[str, Any]] = {"two partitions": {"partitions": 2, "microbatches": 4}}
+WIDTH, ROWS, BLOCKS, STEPS = 512, 512, 12, 6  # blocks of a rank; steps of a turn
+RANKS: dict[str, int] = {
+    "one process, a core free": 1,
+    "two partitions": 2,
+    "two replicas": 2,
+    "two sharded replicas": 2,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "two partitions": {"partitions": 2, "microbatches": 4},
+    "two sharded replicas": {"sharded_data_parallel_degree": 2},
+}
 NOTHING, BLOCKING, AT_ONCE, BESIDE = "no save", "a save that blocks", "copied at once", "copied beside a step"
 WAYS = (NOTHING, BLOCKING, AT_ONCE, BESIDE)
 MEMORY = "/dev/shm"  # so that the disk does not count
+Turn = tuple[float, float, float]  # ms until the save returned, until all steps were done, and the file, too
 
 
 class Block(nn.Module):
@@ -55,19 +64,14 @@ class Job:
         self.step = step
         self.train()
 
-    def train(self, save: Any = None) -> float:
-        """A step; returns the seconds that it waited for the copies of ``save``."""
+    def train(self) -> None:
+        """A step, which waits for copies where it must."""
         self.optimizer.zero_grad()
         self.step(self.x)
-        start = time.perf_counter()
-        if save is not None:
-            save.wait_until_copied()  # as optimizer.step does
-        waited = time.perf_counter() - start
         self.optimizer.step()
-        return waited
 
-    def turn(self, way: str) -> tuple[float, float]:
-        """Milliseconds of some steps with a save in this way, and those that training stood still for it."""
+    def turn(self, way: str) -> Turn:
+        """Some steps, after a save in this way."""
         smp.barrier()
         start, save = time.perf_counter(), None
         if way != NOTHING:
@@ -80,25 +84,27 @@ class Job:
             )
             if way == AT_ONCE:
                 save.wait_until_copied()
-        stood = time.perf_counter() - start
-        stood += self.train(save if way == BESIDE else None)
-        for _ in range(STEPS - 1):
+        called = time.perf_counter()
+        for _ in range(STEPS):
             self.train()
+        smp.barrier()
+        trained = time.perf_counter()
         if save is not None:
             save.wait()
         smp.barrier()
-        return (time.perf_counter() - start) * 1e3, stood * 1e3
+        ended = time.perf_counter()
+        return tuple(1e3 * (moment - start) for moment in (called, trained, ended))  # type: ignore[return-value]
 
 
-def measure(job: Job, seconds: float) -> dict[str, list[tuple[float, float]]]:
-    """What each way took, all of them in turn; the longer of the ranks."""
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+def measure(job: Job, seconds: float) -> dict[str, list[Turn]]:
+    """All ways in turn; the longer of the ranks."""
+    found: dict[str, list[Turn]] = {way: [] for way in WAYS}
     order, draw, end = list(WAYS), random.Random(0), time.perf_counter() + seconds
     while smp.allgather(time.perf_counter() < end, smp.WORLD)[0]:
         draw.shuffle(order)
         for way in order:
             ranks = smp.allgather(job.turn(way), smp.WORLD)
-            found[way].append((max(total for total, _ in ranks), max(stood for _, stood in ranks)))
+            found[way].append(tuple(map(max, zip(*ranks, strict=True))))
     return {way: turns[1:] or turns for way, turns in found.items()}  # the first save gets its memory
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel import communicate
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
@@ -27,6 +29,8 @@ from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, Ranks, run_once
 
 SNAPSHOTS = 20
+FULL = ("full", "full, background")
+BACKGROUND = ("background", "full, background", "sharded, background")
 
 
 class Counting(torch.optim.SGD):
@@ -55,16 +59,62 @@ def trainee() -> tuple[ModelState, Any]:
     return model, optimizer
 
 
-def own_tensors(model: ModelState, optimizer: Any) -> list[torch.Tensor]:
-    return [*model.local_parameters(), *(moments["momentum_buffer"] for moments in optimizer.state.values())]
+class Minus(nn.Module):
+    """Its parameters have gradients of -1, and so they are known after any number of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Parameter(torch.zeros(400, 300))
+        self.odd = nn.Parameter(torch.zeros(7, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -(self.large.sum() + self.odd.sum()) * x.mean()
+
+
+def sharded_trainee() -> tuple[ModelState, Any]:
+    """One whose parameters two ranks share out: after generation g its momentum is -g."""
+    model = smp.DistributedModel(Minus())
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0, momentum=1.0))
+    return model, optimizer
+
+
+def begin(kind: str) -> tuple[ModelState, Any]:
+    if not kind.startswith("sharded"):
+        restart(partitions=2)
+        return trainee()
+    restart(ddp=True, sharded_data_parallel_degree=2, sdp_gradient_clipping=0.0)
+    return sharded_trainee()
+
+
+def next_generation(kind: str, model: ModelState, optimizer: Any) -> None:
+    if kind.startswith("sharded"):
+        optimizer.zero_grad()
+        minus_step(model, torch.ones(2))
+    optimizer.step()
+
+
+@smp.step
+def minus_step(model: Any, x: Tensor) -> None:
+    model.backward(model(x))
+
+
+def values_of(kind: str, generation: int) -> set[float]:
+    """What the elements are that one rank has."""
+    sum_of_all = generation * (generation + 1) / 2
+    return {sum_of_all, -generation} if kind.startswith("sharded") else {generation}
+
+
+def own_tensors(model: ModelState, optimizer: Any) -> list[Tensor]:
+    own = [*model.local_parameters(), *(moments["momentum_buffer"] for moments in optimizer.state.values())]
+    return [each.to_local() if isinstance(each, DTensor) else each for each in own]
 
 
 def save_generation(folder: str, kind: str, generation: int, model: ModelState, optimizer: Any) -> None:
-    optimizer.step()
+    next_generation(kind, model, optimizer)
     if kind == "save":
         parts = {"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()}
         save({**parts, "generation": generation}, f"{folder}/g.pt")
-    elif kind in ("partial", "background"):
+    elif kind not in FULL:
         save_checkpoint(
             folder,
             f"s{generation}",
@@ -72,15 +122,21 @@ def save_generation(folder: str, kind: str, generation: int, model: ModelState, 
             optimizer=optimizer,
             user_content=generation,
             num_kept_partial_checkpoints=2,
-            blocking=kind == "partial",
+            blocking=kind not in BACKGROUND,
         )
     else:
-        save_checkpoint(folder, f"s{generation}", partial=False, model=model, user_content=generation)
+        save_checkpoint(
+            folder,
+            f"s{generation}",
+            partial=False,
+            model=model,
+            user_content=generation,
+            blocking=kind not in BACKGROUND,
+        )
 
 
 def save_for_ever(folder: str, kind: str) -> None:
-    restart(partitions=2)
-    model, optimizer = trainee()
+    model, optimizer = begin(kind)
     for generation in range(1, 1_000_000):
         save_generation(folder, kind, generation, model, optimizer)
         communicate.barrier()
@@ -92,21 +148,21 @@ def save_for_ever(folder: str, kind: str) -> None:
 
 def resume(folder: str, kind: str) -> int:
     """Load what is there, check that all of it is of one generation, and save the next one over it."""
-    restart(partitions=2)
-    model, optimizer = trainee()
+    model, optimizer = begin(kind)
     if kind == "save":
         found = load(f"{folder}/g.pt")
         generation = found["generation"]
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
     else:
-        generation = resume_from_checkpoint(folder, partial=kind != "full")
-    loaded = own_tensors(model, optimizer) if kind != "full" else list(model.local_parameters())
-    assert all(bool((tensor == generation).all()) for tensor in loaded), generation
+        generation = resume_from_checkpoint(folder, partial=kind not in FULL)
+    loaded = list(model.local_parameters()) if kind in FULL else own_tensors(model, optimizer)
+    found = {value for tensor in loaded for value in tensor.unique().tolist()}
+    assert found == values_of(kind, generation), generation
     save_generation(folder, kind, generation + 1, model, optimizer)
     finish_background_save()
     left = [
-        path for path in Path(folder).rglob(".*") if kind in ("save", "full") or path.parent == Path(folder)
+        path for path in Path(folder).rglob(".*") if kind in ("save", *FULL) or path.parent == Path(folder)
     ]
     assert not left, "the next save takes away what the killed one has left"
     return int(generation)
@@ -126,7 +182,7 @@ def _done(job: Path) -> int:
     return int(done.read_text()) if done.exists() else 0
 
 
-@pytest.mark.parametrize("kind", ["save", "partial", "full", "background"])
+@pytest.mark.parametrize("kind", ["save", "partial", "full", "sharded", *BACKGROUND])
 def test_a_job_killed_at_any_moment_of_saving_resumes_from_the_last_or_the_next_save(
     pool: Callable[[int], RankPool], tmp_path: Path, kind: str
 ) -> None:
@@ -158,5 +214,5 @@ def test_a_job_killed_at_any_moment_of_saving_resumes_from_the_last_or_the_next_
             (folder / name).unlink(missing_ok=True)
         found = pool(2).run(resume, str(folder), kind, backend="gloo")
         # A save in the background is done when the next one begins.
-        known = (done - 1, done, done + 1) if kind == "background" else (done, done + 1)
+        known = (done - 1, done, done + 1) if kind in BACKGROUND else (done, done + 1)
         assert found[0] == found[1] and found[0] in known

@@ -24,7 +24,7 @@ from opensmd.modelparallel.checkpoint.conversion.whole_model import (
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
 from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
-from opensmd.modelparallel.checkpoint.saving import background
+from opensmd.modelparallel.checkpoint.saving import background, snapshot
 from opensmd.modelparallel.checkpoint.seal import Label
 from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
 from opensmd.modelparallel.init import shutdown
@@ -413,6 +413,48 @@ def test_training_goes_on_beside_the_copies_of_a_save(
     pool: Callable[[int], RankPool], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     pool(2).run(train_beside_a_save, str(tmp_path), settings)
+
+
+def save_what_is_gathered(folder: str, settings: dict[str, Any]) -> tuple[int, int]:
+    """Bytes that are copied of a save, and those that are saved."""
+    restart(**settings)
+    torch.manual_seed(0)
+    model = smp.DistributedModel(nn.Sequential(nn.Linear(WIDE, 2 * WIDE), nn.Linear(2 * WIDE, WIDE)))
+    optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+
+    @smp.step
+    def step(rows: torch.Tensor) -> None:
+        model.backward(model(rows).square().mean())
+
+    step(torch.ones(4, WIDE))
+    optimizer.step()
+    buffer_for, copied = snapshot._buffer_for, 0
+
+    def counted(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+        nonlocal copied
+        copied += tensor.nbytes
+        return buffer_for(tensor, before)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot, "_buffer_for", counted)
+        smp.save_checkpoint(folder, "one", model=model, optimizer=optimizer, blocking=False).wait()
+    communicate.barrier()
+    return copied, sum(file.stat().st_size for file in Path(folder, "one_partial").glob("[mo]*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"ddp": True, "sharded_data_parallel_degree": 2}, 0.01),
+        ({"ddp": True, "shard_optimizer_state": True}, 1 / 3 + 0.01),  # the parameters
+        ({"ddp": True}, 1.0),
+    ],
+)
+def test_what_is_gathered_for_a_save_is_not_copied(
+    pool: Callable[[int], RankPool], tmp_path: Path, settings: dict[str, Any], most: float
+) -> None:
+    copied, saved = pool(2).run(save_what_is_gathered, str(tmp_path), settings)[0]
+    assert most - 0.05 < copied / saved < most
 
 
 def write_before_the_copy(folder: str) -> None:

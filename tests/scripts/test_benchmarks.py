@@ -21,8 +21,11 @@ from benchmarks.memory import rank as memory_rank
 from benchmarks.memory.__main__ import FULLEST, TIMES
 from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.memory.cases import CASES
+from benchmarks.resident.__main__ import KEPT, LIVE, PEAK, PREDICTED
+from benchmarks.resident.__main__ import STEP as RESIDENT_STEP
+from benchmarks.resident.__main__ import grid as resident_grid
 from benchmarks.saving import rank as saving_rank
-from benchmarks.saving.__main__ import LOST, STEP, STOOD
+from benchmarks.saving.__main__ import CALL, LOST, STEP, STOP
 from benchmarks.saving.__main__ import grid as saving_grid
 from benchmarks.targets import Found, Target, verdict, worst
 
@@ -178,7 +181,7 @@ def test_memory_and_time_are_measured_with_each_setting(pool: Callable[[int], Ra
     assert [line[0] for line in lines] == list(CASES)
 
 
-def saves(layout: str, folder: str) -> dict[str, list[tuple[float, float]]]:
+def saves(layout: str, folder: str) -> dict[str, list[saving_rank.Turn]]:
     """Of one small block, on a rank."""
     shutdown()
     return saving_rank.measure(saving_rank.Job(layout, folder, rows=16, blocks=1), 0.01)
@@ -187,15 +190,26 @@ def saves(layout: str, folder: str) -> dict[str, list[tuple[float, float]]]:
 def test_every_way_of_saving_is_measured(pool: Callable[[int], RankPool], tmp_path: Path) -> None:
     found = pool(2).run(saves, "two partitions", str(tmp_path))[0]
     assert list(found) == list(saving_rank.WAYS)
-    assert all(0 <= stood <= total for turns in found.values() for total, stood in turns)
+    assert all(list(turn) == sorted(turn) for turns in found.values() for turn in turns)
     assert (tmp_path / "newest").read_text() == "now_partial\n"
     results = Results("saving", "one thread a process")
     for layout in saving_rank.RANKS:
         results.rows.append(row(layout, 0, STEP, [500.0]))
         for way in saving_rank.WAYS[1:]:
-            results.rows += [row(f"{layout}: {way}", 0, what, [10.0]) for what in (STOOD, LOST)]
-    lines = saving_grid(results).lines
-    assert list(lines[1]) == ["one process, a core free", "500", "copied at once", "10.0", "2.0%", "10"]
+            results.rows += [row(f"{layout}: {way}", 0, what, [10.0]) for what in (CALL, STOP, LOST)]
+    line = list(saving_grid(results).lines[1])
+    assert line == ["one process, a core free", "500", "copied at once", "10.0", "10.0", "2.0%", "10"]
+
+
+def test_resident_memory_is_shown_beside_what_is_live_and_what_was_predicted() -> None:
+    results = Results("resident", "one thread a process")
+    for rank, size in enumerate((100.0, 200.0)):
+        results.rows.append(row("GPT-2, 124 M", 0, f"{PREDICTED} of rank {rank}", [size]))
+        results.rows.append(row("GPT-2, 124 M", 0, f"{KEPT}: {LIVE} of rank {rank}", [size]))
+        results.rows.append(row("GPT-2, 124 M", 0, f"{KEPT}: {PEAK} of rank {rank}", [size + 20]))
+    results.rows.append(row("GPT-2, 124 M", 0, f"{KEPT}: {RESIDENT_STEP}", [5.0]))
+    expected = ["GPT-2, 124 M", KEPT, "5", "120, 220", "100, 200", "100, 200", "1.20"]
+    assert list(map(list, resident_grid(results).lines)) == [expected]
 
 
 def test_tensor_parallelism_is_measured_beside_torchs_own(

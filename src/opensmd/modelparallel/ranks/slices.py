@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from opensmd.modelparallel.ranks.gathered import newly_gathered
+
 __all__ = ["Rows", "Slicing", "gather_parameters", "gathered"]
 
 BUCKET_BYTES = 25 << 20
@@ -58,7 +60,7 @@ class Rows:
         mine[: own.shape[0]] = own.detach()
         everyone = mine.new_empty((share * self.ranks, *shape[1:]))
         dist.all_gather_single(everyone, mine, group=group)
-        return everyone[: shape[0]]
+        return newly_gathered(everyone[: shape[0]])
 
 
 def gathered(own: Tensor, shape: torch.Size, slicing: Slicing, group: dist.ProcessGroup) -> Tensor:
@@ -66,7 +68,7 @@ def gathered(own: Tensor, shape: torch.Size, slicing: Slicing, group: dist.Proce
     mine = slicing.padded(own, shape.numel())
     everyone = mine.new_empty(mine.numel() * slicing.ranks)
     dist.all_gather_single(everyone, mine, group=group)
-    return everyone[: shape.numel()].view(shape)
+    return newly_gathered(everyone[: shape.numel()].view(shape))
 
 
 def gather_parameters(parameters: Sequence[nn.Parameter], slicing: Slicing, group: dist.ProcessGroup) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedError
+from opensmd.modelparallel.ranks.gathered import newly_gathered
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.state_dicts.merge import is_partial, marked, with_versions
 from opensmd.modelparallel.state_dicts.missing_tensors import has_data
@@ -150,7 +151,9 @@ def _transfer(
         return None
     else:
         assert description.shape is not None
-        tensor = sent = torch.empty(description.shape, dtype=description.dtype, device=description.device)
+        tensor = sent = newly_gathered(
+            torch.empty(description.shape, dtype=description.dtype, device=description.device)
+        )
     if sent.numel() == 0:
         return tensor
     if not only_first:

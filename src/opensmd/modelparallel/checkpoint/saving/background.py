@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import threading
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -31,15 +32,14 @@ class BackgroundSave:
     Args:
         snapshot: copies of what is saved.
         groups: for this and no other use.
+        thread: which is free.
     """
 
-    def __init__(self, snapshot: Snapshot, groups: SavingGroups) -> None:
-        self._error: BaseException | None = None
-        self._work = snapshot, groups
+    def __init__(self, snapshot: Snapshot, groups: SavingGroups, thread: Executor) -> None:
         self._copying = snapshot.copying
-        # Not a daemon: a script that ends waits for its last checkpoint.
-        self._thread = threading.Thread(target=self._run, name=f"smp.save_checkpoint {snapshot.tag}")
-        self._thread.start()
+        self._is_told = False
+        self._written = thread.submit(_write, snapshot, groups)
+        self._written.add_done_callback(self._let_go)
 
     def wait_until_copied(self) -> None:
         """Return when this rank's parameters and optimizer state may be written.
@@ -53,7 +53,7 @@ class BackgroundSave:
     @property
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return not self._thread.is_alive()
+        return self._written.done()
 
     def wait(self) -> None:
         """Return when the checkpoint is on disk; called on all ranks or on one.
@@ -61,22 +61,21 @@ class BackgroundSave:
         Raises:
             SMPCheckpointError, OSError, TypeError: as ``smp.save_checkpoint``; once.
         """
-        self._thread.join()
-        error, self._error = self._error, None
-        if error is not None:
+        error = self._written.exception()
+        if error is not None and not self._is_told:
+            self._is_told = True
             raise error
 
-    def _run(self) -> None:
-        _give_way()
-        try:
-            write_snapshot(*self._work)
-        except Exception as error:
-            self._error = error
-        finally:
-            if self._copying is not None:
-                self._copying.abandon()  # the next save uses the buffers again
-            self._copying = None
-            del self._work
+    def _let_go(self, _: object) -> None:
+        self._copying = None
+
+
+def _write(snapshot: Snapshot, groups: SavingGroups) -> None:
+    try:
+        write_snapshot(snapshot, groups)
+    finally:
+        if snapshot.copying is not None:
+            snapshot.copying.abandon()  # the next save uses the buffers again
 
 
 def _give_way() -> None:
@@ -88,13 +87,23 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
+def _make_thread() -> Executor:
+    """One for all saves, because training waits while a thread begins. A script that ends waits for it."""
+    return ThreadPoolExecutor(1, thread_name_prefix="smp.save_checkpoint", initializer=_give_way)
+
+
 @dataclass
 class _Saver:
     """What background saves of one ``smp.init`` have in common."""
 
     groups: SavingGroups
     copies: HostCopies = field(default_factory=HostCopies)
+    thread: Executor = field(default_factory=_make_thread)
     latest: BackgroundSave | None = None
+
+    def save(self, snapshot: Snapshot) -> BackgroundSave:
+        self.latest = BackgroundSave(self.copies.of(snapshot), self.groups, self.thread)
+        return self.latest
 
     def finish(self) -> None:
         latest, self.latest = self.latest, None
@@ -111,8 +120,7 @@ def save_in_background(snapshot: Snapshot) -> BackgroundSave:
     if saver is None:
         saver = _savers[id(state.groups)] = _Saver(_make_groups())
         state.undoing.append(_forget)
-    saver.latest = BackgroundSave(saver.copies.of(snapshot), saver.groups)
-    return saver.latest
+    return saver.save(snapshot)
 
 
 def finish_background_save() -> None:
@@ -143,6 +151,7 @@ def _forget() -> None:
     try:
         saver.finish()
     finally:
+        saver.thread.shutdown()
         for group in {saver.groups.world, saver.groups.replica}:
             dist.destroy_process_group(group)
 

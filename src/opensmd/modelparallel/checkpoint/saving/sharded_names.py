@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.precision.masters_in_state_dicts import MASTER
+from opensmd.modelparallel.ranks.gathered import newly_gathered
 from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, MODULE, marked
 
 __all__ = ["with_flat_groups", "with_module"]
@@ -46,5 +47,5 @@ def with_flat_groups(
     for group in optimizer["param_groups"]:
         own = [each for each in map(value, group["params"]) if each is not None]
         rows = [each.detach().reshape(-1).float() for each in own]
-        flat.append(torch.cat(rows) if rows else torch.empty(0))
+        flat.append(newly_gathered(torch.cat(rows) if rows else torch.empty(0)))
     return {**optimizer, FLAT: flat, COUNT: 1}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel.checkpoint.saving.copying import Copying, can_be_copied_later
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states
 from opensmd.modelparallel.checkpoint.saving.sharded_names import with_flat_groups, with_module
+from opensmd.modelparallel.ranks.gathered import Gathered, noting_gathered
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state
@@ -33,6 +34,7 @@ class Snapshot:
         random: the states of this rank's random number generators.
         kept: how many partial checkpoints stay in the folder; None keeps all.
         weights_only: refuse what loads only with trust.
+        gathered: what was made for this snapshot alone, which needs no copies.
         copying: of what is copied beside training; None where the snapshot has the tensors themselves.
     """
 
@@ -45,6 +47,7 @@ class Snapshot:
     random: dict[str, Any] | None
     kept: int | None
     weights_only: bool
+    gathered: Gathered | None = None
     copying: Copying | None = None
 
     def require_untouched(self) -> None:
@@ -75,15 +78,8 @@ def take_snapshot(
         translate: give a whole model of distributed Hugging Face modules that library's names.
     """
     first = state.groups.rank_in(CommGroup.RDP_GROUP) == 0
-    whole: dict[str, Any] | None = None
-    states: dict[str, Any] | None = None
-    if optimizer is not None:
-        # where replicas share the optimizer's state out, all of them give their slices
-        states = optimizer.local_state_dict() if partial else optimizer.state_dict(gather_to_rank0=True)
-    if model is not None and (first or state.cfg.shards_parameters):  # or all replicas have parts of it
-        whole = model.local_state_dict() if partial else model.state_dict(gather_to_rank0=True)
-    if partial and state.cfg.shards_parameters:
-        whole, states = _with_sharded_names(whole, states, optimizer)
+    with noting_gathered() as gathered:
+        whole, states = _state_dicts(model, optimizer, partial=partial, first=first)
     if translate and not partial and whole:
         for to_huggingface, _ in state.module_manager.translate_functions:
             whole = to_huggingface(whole)
@@ -97,7 +93,24 @@ def take_snapshot(
         random=random_states() if partial and model is not None else None,
         kept=kept,
         weights_only=weights_only,
+        gathered=gathered,
     )
+
+
+def _state_dicts(
+    model: ModelState | None, optimizer: Any, *, partial: bool, first: bool
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The model's and the optimizer's; called on all ranks, also those whose replica is not the ``first``."""
+    whole: dict[str, Any] | None = None
+    states: dict[str, Any] | None = None
+    if optimizer is not None:
+        # where replicas share the optimizer's state out, all of them give their slices
+        states = optimizer.local_state_dict() if partial else optimizer.state_dict(gather_to_rank0=True)
+    if model is not None and (first or state.cfg.shards_parameters):  # or all replicas have parts of it
+        whole = model.local_state_dict() if partial else model.state_dict(gather_to_rank0=True)
+    if partial and state.cfg.shards_parameters:
+        whole, states = _with_sharded_names(whole, states, optimizer)
+    return whole, states
 
 
 def _with_sharded_names(
@@ -117,10 +130,11 @@ class HostCopies:
         self._buffers: dict[int, Tensor] = {}
 
     def of(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with copies of all it has; those of the one before are no longer valid.
+        """The snapshot with copies of all that others have; those of the one before are no longer valid.
 
         What only optimizers write is copied later: ``Snapshot.copying``.
         """
+        gathered, snapshot = snapshot.gathered, replace(snapshot, gathered=None)
         tensors: list[Tensor] = []
         data = structure.dump_if_possible(snapshot, tensors)
         if data is None:  # what pickle cannot carry is refused when it is written
@@ -130,7 +144,11 @@ class HostCopies:
         buffers: dict[int, Tensor] = {}
         later: list[tuple[Tensor, Tensor]] = []
         for tensor in tensors:
-            if (place := _place(tensor)) not in copies:  # tied tensors stay tied
+            if (place := _place(tensor)) in copies:  # tied tensors stay tied
+                continue
+            if tensor.device.type == "cpu" and gathered is not None and gathered.has_all_of(tensor):
+                copies[place] = tensor
+            else:
                 number = len(copies)
                 buffer = _buffer_for(tensor, self._buffers.get(number))
                 buffers[number] = copies[place] = buffer
@@ -177,12 +195,19 @@ def _written_by_forward(module: nn.Module) -> list[Tensor]:
 
 def _names_in(snapshot: Snapshot) -> Callable[[Tensor], str]:
     """What a tensor of the snapshot is called in errors."""
-    names = {_place(each): name for name, each in (snapshot.model or {}).items() if isinstance(each, Tensor)}
-    for number, entries in (snapshot.optimizer or {}).get("state", {}).items():
-        for key, each in entries.items() if isinstance(entries, dict) else ():
-            if isinstance(each, Tensor):
-                names.setdefault(_place(each), f"the optimizer's {key} of parameter {number}")
-    return lambda tensor: names.get(_place(tensor), f"a tensor of shape {tuple(tensor.shape)}")
+
+    def name_of(tensor: Tensor) -> str:
+        place = _place(tensor)
+        for name, each in (snapshot.model or {}).items():
+            if isinstance(each, Tensor) and _place(each) == place:
+                return name
+        for number, entries in (snapshot.optimizer or {}).get("state", {}).items():
+            for key, each in entries.items() if isinstance(entries, dict) else ():
+                if isinstance(each, Tensor) and _place(each) == place:
+                    return f"the optimizer's {key} of parameter {number}"
+        return f"a tensor of shape {tuple(tensor.shape)}"
+
+    return name_of
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

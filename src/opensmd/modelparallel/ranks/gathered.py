@@ -1,0 +1,51 @@
+"""Which tensors have been gathered from ranks: who asked for them alone has them, and nobody writes them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+
+__all__ = ["Gathered", "newly_gathered", "noting_gathered"]
+
+
+class Gathered:
+    """What has been gathered inside :func:`noting_gathered`."""
+
+    def __init__(self) -> None:
+        self._tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+    def note(self, tensor: Tensor) -> None:
+        """Count in a tensor that was just made."""
+        self._tensors[tensor.untyped_storage()._cdata] = tensor
+
+    def has_all_of(self, tensor: Tensor) -> bool:
+        """Whether the whole of its memory is what was gathered for it."""
+        memory = tensor.untyped_storage()
+        whole = tensor.is_contiguous() and memory.nbytes() == tensor.numel() * tensor.element_size()
+        return whole and memory._cdata in self._tensors
+
+
+_noting: ContextVar[Gathered | None] = ContextVar("noting_gathered", default=None)
+
+
+@contextlib.contextmanager
+def noting_gathered() -> Iterator[Gathered]:
+    """Know afterwards what this thread has gathered meanwhile."""
+    found = Gathered()
+    token = _noting.set(found)
+    try:
+        yield found
+    finally:
+        _noting.reset(token)
+
+
+def newly_gathered(tensor: Tensor) -> Tensor:
+    """``tensor``, whose memory was made to gather it."""
+    noting = _noting.get()
+    if noting is not None:
+        noting.note(tensor)
+    return tensor
