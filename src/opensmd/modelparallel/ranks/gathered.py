@@ -13,14 +13,22 @@ __all__ = ["Gathered", "newly_gathered", "noting_gathered"]
 
 
 class Gathered:
-    """What has been gathered inside :func:`noting_gathered`."""
+    """What has been gathered inside :func:`noting_gathered`.
 
-    def __init__(self) -> None:
+    Args:
+        is_wanted: whether this rank uses it; otherwise it gets tensors without data (on the meta device).
+    """
+
+    def __init__(self, *, is_wanted: bool = True) -> None:
+        self._is_wanted = is_wanted
         self._tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
-    def note(self, tensor: Tensor) -> None:
-        """Count in a tensor that was just made."""
+    def note(self, tensor: Tensor) -> Tensor:
+        """Count in a tensor that was just made; returns what the rank gets."""
+        if not self._is_wanted:
+            return tensor.to("meta")
         self._tensors[tensor.untyped_storage()._cdata] = tensor
+        return tensor
 
     def has_all_of(self, tensor: Tensor) -> bool:
         """Whether the whole of its memory is what was gathered for it."""
@@ -33,9 +41,9 @@ _noting: ContextVar[Gathered | None] = ContextVar("noting_gathered", default=Non
 
 
 @contextlib.contextmanager
-def noting_gathered() -> Iterator[Gathered]:
+def noting_gathered(*, is_wanted: bool = True) -> Iterator[Gathered]:
     """Know afterwards what this thread has gathered meanwhile."""
-    found = Gathered()
+    found = Gathered(is_wanted=is_wanted)
     token = _noting.set(found)
     try:
         yield found
@@ -44,8 +52,6 @@ def noting_gathered() -> Iterator[Gathered]:
 
 
 def newly_gathered(tensor: Tensor) -> Tensor:
-    """``tensor``, whose memory was made to gather it."""
+    """``tensor``, whose memory was made to gather it, or its like without data if nobody wants it here."""
     noting = _noting.get()
-    if noting is not None:
-        noting.note(tensor)
-    return tensor
+    return tensor if noting is None else noting.note(tensor)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from opensmd.modelparallel.ranks.gathered import newly_gathered
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.ranks.shards import Shard, shards_of
 from opensmd.modelparallel.ranks.slices import Rows
@@ -136,7 +137,11 @@ def whole_entries(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> di
 
 def _all_columns(value: Tensor, shard: Shard | None) -> Tensor:
     """The slices of all tensor-parallel ranks, if the tensor is split over them."""
-    return value if shard is None else all_gathered(value, shard.axis, shard.size)
+    if shard is None:
+        return value
+    if value.is_meta:  # nobody wants it here, nor on the ranks beside this one
+        return value.new_empty(shard.whole_shape(value.shape))
+    return newly_gathered(all_gathered(value, shard.axis, shard.size))
 
 
 def _all_rows(value: DTensor) -> Tensor:

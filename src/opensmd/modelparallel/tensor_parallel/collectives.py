@@ -29,7 +29,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.modelparallel.dry_run.capture import is_tracing
-from opensmd.modelparallel.ranks.gathered import newly_gathered
 from opensmd.modelparallel.ranks.shards import bounds
 from opensmd.modelparallel.tensor_parallel.tensor_group import (
     tensor_process_group,
@@ -136,7 +135,7 @@ def all_gathered(tensor: Tensor, axis: int, size: int) -> Tensor:
     dist.all_gather_single(whole, own, group=tensor_process_group())
     if axis:
         whole = torch.cat(whole.chunk(parts), axis)
-    return newly_gathered(whole.narrow(axis, 0, size))
+    return whole.narrow(axis, 0, size)
 
 
 def _reduced(own: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:

@@ -24,6 +24,12 @@ def test_a_part_of_what_was_gathered_is_not_the_whole() -> None:
     assert not found.has_all_of(whole[0]) and not found.has_all_of(whole.t())
 
 
+def test_a_rank_that_wants_nothing_keeps_nothing() -> None:
+    with noting_gathered(is_wanted=False):
+        whole = newly_gathered(torch.ones(2, 3))
+    assert whole.is_meta and whole.shape == (2, 3)
+
+
 def test_memory_that_is_used_again_is_somebody_elses() -> None:
     with noting_gathered() as found:
         for _ in range(100):

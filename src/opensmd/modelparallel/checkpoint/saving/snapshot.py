@@ -78,7 +78,7 @@ def take_snapshot(
         translate: give a whole model of distributed Hugging Face modules that library's names.
     """
     first = state.groups.rank_in(CommGroup.RDP_GROUP) == 0
-    with noting_gathered() as gathered:
+    with noting_gathered(is_wanted=first or not partial) as gathered:
         whole, states = _state_dicts(model, optimizer, partial=partial, first=first)
     if translate and not partial and whole:
         for to_huggingface, _ in state.module_manager.translate_functions:
