@@ -119,7 +119,8 @@ def _with_sharded_names(
     """With what scripts look up; called on all ranks."""
     if states is not None and isinstance(state.model, ModelState):
         values = state.model.local_state_dict() if whole is None else whole
-        states = with_flat_groups(states, values, optimizer._smp_names())
+        if state.groups.rank_in(CommGroup.RDP_GROUP) == 0:  # others write nothing
+            states = with_flat_groups(states, values, optimizer._smp_names())
     return None if whole is None else with_module(whole), states
 
 
