@@ -11,7 +11,7 @@ import click
 
 from opensmd.environment.job_secret import JobSecret
 from opensmd.environment.settings import Settings
-from opensmd.launch import option_values, torch_import
+from opensmd.launch import option_values, signals, torch_import
 from opensmd.launch.hosts.driver import SSH, HostsJob, run_on_hosts
 from opensmd.launch.hosts.host_list import parse_file, parse_list
 from opensmd.launch.leftovers import open_files
@@ -147,6 +147,7 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.version_option(package_name="opensmd")
 @click.pass_context
+@signals.interruptible()
 def main(context: click.Context, /, **options: Any) -> None:
     """Run SCRIPT with ARGS in several processes that find each other through torch.distributed.
 

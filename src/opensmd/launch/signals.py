@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["ending", "ignore", "listen"]
+__all__ = ["ending", "ignore", "interruptible", "listen"]
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -27,3 +29,13 @@ def ignore() -> None:
     """The job is over: let nothing interrupt the tidying up."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C before :func:`listen`, while torch is imported, end the command as it does afterwards."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"smdrun: ended by {signal.SIGINT.name}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None

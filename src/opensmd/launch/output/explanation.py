@@ -23,6 +23,7 @@ def explain(failures: Sequence[reports.Failure], ended: Mapping[int, int | None]
     Returns:
         The exit status of the job.
     """
+    failures = reports.unfinished(failures, ended)
     first = reports.first_failure(failures)
     if first.report is not None and not console.was_shown(first.report):
         console.show_report(first.report)

@@ -193,6 +193,19 @@ def died_elsewhere(first: Failure, ended: Mapping[int, int | None]) -> list[int]
     return sorted(_named_dead(report) - ended.keys())
 
 
+def unfinished(failures: Sequence[Failure], ended: Mapping[int, int | None]) -> Sequence[Failure]:
+    """The failures without those of ranks whose script had come to its end when the launcher ended them.
+
+    All of them, if there are no others.
+
+    Args:
+        failures: of this launcher's ranks.
+        ended: when the script of each rank came to its end, as :func:`read_end` knows it.
+    """
+    left = [failure for failure in failures if ended.get(failure.rank) is None or not _is_ended(failure)]
+    return left or failures
+
+
 def _named_dead(report: Report) -> set[int]:
     named = " ".join(_NAMED_DEAD.findall(report.message))
     return {int(rank) for rank in re.findall(r"rank (\d+)", named)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from opensmd.launch.output.explanation import explain
@@ -64,6 +65,21 @@ def test_a_rank_that_others_still_needed_is_named_although_it_did_not_fail() -> 
     status, screen = explained(lost, ended={0: None, 1: 10})
     assert screen.said[0] == "rank 1 ended first, with exit code 0, while others still needed it"
     assert screen.said[1].startswith("rank 0 failed after it: DistError") and status == 1
+
+
+def test_a_rank_that_is_ended_while_it_cleans_up_has_ended_by_itself() -> None:
+    lost = failed(1, "DistError: rank 0 has left the group", 20, lost=True)
+    status, screen = explained(Failure(0, -signal.SIGTERM), lost, ended={0: 10, 1: None})
+    assert screen.said == [
+        "rank 0 ended first, with exit code 0, while others still needed it",
+        "rank 1 failed after it: DistError: rank 0 has left the group",
+    ]
+    assert status == 1
+
+
+def test_a_rank_that_somebody_ends_while_it_cleans_up_is_named_if_no_other_failed() -> None:
+    status, screen = explained(Failure(0, -signal.SIGTERM), ended={0: 10, 1: 10})
+    assert screen.said == ["rank 0 failed first: killed by SIGTERM"] and status == 143
 
 
 def test_a_rank_of_another_launcher_is_looked_for_there() -> None:
