@@ -15,8 +15,9 @@ from opensmd.launch import option_values, signals, torch_import
 from opensmd.launch.hosts.driver import SSH, HostsJob, run_on_hosts
 from opensmd.launch.hosts.host_list import parse_file, parse_list
 from opensmd.launch.leftovers import open_files
+from opensmd.launch.options import Options
 from opensmd.launch.output import log_files, streams
-from opensmd.launch.run import Options, run
+from opensmd.launch.run import run
 from opensmd.launch.script import check_module, check_script, find_program
 from opensmd.timeline.recorder import VARIABLE
 from opensmd.timeline.results import begin_timeline, write_results

@@ -6,7 +6,8 @@ import json
 
 import click
 
-from opensmd.launch.run import Options, run
+from opensmd.launch.options import Options
+from opensmd.launch.run import run
 
 __all__ = ["COLLECTIVES", "bench"]
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
+from torch.utils._device import DeviceContext
 
 import opensmd.legacy
 from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cuda
@@ -145,8 +146,8 @@ def _moves() -> Iterator[_Place]:
     yield torch.nn.Module, "cuda", _same
     yield torch, "load", _load_on_cpu(torch.load)
     yield torch, "set_default_device", translated(torch.set_default_device, 0)
-    contexts = torch.utils._device.DeviceContext  # of ``with torch.device("cuda")``
-    yield contexts, "__init__", translated(contexts.__init__, 1)
+    # of ``with torch.device("cuda")``
+    yield DeviceContext, "__init__", translated(DeviceContext.__init__, 1)
     for wrapper in (torch.nn.parallel.DistributedDataParallel, LegacyDistributedDataParallel):
         yield wrapper, "__init__", _without_device_ids(wrapper)
 

@@ -1,0 +1,92 @@
+"""What the user asked ``smdrun`` for, checked, with the defaults that depend on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opensmd.environment.sagemaker import JSON, parse_mp_parameters
+from opensmd.launch import affinity
+
+__all__ = ["Options", "gpu_count"]
+
+MOST_RANKS = 8  # without GPUs and without -n: as many as a SageMaker host has
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked ``smdrun`` for."""
+
+    script: str
+    args: Sequence[str] = ()
+    ranks: int = 1
+    module: bool = False
+    python: bool = True
+    log_dir: Path | None = None
+    device: str = "auto"
+    bind: bool = True
+    prefix: bool = True
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int = 29500
+    max_restarts: int = 0
+    elastic_replicas: int | None = None
+    output: Path = Path("output")
+    channels: dict[str, Path] = field(default_factory=dict)
+    mp_parameters: dict[str, JSON] = field(default_factory=dict)
+    dataparallel: bool = False
+    timeline: Path | None = None
+    records: Path | None = None
+
+    @classmethod
+    def from_command_line(
+        cls, *, ranks: int | None, channel: Sequence[str], mp_parameters: str | None, **rest: Any
+    ) -> Options:
+        """Check the command line's values and fill in the defaults that depend on the machine.
+
+        Raises:
+            ValueError: a value cannot be used; the text says which and what was expected.
+        """
+        if rest["nnodes"] > 1 and not rest["master_addr"]:
+            raise ValueError(f"--nnodes {rest['nnodes']} needs --master-addr, the address of host 0")
+        if rest["node_rank"] >= rest["nnodes"]:
+            raise ValueError(f"--node-rank {rest['node_rank']} is outside 0..{rest['nnodes'] - 1}")
+        if not rest["python"] and (rest["module"] or rest["device"] == "cpu"):
+            raise ValueError("--no-python runs a program as it is: -m and --device cpu are for Python alone")
+        count = ranks or default_ranks(rest["device"])
+        _check_replicas(rest["elastic_replicas"], count, rest["nnodes"])
+        channels = {}
+        for given in channel:
+            name, equals, path = given.partition("=")
+            if not equals:
+                raise ValueError(f"--channel {given!r}: expected NAME=PATH, for example training=data/train")
+            channels[name] = Path(path)
+        parameters = parse_mp_parameters(mp_parameters) if mp_parameters else {}
+        return cls(ranks=count, channels=channels, mp_parameters=parameters, **rest)
+
+
+def _check_replicas(replicas: int | None, ranks: int, nnodes: int) -> None:
+    """Raise if so many replicas cannot come and go."""
+    if replicas is None:
+        return
+    if nnodes > 1:
+        raise ValueError("--elastic-replicas works on one host so far; leave out --nnodes")
+    if ranks % replicas:
+        raise ValueError(f"--elastic-replicas {replicas}: the {ranks} ranks cannot be shared out evenly")
+
+
+def default_ranks(device: str) -> int:
+    """One rank a GPU; without GPUs one a physical core, at most 8."""
+    return gpu_count(device) or min(MOST_RANKS, len(affinity.local_cores()))
+
+
+def gpu_count(device: str) -> int:
+    """How many GPUs the ranks may use."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.device_count()

@@ -1,0 +1,93 @@
+"""What a host needs before its ranks start.
+
+In this order: addresses, threads and memory; the native core, built once for all ranks; the variables of a
+SageMaker container.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+
+from opensmd.environment.job_secret import OF_LAUNCHER
+from opensmd.environment.sagemaker import Job, job_variables
+from opensmd.launch import affinity, allocator
+from opensmd.launch.options import Options, gpu_count
+from opensmd.launch.rank import LAUNCHER
+
+__all__ = ["prepare"]
+
+AGENT_LOGGERS = (
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.elastic.agent.server.api",
+)
+
+
+def prepare(options: Options) -> None:
+    """Threads, memory, the native core and the variables that every rank inherits."""
+    os.environ.pop(OF_LAUNCHER, None)  # of an smdrun around this one
+    if options.nnodes == 1:
+        from opensmd.collectives.stores.listening import keep_on_loopback
+
+        keep_on_loopback()
+        os.environ[OF_LAUNCHER] = secrets.token_hex(32)
+    elif options.master_addr:
+        from opensmd.launch.interface import choose_towards
+
+        choose_towards(options.master_addr, options.master_port)
+    threads = affinity.threads_per_rank(affinity.local_cores(), options.ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.update(allocator.keeping_memory(os.environ))
+    _build_once()
+    for name, value in job_variables(_job(options)).items():
+        os.environ.setdefault(name, value)
+    os.environ[LAUNCHER] = str(os.getpid())
+    for name in AGENT_LOGGERS:  # the console says better what they would say
+        importlib.import_module(name)  # which sets the level itself
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _job(options: Options) -> Job:
+    """What a container tells a script of the job."""
+    hosts = _host_names(options.nnodes)
+    return Job(
+        script=Path(options.script),
+        args=options.args,
+        output=options.output,
+        host=hosts[options.node_rank],
+        hosts=hosts,
+        cpus=len(affinity.allowed_cpus()),
+        gpus=options.ranks if options.device == "cpu" else gpu_count(options.device),
+        ranks_per_host=options.ranks,
+        channels=options.channels,
+        mp_parameters=options.mp_parameters,
+        dataparallel=options.dataparallel,
+    )
+
+
+def _host_names(count: int) -> list[str]:
+    """This host's own name; several hosts, which do not know each other's, have those of a container."""
+    return [socket.gethostname()] if count == 1 else [f"algo-{number}" for number in range(1, count + 1)]
+
+
+def _build_once() -> None:
+    """Build the native core before the ranks start; if that fails they use Gloo, and one line says so."""
+    from opensmd.environment.settings import Settings
+    from opensmd.native.build import BuildError, build
+    from opensmd.native.prebuilt import is_prebuilt
+
+    os.environ.pop("SMDRUN_BUILD_ERROR", None)  # of an smdrun around this one
+    if not Settings.from_environment().native:
+        return
+    try:
+        library = build()
+        if not is_prebuilt(library):  # the ranks look where it is now: that had to be another folder, maybe
+            os.environ["OPENSMD_CACHE_DIR"] = str(library.parent.parent)
+    except BuildError as error:
+        print(f"smdrun: {error}\nsmdrun: groups of the smddp backend will run over Gloo.", file=sys.stderr)
+        os.environ["SMDRUN_BUILD_ERROR"] = str(error).splitlines()[0]

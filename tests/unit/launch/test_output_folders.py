@@ -1,0 +1,41 @@
+"""The folders that a script is told of: made for it, and gone afterwards if it left them empty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opensmd.launch.output_folders import OutputFolders
+
+
+@pytest.fixture
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    output = tmp_path / "output"
+    monkeypatch.setenv("SM_MODEL_DIR", str(output / "model"))
+    monkeypatch.setenv("SM_OUTPUT_DATA_DIR", str(output / "data"))
+    return output
+
+
+def test_empty_folders_are_removed_and_others_kept(output: Path) -> None:
+    with OutputFolders():
+        (output / "model" / "model.pt").touch()
+    assert sorted(output.rglob("*")) == [output / "model", output / "model" / "model.pt"]
+
+
+def test_another_job_may_remove_a_folder_at_the_same_moment(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = Path.is_dir
+
+    def removed_after_the_look(path: Path) -> bool:
+        found = looked_at(path)
+        if path == output / "model":
+            path.rmdir()
+        return found
+
+    with OutputFolders():
+        monkeypatch.setattr(Path, "is_dir", removed_after_the_look)
+        (output / "data").rmdir()
+    monkeypatch.undo()
+    assert not (output / "data").exists()
