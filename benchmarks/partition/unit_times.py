@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel.dry_run.capture import followed
+from opensmd.modelparallel.dry_run.module_tree import followed
 from opensmd.modelparallel.dry_run.observer import Clock
 
 __all__ = ["UnitTimes", "unit_times"]

@@ -79,7 +79,8 @@ def plan(
     schedule, microbatches and activation checkpoints are chosen for so many ranks of --memory each: the
     chosen ones and the next best are shown, with what is predicted of them.
     """
-    from opensmd.modelparallel.dry_run.capture import capture, describe
+    from opensmd.modelparallel.dry_run.capture import capture
+    from opensmd.modelparallel.dry_run.module_tree import describe
     from opensmd.modelparallel.planning.partition import partition
     from opensmd.modelparallel.planning.rank_bytes import Sharing
     from opensmd.modelparallel.report.table import plan_json, plan_table, rank_table

@@ -154,33 +154,59 @@ def resume_from_checkpoint(
 
     finish_background_save()
 
-    def read_content() -> tuple[str, Any, Any]:
-        wanted = read_newest(folder, partial=partial) if tag is None else tag
-        _require(folder, wanted, partial=partial)
-        beside = f"{wanted}_partial/user_content.pt" if partial else f"user_content_{wanted}"
-        content = folder / beside
-        random = saved_random_file(folder / f"{wanted}_partial") if partial else None
-        return (
-            wanted,
-            read(content, weights_only=weights_only) if content.is_file() else None,
-            None if random is None else read(random),
-        )
-
     tag, user_content, random_states = together(
-        groups[CommGroup.MP_GROUP], read_content, failed=f"nothing of {path} was loaded", rank="mp_rank"
+        groups[CommGroup.MP_GROUP],
+        lambda: _read_content(folder, tag, partial=partial, weights_only=weights_only),
+        failed=f"nothing of {path} was loaded",
+        rank="mp_rank",
     )
-    if partial:
-        source = folder / f"{tag}_partial"
-        model_dict = _load_if_saved(source, "model", weights_only)
-        optimizer_dict = _load_if_saved(source, "optimizer", weights_only) if load_optimizer else None
-    else:
-        model_dict = _load_file(folder / tag, weights_only)
-        optimizer_dict = _load_file(folder / f"optimizer_{tag}", weights_only) if load_optimizer else None
+    model_dict, optimizer_dict = _read_states(
+        folder, tag, partial=partial, optimizer=load_optimizer, weights_only=weights_only
+    )
     if model_dict is not None and translate_function is not None:
         model_dict = translate_function(model_dict)
     elif model_dict is not None and not partial:
         for _, from_huggingface in state.module_manager.translate_functions:
             model_dict = from_huggingface(model_dict)
+    _load_into_wrapped(model_dict, optimizer_dict, strict=strict)
+    if random_states is not None and model_dict is not None:
+        restore_random_states(random_states)
+    return user_content
+
+
+def _read_content(
+    folder: Path, tag: str | None, *, partial: bool, weights_only: bool
+) -> tuple[str, Any, Any]:
+    """The tag of the checkpoint, the user's content, and the states of random number generators."""
+    wanted = read_newest(folder, partial=partial) if tag is None else tag
+    _require(folder, wanted, partial=partial)
+    content = folder / (f"{wanted}_partial/user_content.pt" if partial else f"user_content_{wanted}")
+    random = saved_random_file(folder / f"{wanted}_partial") if partial else None
+    return (
+        wanted,
+        read(content, weights_only=weights_only) if content.is_file() else None,
+        None if random is None else read(random),
+    )
+
+
+def _read_states(
+    folder: Path, tag: str, *, partial: bool, optimizer: bool, weights_only: bool
+) -> tuple[Any, Any]:
+    """The state dicts of the model and of the optimizer; None for what was not saved or is not wanted."""
+    if partial:
+        source = folder / f"{tag}_partial"
+        return (
+            _load_if_saved(source, "model", weights_only),
+            _load_if_saved(source, "optimizer", weights_only) if optimizer else None,
+        )
+    return (
+        _load_file(folder / tag, weights_only),
+        _load_file(folder / f"optimizer_{tag}", weights_only) if optimizer else None,
+    )
+
+
+def _load_into_wrapped(model_dict: Any, optimizer_dict: Any, *, strict: bool) -> None:
+    """Load what there is into the script's model and optimizer; both, or nothing."""
     optimizer = None
     if optimizer_dict is not None:
         optimizer = _wrapped(state.optimizer, "smp.DistributedOptimizer")
@@ -189,9 +215,6 @@ def resume_from_checkpoint(
         _wrapped(state.model, "smp.DistributedModel").load_state_dict(model_dict, strict=strict)
     if optimizer is not None:
         optimizer.load_state_dict(optimizer_dict)
-    if random_states is not None and model_dict is not None:
-        restore_random_states(random_states)
-    return user_content
 
 
 def _require_name(tag: str) -> None:

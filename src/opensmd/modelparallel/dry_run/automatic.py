@@ -11,8 +11,9 @@ import torch.distributed as dist
 from rich.console import Console
 
 from opensmd.modelparallel.config import Automatic, Config
-from opensmd.modelparallel.dry_run.capture import capture, describe
+from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.dry_run.factory import model_and_step
+from opensmd.modelparallel.dry_run.module_tree import describe
 from opensmd.modelparallel.planning.strategy import Choices, Strategy, layers_of, strategies
 from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.report.strategies import strategy_table

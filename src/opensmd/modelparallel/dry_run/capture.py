@@ -11,34 +11,30 @@ import contextlib
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opensmd.modelparallel._torch_internals import backward_left_out
 from opensmd.modelparallel.compatibility.quirks import forget_fake_results
 from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
+from opensmd.modelparallel.dry_run.module_tree import ModuleTree, describe
+from opensmd.modelparallel.dry_run.observed_trace import trace_of
 from opensmd.modelparallel.dry_run.observer import Clock, Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenParameters, untouched
-from opensmd.modelparallel.dry_run.split_blocks import split_blocks
 from opensmd.modelparallel.dry_run.unseen_work import outweighs
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.planning.cost import accumulation_seconds
-from opensmd.modelparallel.planning.plan import ancestors
-from opensmd.modelparallel.planning.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
+from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.precision._torch_internals import scales_made_for_real
-from opensmd.modelparallel.runtime.tensors.storages import overlapping
 
-__all__ = ["capture", "describe", "followed", "is_tracing"]
+__all__ = ["capture", "is_tracing"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 _local = threading.local()
-# what the backward of work takes of which only a forward's measured seconds are known
-BACKWARD_OF_FORWARD = 2.0
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -74,7 +70,7 @@ def capture(
         ValueError: the model has lazy modules that have not seen data yet.
         Exception: whatever ``call`` raises in the real run; and in the fake one, if not because of the fakes.
     """
-    tree = _Tree(module)
+    tree = ModuleTree(module)
     names = tree.followed()
     if not has_data:
         return _capture_without_data(module, call, tree, names, asked=times or memory)
@@ -87,12 +83,12 @@ def capture(
         return describe(module)
     device = device or tree.device
     if times:
-        return _trace(tree, observer, _measure(module, call, names, device))
-    return _trace(tree, observer, _measure_if_doubtful(module, call, observer, names, device))
+        return trace_of(tree, observer, _measure(module, call, names, device))
+    return trace_of(tree, observer, _measure_if_doubtful(module, call, observer, names, device))
 
 
 def _capture_without_data(
-    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str], *, asked: bool
+    module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str], *, asked: bool
 ) -> ModelTrace:
     """What fake tensors show of ``call``; if that is nothing, sizes alone."""
     if asked:
@@ -110,129 +106,11 @@ def _capture_without_data(
             "the model is partitioned by parameter sizes alone"
         )
         return describe(module)
-    return _trace(tree, observer, None)
-
-
-def followed(module: nn.Module) -> dict[nn.Module, str]:
-    """The modules whose calls are watched, with their names, for those who time a step themselves."""
-    return _Tree(module).followed()
-
-
-def describe(module: nn.Module) -> ModelTrace:
-    """The model's tree without a run: a unit for each module that has parameters, with sizes and no times.
-
-    A block that torch's own tensor parallelism has split is one unit.
-    """
-    tree = _Tree(module)
-    with_parameters = [name for name, info in tree.infos({}, {}).items() if info.parameters]
-    blocks = split_blocks(module)
-    unit_of = {
-        name: next((ancestor for ancestor in reversed((name, *ancestors(name))) if ancestor in blocks), name)
-        for name in with_parameters
-    }
-    numbers = {unit: index for index, unit in enumerate(dict.fromkeys(unit_of.values()))}
-    units = tuple(Unit(module=name) for name in numbers) or (Unit(module=""),)
-    return ModelTrace(
-        modules=tree.infos({}, {}),
-        units=units,
-        edges=tuple(Edge(source=i, target=i + 1, bytes=0, tensor=i) for i in range(len(units) - 1)),
-        aliases=tree.aliases,
-        uses={name: numbers[unit] for name, unit in unit_of.items()},
-        shared=tree.shared,
-    )
-
-
-class _Tree:
-    """Names, owners and sizes of a model's modules."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.names: dict[nn.Module, str] = {}
-        self.aliases: dict[str, str] = {}
-        for name, submodule in module.named_modules(remove_duplicate=False):
-            if submodule in self.names:
-                self.aliases[name] = self.names[submodule]
-            else:
-                self.names[submodule] = name
-        self.owners: dict[int, list[str]] = {}
-        self.parameters: dict[int, nn.Parameter] = {}
-        full_names: dict[str, nn.Parameter] = {}
-        for key, name in self.names.items():
-            for own, parameter in key._parameters.items():
-                if parameter is None:
-                    continue
-                if nn.parameter.is_lazy(parameter):
-                    raise ValueError(
-                        f"parameter {own!r} of module {name!r} is lazy and has no shape yet; run the model "
-                        "once on a sample before wrapping it in smp.DistributedModel"
-                    )
-                self.parameters[id(parameter)] = parameter
-                self.owners.setdefault(id(parameter), []).append(name)
-                full_names[f"{name}.{own}" if name else own] = parameter
-            for buffer in key._buffers.values():
-                if buffer is not None:
-                    self.owners.setdefault(id(buffer), []).append(name)
-        self.first_names = {id(key): name for name, key in reversed(full_names.items())}
-        self.shared = _shared(full_names)
-        first = next(module.parameters(), None)
-        self.device = first.device if first is not None else torch.device("cpu")
-
-    def followed(self, whole: Collection[str] = ()) -> dict[nn.Module, str]:
-        """The modules whose calls are watched: all but those inside modules that cannot be split.
-
-        ``whole`` are those that a run has shown to be so.
-        """
-        opaque = {name for module, name in self.names.items() if _is_opaque(module)} | set(whole)
-        return {module: name for module, name in self.names.items() if opaque.isdisjoint(ancestors(name))}
-
-    def infos(self, operations: dict[str, int], calls: dict[str, int]) -> dict[str, ModuleInfo]:
-        """What the trace says about each module; a shared tensor counts for its first owner."""
-        seen: set[int] = set()
-        found = {}
-        for module, name in self.names.items():
-            own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
-            seen.update(map(id, own))
-            buffers = [b for b in module._buffers.values() if b is not None and id(b) not in seen]
-            seen.update(map(id, buffers))
-            found[name] = ModuleInfo(
-                name=name,
-                kind=type(module).__name__,
-                parameters=sum(p.numel() for p in own),
-                parameter_bytes=sum(_size(p) for p in own),
-                trainable_bytes=sum(_size(p) for p in own if p.requires_grad),
-                buffer_bytes=sum(_size(b) for b in buffers),
-                calls=calls.get(name, 0),
-                operations=operations.get(name, 0),
-                opaque=_is_opaque(module),
-                container=_is_container(module) or _is_opened(module, name, calls),
-            )
-        return found
-
-
-def _is_opaque(module: nn.Module) -> bool:
-    """Modules that run as a whole: compiled and scripted ones."""
-    return isinstance(module, torch.jit.ScriptModule | torch._dynamo.eval_frame.OptimizedModule)
-
-
-def _is_container(module: nn.Module) -> bool:
-    """Modules that nobody can call: lists and dicts of modules, and others without a forward."""
-    if _is_opaque(module) or "forward" in module.__dict__:
-        return False
-    return type(module).forward is nn.Module.forward
-
-
-def _is_opened(module: nn.Module, name: str, calls: dict[str, int]) -> bool:
-    """Whether others call what is in a module, and not the module, as checkpoints of layers do."""
-    if not calls or calls.get(name) or not name or _is_opaque(module):
-        return False
-    if any(True for _ in module.parameters(recurse=False)) or any(
-        True for _ in module.buffers(recurse=False)
-    ):
-        return False
-    return any(calls.get(f"{name}.{child}") for child, _ in module.named_modules() if child)
+    return trace_of(tree, observer, None)
 
 
 def _observe(
-    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str], *, memory: bool
+    module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str], *, memory: bool
 ) -> Observer:
     if not memory:
         observer = _observe_fake_unless_impossible(module, call, tree, names)
@@ -242,7 +120,7 @@ def _observe(
 
 
 def _observe_fake_unless_impossible(
-    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
+    module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str]
 ) -> Observer | None:
     """Run under fake tensors; None if the script or an operation needs data.
 
@@ -271,7 +149,7 @@ def _comes_from_torch(error: Exception) -> bool:
 
 
 def _observe_fake(
-    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
+    module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str]
 ) -> Observer:
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     observer = Observer(Clock(torch.device("cpu")), tree.owners)
@@ -305,7 +183,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _observe_real(
-    module: nn.Module, call: Callable[[], Any], tree: _Tree, names: dict[nn.Module, str]
+    module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str]
 ) -> Observer:
     observer = Observer(Clock(torch.device("cpu")), tree.owners)
     written = WrittenParameters(module)
@@ -369,73 +247,3 @@ def _dry(module: nn.Module, written: WrittenParameters | None) -> Iterator[None]
     finally:
         _local.depth -= 1
         torch.clear_autocast_cache()  # of fakes, which a region around the step would hand to the real run
-
-
-def _trace(tree: _Tree, observer: Observer, measured: dict[int, float] | None) -> ModelTrace:
-    position = observer.position
-    for key, parameter in tree.parameters.items():
-        if parameter.requires_grad and observer.users.get(key):
-            unit = observer.uses.get(tree.owners[key][0], min(observer.users[key]))
-            observer.backward_seconds[unit] += accumulation_seconds(_size(parameter), parameter.device)
-    units = []
-    for index, entered in enumerate(position.entered):
-        forward, backward = observer.forward_seconds[index], observer.backward_seconds[index]
-        late = observer.late.seconds[index]
-        if measured is not None:
-            seconds = measured.get(index, 0.0)
-            if outweighs(seconds, forward):  # what was estimated says nothing of the backward either
-                backward = BACKWARD_OF_FORWARD * seconds if backward else 0.0
-            else:
-                scale = seconds / forward if forward else 0.0
-                backward, late = backward * scale, late * scale
-            forward = seconds
-        units.append(
-            Unit(
-                module=entered,
-                forward_seconds=forward,
-                backward_seconds=backward,
-                flops=observer.flops[index],
-                activation_bytes=observer.activation_bytes[index],
-                late_input_bytes=observer.late.input_bytes[index],
-                late_gradient_bytes=observer.late.gradient_bytes[index],
-                late_seconds=min(late, backward),
-            )
-        )
-    return ModelTrace(
-        modules=tree.infos(observer.operations, position.calls),
-        units=tuple(units),
-        edges=tuple(
-            Edge(source=source, target=target, bytes=size, tensor=number)
-            for (source, target, number), size in observer.edges.items()
-        ),
-        aliases=tree.aliases,
-        uses=observer.uses,
-        shared=tree.shared,
-        reuses=tuple(
-            Reuse(
-                bytes=_size(parameter),
-                units=tuple(sorted(observer.users[key])),
-                name=tree.first_names[key],
-                bound=key in observer.bound,
-            )
-            for key, parameter in tree.parameters.items()
-            if len(observer.users.get(key, ())) > 1
-        ),
-        hooked=frozenset(observer.hooked),
-        escapes=frozenset(observer.escapes.found),
-        guests=frozenset(position.guests),
-        measured=measured is not None,
-    )
-
-
-def _shared(parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[str, ...], ...]:
-    """The names of parameters that are one, or several in the same memory, as ``assign=True`` makes them."""
-    one_of = overlapping(parameters.values())
-    groups: dict[int, list[str]] = {}
-    for name, parameter in parameters.items():
-        groups.setdefault(one_of[id(parameter)], []).append(name)
-    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

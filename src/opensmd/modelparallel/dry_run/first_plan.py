@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,8 @@ from torch import nn
 
 from opensmd.collectives.mailbox import has_mailbox
 from opensmd.modelparallel.config import Config
-from opensmd.modelparallel.dry_run.capture import capture, describe
+from opensmd.modelparallel.dry_run.capture import capture
+from opensmd.modelparallel.dry_run.module_tree import describe
 from opensmd.modelparallel.dry_run.split_blocks import split_blocks
 from opensmd.modelparallel.manual_partition import fixed_places
 from opensmd.modelparallel.planning.cost import optimizer_state_ratio
@@ -26,6 +27,16 @@ from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.runtime.calls.inner_hooks import may_carry
 
 __all__ = ["FirstPlan", "PlanRequest", "agree_on_plan"]
+
+
+class _PlanSettings(TypedDict):
+    """What every plan is made by, however its places are chosen."""
+
+    fixed: dict[str, int]
+    microbatches: int
+    active_microbatches: int | None
+    late_microbatches: int | None
+    optimizer_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,52 +104,57 @@ def agree_on_plan(request: PlanRequest, group: dist.ProcessGroup) -> FirstPlan:
 
 
 def _plan(request: PlanRequest, late: int | None) -> FirstPlan:
-    module, cfg = request.module, request.cfg
-    stages = cfg.pipeline_parallel_degree
-    fixed = fixed_places(module)
-    ratio = optimizer_state_ratio(request.optimizer, masters=cfg.half_dtype is not None)
-    if not cfg.auto_partition or stages == 1:
-
-        def by_hand(trace: ModelTrace) -> Plan:
-            return manual_partition(
-                trace,
-                stages,
-                fixed=fixed,
-                default=cfg.default_partition,
-                microbatches=cfg.microbatches,
-                active_microbatches=cfg.active_microbatches,
-                late_microbatches=late,
-                optimizer_bytes=ratio,
-            )
-
-        plan = by_hand(describe(module))
-        if stages == 1 or split_blocks(module) or not may_carry(module, plan):
-            return FirstPlan(plan)
-        trace = _what_hooks_carry(request)
-        return FirstPlan(plan if trace is None else by_hand(trace))
-    if cfg.skip_tracing or split_blocks(module):
-        trace = describe(module)
-    else:
-        trace = capture(
-            module,
-            request.call,
-            device=request.device,
-            times=request.times,
-            memory=request.memory,
-            has_data=request.has_data,
-        )
+    cfg = request.cfg
+    if not cfg.auto_partition or cfg.pipeline_parallel_degree == 1:
+        return _plan_by_hand(request, late)
     make = partial(
         partition,
-        stages=stages,
+        stages=cfg.pipeline_parallel_degree,
         memory_weight=cfg.memory_weight,
-        fixed=fixed,
-        microbatches=cfg.microbatches,
-        active_microbatches=cfg.active_microbatches,
-        late_microbatches=late,
-        optimizer_bytes=ratio,
         virtual_stages=virtual_stages(cfg),
+        **_settings(request, late),
     )
+    trace = _trace_to_cut(request)
     return FirstPlan(make(trace), trace, make)
+
+
+def _plan_by_hand(request: PlanRequest, late: int | None) -> FirstPlan:
+    """A plan that needs no dry run, unless hooks carry tensors out of modules."""
+    module, cfg = request.module, request.cfg
+    stages = cfg.pipeline_parallel_degree
+    by_hand = partial(
+        manual_partition, stages=stages, default=cfg.default_partition, **_settings(request, late)
+    )
+    plan = by_hand(describe(module))
+    if stages == 1 or split_blocks(module) or not may_carry(module, plan):
+        return FirstPlan(plan)
+    trace = _what_hooks_carry(request)
+    return FirstPlan(plan if trace is None else by_hand(trace))
+
+
+def _settings(request: PlanRequest, late: int | None) -> _PlanSettings:
+    cfg = request.cfg
+    return {
+        "fixed": fixed_places(request.module),
+        "microbatches": cfg.microbatches,
+        "active_microbatches": cfg.active_microbatches,
+        "late_microbatches": late,
+        "optimizer_bytes": optimizer_state_ratio(request.optimizer, masters=cfg.half_dtype is not None),
+    }
+
+
+def _trace_to_cut(request: PlanRequest) -> ModelTrace:
+    """What the partitioner goes by: a dry run, or sizes alone where there cannot or shall not be one."""
+    if request.cfg.skip_tracing or split_blocks(request.module):
+        return describe(request.module)
+    return capture(
+        request.module,
+        request.call,
+        device=request.device,
+        times=request.times,
+        memory=request.memory,
+        has_data=request.has_data,
+    )
 
 
 def virtual_stages(cfg: Config) -> Sequence[Sequence[int]] | None:

@@ -71,17 +71,7 @@ def partition(
     if virtual_stages is not None:
         wanted = {}
         held *= pieces
-    groups = UnitGroups.of(trace, wanted)
-    weight = Weights(memory_weight, optimizer_bytes, held)
-    best: tuple[tuple[float, float], dict[int, int]] | None = None
-    for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):
-        sequence = UnitSequence.of(trace, groups, leads, wanted=wanted, keep_fixed=keep)
-        split = sequence.cut(weight, stages * pieces)
-        rank = (split.worst, split.cut_cost)
-        if best is None or rank < _slightly_worse(best[0]):
-            best = rank, sequence.stages_of_units(split)
-    assert best is not None  # there is always one candidate
-    of_units = best[1]
+    of_units = _balanced(trace, wanted, Weights(memory_weight, optimizer_bytes, held), stages * pieces)
     if virtual_stages is not None:
         stage_of = {piece: stage for stage, own in enumerate(virtual_stages) for piece in own}
         of_units = {unit: stage_of[piece] for unit, piece in of_units.items()}
@@ -95,6 +85,27 @@ def partition(
         late_microbatches=late_microbatches,
         optimizer_bytes=optimizer_bytes,
     )
+
+
+def _balanced(trace: ModelTrace, wanted: Mapping[int, int], weights: Weights, pieces: int) -> dict[int, int]:
+    """The piece of every unit, by the best of all cuts.
+
+    Args:
+        trace: of the model.
+        wanted: the stages of units that are placed by hand.
+        weights: what makes a cut good.
+        pieces: how many there are.
+    """
+    groups = UnitGroups.of(trace, wanted)
+    best: tuple[tuple[float, float], dict[int, int]] | None = None
+    for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):
+        sequence = UnitSequence.of(trace, groups, leads, wanted=wanted, keep_fixed=keep)
+        split = sequence.cut(weights, pieces)
+        rank = (split.worst, split.cut_cost)
+        if best is None or rank < _slightly_worse(best[0]):
+            best = rank, sequence.stages_of_units(split)
+    assert best is not None  # there is always one candidate
+    return best[1]
 
 
 def manual_partition(

@@ -67,15 +67,7 @@ class StepRun:
         self._alone = count == 1
         self._context = context
         self._placed = placed
-        microbatches = [
-            Microbatch(
-                index,
-                begun=context.begun,
-                borrowed=context.borrowed,
-                arguments=(*args, *kwargs.values()),
-            )
-            for index, (args, kwargs) in enumerate(calls)
-        ]
+        microbatches = _microbatches(context, calls)
         self.record = Record()
         self._weight_gradients = WeightGradients(self.record)
         self._attributes = AttributesPerMicrobatch(placed.places, context, alone=self._alone)
@@ -104,15 +96,8 @@ class StepRun:
         )
         self._results = Results(context, count, detach=detach)
         self._runs = [
-            MicrobatchRun(
-                microbatch,
-                partial(function, *args, **kwargs),
-                context,
-                self._turns,
-                backward_pass,
-                self._results,
-            )
-            for microbatch, (args, kwargs) in zip(microbatches, calls, strict=True)
+            MicrobatchRun(microbatch, call, context, self._turns, backward_pass, self._results)
+            for microbatch, call in zip(microbatches, _bound(function, calls), strict=True)
         ]
 
     @property
@@ -143,3 +128,14 @@ class StepRun:
         """Let go of what microbatches keep that have not come to their end, as the step has failed."""
         for run in self._runs:
             run.abandon()
+
+
+def _microbatches(context: PipelineContext, calls: Sequence[Call]) -> list[Microbatch]:
+    return [
+        Microbatch(index, begun=context.begun, borrowed=context.borrowed, arguments=(*args, *kwargs.values()))
+        for index, (args, kwargs) in enumerate(calls)
+    ]
+
+
+def _bound(function: Callable[..., Any], calls: Sequence[Call]) -> list[Callable[[], Any]]:
+    return [partial(function, *args, **kwargs) for args, kwargs in calls]

@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from opensmd.modelparallel.dry_run.capture import capture, describe, is_tracing
+from opensmd.modelparallel.dry_run.capture import capture, is_tracing
+from opensmd.modelparallel.dry_run.module_tree import describe
 from opensmd.modelparallel.planning.partition import partition
 from opensmd.modelparallel.planning.trace import ModelTrace
 from tests.support.planner_models import MODELS, gpt2, resnet
