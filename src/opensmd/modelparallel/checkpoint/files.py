@@ -74,7 +74,7 @@ def write_aside(
 def _write(obj: Any, aside: Path, label: Label, caller: Caller, options: dict[str, Any]) -> None:
     target: SealingFile | None = None
     try:
-        with aside.open("wb") as file:
+        with aside.open("w+b") as file:
             target = SealingFile(file)
             torch.save(obj, target, **options)  # type: ignore[arg-type]  # it needs write alone
             target.seal(label)

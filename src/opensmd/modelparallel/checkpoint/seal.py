@@ -22,6 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from torch.serialization import get_crc32_options
+
+from opensmd.modelparallel.checkpoint.checksum import combined
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
 __all__ = ["Label", "Seal", "SealingFile", "read_label", "read_seal"]
@@ -31,6 +34,8 @@ ZIP = b"PK\x03\x04"
 _END_OF_DIRECTORY = b"PK\x05\x06"
 _LENGTH_AT = 20  # in the end of the directory: two bytes, then the comment
 _CHUNK = 1 << 22
+_LARGE = 1 << 18  # bytes: of fewer, a checksum is quickly computed
+_DESCRIPTOR = b"PK\x07\x08"
 _COMMENT = re.compile(rb"opensmd:1:([0-9a-f]{8}):(\{.*\})", re.DOTALL)
 
 
@@ -108,6 +113,13 @@ class Seal:
 class SealingFile:
     """A file for ``torch.save`` to write to, which computes the checksum on the way.
 
+    torch computes one of each tensor and writes it behind that, so large ones are not gone through twice::
+
+        ... | a tensor's bytes | PK 07 08, their checksum, their number (twice) | ...
+
+    Args:
+        file: open for reading, too.
+
     Attributes:
         failure: what the system said when it refused to write; torch says something else then.
     """
@@ -116,11 +128,15 @@ class SealingFile:
         self._file = file
         self._crc = 0
         self._last = b""  # the comment's length, which is not under the checksum
+        self._large = 0  # bytes written last whose checksum is still to come
+        self._is_told = get_crc32_options()  # what torch writes without is none
         self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
         """Write bytes behind those before."""
         view = memoryview(data).cast("B")
+        if self._large:
+            self._add_large(bytes(view[:24]))
         try:
             self._file.write(view)
         except OSError as error:
@@ -130,16 +146,36 @@ class SealingFile:
             tail = self._last + bytes(view)
             self._crc, self._last = zlib.crc32(tail[:-2], self._crc), tail[-2:]
             return len(view)
-        self._crc = zlib.crc32(view[:-2], zlib.crc32(self._last, self._crc))
-        self._last = bytes(view[-2:])
+        self._crc = zlib.crc32(self._last, self._crc)
+        if self._is_told and len(view) >= _LARGE:
+            self._large, self._last = len(view), b""
+        else:
+            self._crc, self._last = zlib.crc32(view[:-2], self._crc), bytes(view[-2:])
         return len(view)
+
+    def _add_large(self, following: bytes) -> None:
+        """Count in the bytes written last, of which ``following`` tells the checksum."""
+        width = 4 if following[12:16] == following[8:12] else 8
+        if following[:4] == _DESCRIPTOR and int.from_bytes(following[8 : 8 + width], "little") == self._large:
+            crc = int.from_bytes(following[4:8], "little")
+        else:
+            crc = self._crc_on_disk(self._large)
+        self._crc, self._large = combined(self._crc, crc, self._large), 0
+
+    def _crc_on_disk(self, count: int) -> int:
+        """Of the bytes written last."""
+        end = self._file.seek(-count, 1) + count
+        crc = 0
+        while (at := self._file.tell()) < end:
+            crc = zlib.crc32(self._file.read(min(_CHUNK, end - at)), crc)
+        return crc
 
     def flush(self) -> None:
         """Nothing waits here; torch asks."""
 
     def seal(self, label: Label) -> None:
         """Write the label and the checksum behind what torch has written."""
-        assert self._last == b"\0\0", "torch wrote a zip archive without a comment"
+        assert not self._large and self._last == b"\0\0", "torch wrote a zip archive without a comment"
         text = json.dumps(asdict(label)).encode()
         comment = b"opensmd:1:%08x:%s" % (zlib.crc32(text, self._crc), text)
         self._file.seek(-2, 1)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.serialization import get_crc32_options, set_crc32_options
 
+from opensmd.modelparallel.checkpoint import seal as seals
 from opensmd.modelparallel.checkpoint.seal import Label, SealingFile, read_label, read_seal
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
@@ -87,3 +90,56 @@ def test_what_the_system_said_of_a_write_is_kept() -> None:
     with pytest.raises(OSError, match="No space left"):
         sealing.write(b"1234")
     assert sealing.failure is not None and sealing.failure.errno == 28
+
+
+# --- large tensors, which are not gone through a second time -----------------------------------------------
+
+CONTENT = {"large": torch.randn(3, 250_001), "odd": torch.arange(7), "text": "x", "more": torch.ones(1 << 19)}
+
+
+@pytest.fixture(params=[True, False])
+def torch_sums(request: pytest.FixtureRequest) -> Iterator[bool]:
+    before = get_crc32_options()
+    set_crc32_options(request.param)
+    yield request.param
+    set_crc32_options(before)
+
+
+def test_the_checksum_is_that_of_the_file(tmp_path: Path, torch_sums: bool) -> None:
+    path = tmp_path / "x.pt"
+    with path.open("w+b") as file:
+        target = SealingFile(file)
+        torch.save(CONTENT, target)  # type: ignore[arg-type]
+        target.seal(LABEL)
+    found = read_seal(path)
+    assert found is not None
+    found.verify(path)
+    for name, value in torch.load(path).items():
+        assert value == "x" if name == "text" else torch.equal(value, CONTENT[name])  # type: ignore[arg-type]
+
+
+def test_large_tensors_are_summed_by_torch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summed = []
+
+    class Counting:
+        @staticmethod
+        def crc32(data: bytes, value: int = 0) -> int:
+            summed.append(len(data))
+            return zlib.crc32(data, value)
+
+    monkeypatch.setattr(seals, "zlib", Counting)
+    with (tmp_path / "x.pt").open("w+b") as file:
+        torch.save(CONTENT, SealingFile(file))  # type: ignore[arg-type]
+    assert sum(summed) < 10_000
+
+
+def test_a_checksum_that_nobody_tells_is_computed_from_the_file(tmp_path: Path) -> None:
+    large, end = bytes(range(256)) * 4096, b"PK\x05\x06" + bytes(18)
+    with (tmp_path / "x").open("w+b") as file:
+        target = SealingFile(file)
+        for data in (b"begin", large, b"PK\x07\x08" + bytes(12), large, large, end):
+            target.write(data)
+        target.seal(LABEL)
+    found = read_seal(tmp_path / "x")
+    assert found is not None
+    found.verify(tmp_path / "x")
