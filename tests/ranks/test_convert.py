@@ -105,7 +105,7 @@ def test_a_conversion_that_cannot_be_says_why(tmp_path: Path) -> None:
     for words, told in (
         (("a.pt", "a.pt"), "a.pt exists; name another target"),
         (("empty", "b.pt"), "has no file 'newest'"),
-        (("a.pt", "b.pt", "--dtype=float17"), "'float17' is no dtype of torch"),
+        (("a.pt", "b.pt", "--dtype=float17"), "'float17' is not a dtype of torch"),
     ):
         result = smd(*(tmp_path / word if not word.startswith("--") else word for word in words))
         assert result.exit_code != 0 and told in result.output, result.output

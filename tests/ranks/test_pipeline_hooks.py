@@ -146,7 +146,7 @@ def train_on_what_is_kept_late(by_hand: bool, appending: bool) -> str:
 def test_what_leaves_a_module_unseen_does_not_get_into_the_loss(by_hand: bool, appending: bool) -> None:
     for outcome in run_once(2, train_on_what_is_kept_late, by_hand, appending):
         assert outcome.kind == "value", outcome.text
-        assert "has left it otherwise than as its result" in outcome.value
+        assert "got out of it by another way than its result" in outcome.value
 
 
 def train_where_the_dry_run_fails() -> tuple[list[str], list[str]]:
@@ -207,5 +207,5 @@ def test_hooks_whose_tensors_nobody_needs_change_nothing(pool: Pools) -> None:
     for _, opened, before, after in found:
         assert not opened
         assert not before
-        assert len(after) == 1 and "'0.inner.0' has got a forward hook" in after[0]
+        assert len(after) == 1 and "'0.inner.0' got a forward hook" in after[0]
         assert after[0].startswith(__file__), "the step's call is what the warning points to"

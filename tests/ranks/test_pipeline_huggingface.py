@@ -219,4 +219,4 @@ def ask_later(settings: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("settings", [{}, {"auto_partition": False, "default_partition": 0}], ids=str)
 def test_attentions_that_are_asked_for_later_are_refused(pool: Pools, settings: dict[str, Any]) -> None:
     for [message] in pool(2).run(ask_later, settings, backend=None):  # the error ends the groups of smp
-        assert "has got a forward hook, which runs only where module" in message
+        assert "got a forward hook, which runs only where module" in message

@@ -323,7 +323,7 @@ RESTRICTIONS = {
     "a graph used twice": Restriction(("retain_graph=True",), step=twice_backward),
     "a step inside a step": Restriction(("inside another one",), step=nested),
     "what a module leaves in a list of the script": Restriction(
-        ("has left it otherwise than as its result", "Return it from the module"), Collected
+        ("got out of it by another way than its result", "Return it from the module"), Collected
     ),
     "what a hook inside a module carries out": Restriction(
         ("carried a tensor out of module 'opaque'", "Return it from the module", "before the first step"),
@@ -407,7 +407,7 @@ OUTSIDE = {
         "To run the model, call it in a smp.step function",
     ),
     "a parameter that comes after the first step": (
-        "parameter 'head.weight' has come into the model since the first step",
+        "parameter 'head.weight' was added to the model after the first step",
         "Change the model before the first step",
     ),
     "torch.nn.utils.clip_grad_norm_": (

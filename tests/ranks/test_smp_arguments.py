@@ -182,10 +182,10 @@ def test_tracing_without_a_partitioner_is_said_to_be_ignored(pool: Pools) -> Non
 
 def step_options() -> None:
     for names in ("mask", 3):
-        with pytest.raises(TypeError, match="non_split_inputs is a list of arguments' names, got"):
+        with pytest.raises(TypeError, match="non_split_inputs must be a list of argument names, got"):
             smp.step(non_split_inputs=names)  # type: ignore[call-overload]
     for axes in (["x"], {"x": "0"}, {"x": 0.5}):
-        with pytest.raises(TypeError, match="input_split_axes is a dict of arguments' names and axes, got"):
+        with pytest.raises(TypeError, match="input_split_axes must be a dict of argument names and axes"):
             smp.step(input_split_axes=axes)  # type: ignore[call-overload]
     with started():
         model = smp.DistributedModel(net())

@@ -162,11 +162,11 @@ def check_damage(folder: str) -> None:
     fresh()
     if me == 1:
         path.write_bytes(path.read_bytes()[:500])
-    both_raise("is damaged, incomplete, or no file that torch.save wrote")
+    both_raise("is damaged, incomplete, or was not written by torch.save")
     fresh()
     if me == 0:
         path.write_text("not a checkpoint at all")
-    both_raise("no file that torch.save wrote")
+    both_raise("was not written by torch.save")
     fresh()
     if me == 1:
         path.unlink()

@@ -176,7 +176,7 @@ def check_newest(folder: str) -> None:
     communicate.barrier()
     assert resume_from_checkpoint(folder) == 1
     for tag in ("epoch/1", "", ".."):
-        with pytest.raises(ValueError, match=r"the tag '.*' is no name for files in the folder"):
+        with pytest.raises(ValueError, match=r"the tag '.*' cannot be the name of a file"):
             save_checkpoint(folder, tag, user_content=1)
 
 

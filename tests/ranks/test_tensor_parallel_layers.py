@@ -214,7 +214,7 @@ def refusals() -> None:
     with pytest.warns(UserWarning, match="fused_bias_gelu=True has no effect"):
         nnp.DistributedTransformerLayer(**WIDE, fused_bias_gelu=True)
     lamb = smp.optimizers.FusedLAMB(nn.Linear(2, 2).parameters())
-    with pytest.raises(ValueError, match="FusedLAMB goes by the norms of whole parameters"):
+    with pytest.raises(ValueError, match="FusedLAMB needs the norms of whole parameters"):
         smp.DistributedOptimizer(lamb)
     smp.shutdown()
     with pytest.raises(SMPNotInitializedError, match="a distributed module needs"):

@@ -111,8 +111,8 @@ def open_session(backend: str, init_method: str, *, rank: int, world_size: int, 
         return Session(name, transport)
     if name == "nccl" and not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         raise RuntimeError(
-            "backend 'nccl' needs a CUDA device and a torch that was built with NCCL, and here is none; "
-            "use the backend tcp or gloo"
+            "backend 'nccl' needs a CUDA device and a torch that was built with NCCL, but there is none "
+            "here; use the backend tcp or gloo"
         )
     settings = LegacySettings.from_environment()
     joined = join(init_method, rank=rank, world_size=world_size, group_name=group_name, settings=settings)

@@ -275,7 +275,7 @@ class Config(BaseModel):
             )
         if self.pipeline == "searched" and wanted > 2:
             raise ValueError(
-                f"pipeline='searched' is for one stage a partition, or for two that lie in a V, so "
+                f"pipeline='searched' is for one stage per partition, or for two that lie in a V, so "
                 f"virtual_stages={wanted} is not possible"
             )
         if self.pipeline not in ("v", "interleaved", "searched") and wanted != 1:

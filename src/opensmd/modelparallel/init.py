@@ -105,8 +105,8 @@ def _begin_elastic(cfg: Config, elastic: Elastic) -> bool:
         return False
     if dist.is_initialized():
         raise SMPError(
-            "the setting elastic lets smp.init make torch's default process group, again whenever replicas "
-            "come and go; leave out torch.distributed.init_process_group"
+            "with the setting elastic, smp.init makes torch's default process group, and makes it again "
+            "whenever replicas come and go; leave out torch.distributed.init_process_group"
         )
     job = ElasticJob(cfg, elastic, place)
     job.begin()

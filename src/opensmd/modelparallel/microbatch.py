@@ -107,8 +107,8 @@ def _check_names(function: Callable[..., Any], wanted: Sequence[str]) -> None:
     unknown = [name for name in wanted if name not in parameters.all]
     if unknown:
         raise ValueError(
-            f"smp.step: {', '.join(map(repr, unknown))} in non_split_inputs or input_split_axes is no "
-            f"argument of {getattr(function, '__name__', function)!s}, "
+            f"smp.step: {', '.join(map(repr, unknown))} in non_split_inputs or input_split_axes is not "
+            f"an argument of {getattr(function, '__name__', function)!s}, "
             f"whose arguments are {', '.join(parameters.all)}"
         )
 

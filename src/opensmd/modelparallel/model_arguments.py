@@ -73,12 +73,12 @@ def require_elastic(passes: int, *, gradient_as_bucket_view: bool) -> None:
         return
     if passes > 1:
         raise ValueError(
-            "backward_passes_per_step does not go together with the setting elastic: a replica that joins "
+            "backward_passes_per_step cannot be combined with the setting elastic: a replica that joins "
             "between two passes would lack the gradients of the first"
         )
     if gradient_as_bucket_view:
         raise ValueError(
-            "gradient_as_bucket_view does not go together with the setting elastic: gradients would lie in "
+            "gradient_as_bucket_view cannot be combined with the setting elastic: gradients would lie in "
             "the memory of process groups, which end when a replica is lost"
         )
 
@@ -87,7 +87,7 @@ def refuse_elastic(name: str) -> None:
     """Raise if a method of the model cannot be used where replicas come and go."""
     if state.cfg.elastic is not None:
         raise SMPError(
-            f"model.{name} does not go together with the setting elastic: what it keeps belongs to process "
+            f"model.{name} cannot be combined with the setting elastic: what it keeps belongs to process "
             "groups that end when a replica is lost or joins"
         )
 

@@ -189,8 +189,8 @@ class _Methods(PrecisionAttributes):
         limit = self.defaults["max_grad_norm"]
         warnings.warn(
             f"smp.DistributedOptimizer: {type(self).__name__} clips gradients itself "
-            f"(max_grad_norm={limit}), by the norm of this rank's alone, not by that of the whole model. "
-            "Give it max_grad_norm=None (or 0, whichever it knows) and call "
+            f"(max_grad_norm={limit}), by the norm of this rank's gradients alone, not by that of the "
+            "whole model. Give it max_grad_norm=None (or 0, whichever it knows) and call "
             f"optimizer.clip_master_grads({limit}) before optimizer.step()",
             stacklevel=2,
         )
@@ -211,7 +211,7 @@ class _Methods(PrecisionAttributes):
             if name is None:
                 raise ValueError(
                     f"parameter {first + position} of the optimizer, of shape {tuple(parameter.shape)}, is "
-                    "no parameter of the DistributedModel's module; give the optimizer only parameters of "
+                    "not a parameter of the DistributedModel's module; give the optimizer only parameters of "
                     "this model"
                 )
             layout.full_names.append(name)
@@ -281,8 +281,8 @@ class _Methods(PrecisionAttributes):
     def _check_groups(self, given: Mapping[str, Any]) -> None:
         if "param_groups" not in given or "state" not in given:
             raise ValueError(
-                f"this is no optimizer state dict: it has the keys {sorted(map(str, given))[:5]}, and needs "
-                "'state' and 'param_groups'"
+                f"this is not an optimizer state dict: it has the keys {sorted(map(str, given))[:5]}, and "
+                "lacks 'state' or 'param_groups'"
             )
         if self._smp_layout is None:
             own = [len(group["params"]) for group in self.param_groups]
@@ -382,8 +382,9 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
         )
     if state.cfg.tensor_parallel_degree > 1 and hasattr(optimizer, "norm_group"):
         raise ValueError(
-            f"smp.DistributedOptimizer: {type(optimizer).__name__} goes by the norms of whole parameters, of "
-            "which tensor-parallel ranks have slices; use one that goes by elements, such as Adam or SGD"
+            f"smp.DistributedOptimizer: {type(optimizer).__name__} needs the norms of whole parameters, "
+            "but tensor-parallel ranks have only slices; use one that treats each element by itself, such "
+            "as Adam or SGD"
         )
     if not isinstance(optimizer, _Methods):
         kind = type(optimizer)

@@ -66,7 +66,7 @@ class StepOutput:
 
     def _no_operator(self, *_: Any) -> Any:
         """Python looks operators up in the class, past ``__getattr__``."""
-        raise TypeError(f"a StepOutput is no number and no tensor: {_WAY_OUT}")
+        raise TypeError(f"a StepOutput is neither a number nor a tensor: {_WAY_OUT}")
 
     __add__ = __sub__ = __mul__ = __truediv__ = __radd__ = __rsub__ = __rmul__ = __rtruediv__ = _no_operator
     __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __getitem__ = __float__ = __int__ = _no_operator

@@ -110,8 +110,8 @@ def _takes_its_instance(function: Function) -> bool:
 
 def _check_options(names: object, axes: object) -> None:
     if isinstance(names, str) or not isinstance(names, Sequence | Set | None):
-        raise TypeError(f"smp.step: non_split_inputs is a list of arguments' names, got {names!r}")
+        raise TypeError(f"smp.step: non_split_inputs must be a list of argument names, got {names!r}")
     if not isinstance(axes, Mapping | None) or not all(
         isinstance(axis, int) for axis in (axes or {}).values()
     ):
-        raise TypeError(f"smp.step: input_split_axes is a dict of arguments' names and axes, got {axes!r}")
+        raise TypeError(f"smp.step: input_split_axes must be a dict of argument names and axes, got {axes!r}")

@@ -51,7 +51,7 @@ def _asked(text: str) -> Toolchain:
     command = (path, *words[1:])
     version = _version(command)
     if version is None:
-        raise BuildError(f"CXX={text} is no C++ compiler: `{text} --version` failed. {_what_to_do()}")
+        raise BuildError(f"CXX={text} is not a C++ compiler: `{text} --version` failed. {_what_to_do()}")
     return Toolchain(command, version)
 
 

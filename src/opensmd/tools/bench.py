@@ -42,7 +42,9 @@ def bench(collectives: tuple[str, ...], ranks: int, sizes: str, seconds: float, 
     names = COLLECTIVES if "all" in collectives else collectives or ("all_reduce",)
     unknown = [name for name in names if name not in COLLECTIVES]
     if unknown:
-        raise click.UsageError(f"no collective {unknown[0]!r}; there are {', '.join(COLLECTIVES)} and all")
+        raise click.UsageError(
+            f"there is no collective {unknown[0]!r}, only {', '.join(COLLECTIVES)} and all"
+        )
     if not all(size.isdecimal() and int(size) >= 4 for size in sizes.split(",")):
         raise click.UsageError(f"--bytes {sizes!r}: expected numbers of at least 4, separated by commas")
     work = {"collectives": names, "sizes": [*map(int, sizes.split(","))], "seconds": seconds, "json": as_json}

@@ -42,7 +42,7 @@ def convert(source: Path, target: Path, *, dtype: str | None, **options: Any) ->
 
     kind = None if dtype is None else getattr(torch, dtype, None)
     if dtype is not None and not isinstance(kind, torch.dtype):
-        raise click.BadParameter(f"{dtype!r} is no dtype of torch", param_hint="--dtype")
+        raise click.BadParameter(f"{dtype!r} is not a dtype of torch", param_hint="--dtype")
     try:
         names = converted(source, target, dtype=kind, **options)
     except (OSError, SMPCheckpointError) as error:

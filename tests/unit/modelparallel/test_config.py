@@ -100,7 +100,7 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
         ({"pipeline": "simple", "virtual_stages": 2}, "virtual_stages=2 needs pipeline='interleaved', 'v'"),
         (
             {"pipeline": "searched", "virtual_stages": 3},
-            "'searched' is for one stage a partition, or for two",
+            "'searched' is for one stage per partition, or for two",
         ),
         ({"optimize": "cost"}, "optimize='cost'.*memory"),
         ({"memory_weight": 1.5}, "memory_weight=1.5"),

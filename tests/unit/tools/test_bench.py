@@ -72,4 +72,4 @@ def test_bench_knows_its_collectives_without_loading_torch() -> None:
     assert list(OPERATIONS) == list(COLLECTIVES)
     result = CliRunner().invoke(cli.main, ["bench", "gossip"])
     assert result.exit_code == 2
-    assert "no collective 'gossip'; there are all_reduce, " in result.output
+    assert "no collective 'gossip', only all_reduce, " in result.output

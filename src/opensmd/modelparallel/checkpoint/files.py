@@ -141,7 +141,7 @@ def verify(path: Path) -> None:
 
     Raises:
         OSError: there is no such file, or it cannot be opened.
-        SMPCheckpointError: it is damaged, incomplete, or no file that torch.save wrote.
+        SMPCheckpointError: it is damaged, incomplete, or was not written by torch.save.
     """
     seal = read_seal(path)
     if seal is not None:

@@ -220,8 +220,8 @@ def _load_into_wrapped(model_dict: Any, optimizer_dict: Any, *, strict: bool) ->
 def _require_name(tag: str) -> None:
     if "/" in tag or tag in ("", ".", ".."):
         raise ValueError(
-            f"smp.save_checkpoint: the tag {tag!r} is no name for files in the folder that is given as path: "
-            "leave out the slash, or put folders into the path"
+            f"smp.save_checkpoint: the tag {tag!r} cannot be the name of a file: leave out the slash, or "
+            "put folders into the path"
         )
 
 

@@ -72,7 +72,7 @@ def _from_text(path: Path) -> tuple[str, bool]:
     try:
         name = content.decode().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise SMPCheckpointError(f"{path} is damaged: it is no text") from error
+        raise SMPCheckpointError(f"{path} is damaged: it is not text") from error
     present = {file.name for file in path.parent.iterdir()}
     if not {name, f"user_content_{name}", f"optimizer_{name}"} & present:
         raise SMPCheckpointError(f"{path} is damaged: it names {name[:80]!r}, which is not in the folder")

@@ -16,7 +16,7 @@ def verify_records(path: Path) -> None:
     """Check every byte of a file's records against their checksums, and what the directory says of them.
 
     Raises:
-        SMPCheckpointError: it is damaged, incomplete, or no file that torch.save wrote.
+        SMPCheckpointError: it is damaged, incomplete, or was not written by torch.save.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -24,7 +24,7 @@ def verify_records(path: Path) -> None:
             damaged = archive.testzip()
     except Exception as error:  # zipfile's, zlib's, struct's: damage comes as any of them
         raise SMPCheckpointError(
-            f"{path} is damaged, incomplete, or no file that torch.save wrote: {error}"
+            f"{path} is damaged, incomplete, or was not written by torch.save: {error}"
         ) from error
     if not any(record.filename.endswith("/data.pkl") for record in records):
         raise SMPCheckpointError(f"{path} is a zip file, but not one that torch.save or smp.save wrote")

@@ -214,7 +214,7 @@ def read_label(path: Path) -> Label | None:
     """What a file is part of; None if ``smp.save`` did not write it.
 
     Raises:
-        SMPCheckpointError: it is damaged, or no file that torch.save wrote.
+        SMPCheckpointError: it is damaged, or was not written by torch.save.
     """
     seal = read_seal(path)
     if seal is not None:
@@ -228,7 +228,7 @@ def read_label(path: Path) -> Label | None:
         raise
     except Exception as error:  # zipfile's, zlib's, struct's: damage comes as any of them
         raise SMPCheckpointError(
-            f"{path} is damaged, incomplete, or no file that torch.save wrote: {error}"
+            f"{path} is damaged, incomplete, or was not written by torch.save: {error}"
         ) from error
     return None
 

@@ -83,7 +83,7 @@ def _say(found: list[Strategy], limit: float) -> None:
     logger.info("Strategy:\n%s", out.getvalue())
     if found[0].rank_bytes > limit:
         logger.warning(
-            "auto: no strategy fits %.2f GiB a rank; the one that needs least was chosen, %.2f GiB",
+            "auto: no strategy fits %.2f GiB per rank; the one that needs least was chosen, %.2f GiB",
             limit / (1 << 30),
             found[0].rank_bytes / (1 << 30),
         )

@@ -110,7 +110,7 @@ class HalfMethods(PrecisionAttributes):
         """
         if closure is not None:
             raise ValueError(
-                "optimizer.step takes no closure with fp16 and bf16: losses are made in smp.step"
+                "optimizer.step takes no closure with fp16 and bf16: the smp.step function computes the loss"
             )
         masters = self._smp_require_masters("step")
         self._smp_update_if_due()

@@ -1,4 +1,4 @@
-"""The setting ``elastic``, and which others it does not go together with."""
+"""The setting ``elastic``, and which others it cannot be combined with."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ def require_replicas(asked: Sequence[str], *, ddp: bool, pipeline: str) -> None:
         raise ValueError("elastic needs ddp=True: without it there are no replicas")
     hinder = [*asked, *["pipeline='searched'"] * (pipeline == "searched")]
     if hinder:
-        raise ValueError(f"elastic does not go together with {' and '.join(hinder)}")
+        raise ValueError(f"elastic cannot be combined with {' and '.join(hinder)}")

@@ -45,10 +45,10 @@ class PlacedParameters:
         for name, parameter in self._module.named_parameters():
             if id(parameter) not in self._known:
                 raise SMPError(
-                    f"parameter {name!r} has come into the model since the first step, which placed all "
-                    "parts of it: nobody would train it. Change the model before the first step; to go on "
-                    "with what is trained, save it, and load it into the changed model in a new start of the "
-                    "script"
+                    f"parameter {name!r} was added to the model after the first step, which placed all "
+                    "of its parts: no rank would train it. Change the model before the first step; to keep "
+                    "what has been trained, save it, and load it into the changed model when the script "
+                    "runs again"
                 )
         self._remember()
 

@@ -87,7 +87,7 @@ class Microbatch:
             raise SMPError(
                 f"microbatch {self.index} was given, after {self.point}, a tensor that microbatch "
                 f"{tag.serial - self._begun} has computed: what kept it (a list or dict that a hook "
-                "fills, an object) is one for all microbatches, and they take turns. Return the tensor from "
+                "fills, an object) is shared by all microbatches, which take turns. Return the tensor from "
                 "the module, keep it in an attribute of a module, or set active_microbatches to 1"
             )
         if 0 <= tag.serial < self.serial:

@@ -1,4 +1,4 @@
-"""The setting ``elastic``: its values, and what it does not go together with."""
+"""The setting ``elastic``: its values, and what it cannot be combined with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_would_leave_state_behind_is_refused(name: str) -> None:
 
 
 def test_a_schedule_by_measured_times_and_a_job_without_replicas_are_refused() -> None:
-    with pytest.raises(ValueError, match="elastic does not go together with pipeline='searched'"):
+    with pytest.raises(ValueError, match="elastic cannot be combined with pipeline='searched'"):
         load(True, pipeline="searched")
     with pytest.raises(ValueError, match="elastic needs ddp=True"):
         load(True, ddp=False)

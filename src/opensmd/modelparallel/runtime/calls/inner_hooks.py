@@ -90,7 +90,7 @@ class InnerHooks:
             if module._forward_hooks and name not in self._known:
                 self._warned = True
                 warnings.warn(
-                    f"module {name!r} has got a forward hook, which runs only where module {around!r} lives: "
+                    f"module {name!r} got a forward hook, which runs only where module {around!r} lives: "
                     "tensors that it carries out are missing on the other ranks. Hooks that do so must be "
                     "registered before the first step, and run in it",
                     stacklevel=10,  # the call of the step function

@@ -1,4 +1,4 @@
-"""Tensors that leave a module otherwise than as its result, and that the other ranks therefore lack.
+"""Tensors that leave a module by another way than its result, and that the other ranks therefore lack.
 
 A module that runs as a whole does so on one rank. What its hooks keep, or what it appends to a list of the
 script's, is there alone. Without a tag such a tensor would be taken for a replicated one, and every rank
@@ -68,8 +68,9 @@ class EscapedTensors:
             if leaf.requires_grad and leaf.grad_fn is not None and self._is_of_a_stage(leaf):
                 raise SMPUnsupportedError(
                     f"after {place}: a tensor of shape {tuple(leaf.shape)} was computed inside a module that "
-                    "runs on one partition as a whole, and has left it otherwise than as its result (through "
-                    f"a hook, or a list or dict of the script): the other ranks do not have it. {_WAY}"
+                    "runs on one partition as a whole, and got out of it by another way than its result "
+                    "(through a hook, or a list or dict of the script): the other ranks do not have it. "
+                    f"{_WAY}"
                 )
 
     def _is_of_a_stage(self, tensor: Tensor) -> bool:
