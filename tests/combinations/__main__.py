@@ -22,21 +22,21 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
 RANKS = 8
 HEAD = f"""# Every combination of degrees
 
-All that shares a model out among ranks, and every precision, trained together: {{degrees}} combinations of
-partitions, tensor-parallel ranks, sharded parameters (`sharded_data_parallel_degree`) and copies of all that,
-those for which {RANKS} processes do; for an MLP, a tiny GPT-2 with tied embeddings and a tiny Llama.
-`python -m tests.combinations` runs them and renews this page.
+All ways of sharing a model out among ranks, trained together and in every precision: {{degrees}} combinations
+of partitions, tensor-parallel ranks, sharded parameters (`sharded_data_parallel_degree`) and copies of all
+that, which are all that {RANKS} processes allow. The models are an MLP, a tiny GPT-2 with tied embeddings and
+a tiny Llama. `python -m tests.combinations` runs them and renews this page.
 
-A training is {STEPS} steps of SGD with momentum and gradients clipped over all ranks, in two microbatches,
-of a batch that is always the same. It is compared with one process: FP32 with plain PyTorch, 16 bits with
-torch's own recipe (a model of 16 bits, FP32 masters, fp16 with a loss scale). The table has the largest
-distance of a gradient in the first step, as part of the largest entry of its tensor. A bold one is too
-large.
+A training is {STEPS} steps of SGD with momentum, with gradients clipped over all ranks and two microbatches;
+the batch is always the same. It is compared with one process: FP32 with plain PyTorch, 16 bits with torch's
+own recipe (a model of 16 bits, FP32 masters, fp16 with a loss scale). The table shows the largest difference
+of a gradient in the first step, relative to the largest entry of its tensor. A difference that is too large
+would be printed in bold.
 
 - FP32 agrees within 1e-6 in losses and norms, and within 1e-5 in gradients and parameters.
-- In 16 bits ranks add up numbers that have been rounded. A rounding of bf16 is 7.8e-3, of fp16 9.8e-4.
-  Losses agree within half of one, norms within one, gradients and masters within four of their tensor's
-  largest entry and a quarter of the model's.
+- In 16 bits, ranks add up numbers that have been rounded. One rounding is 7.8e-3 in bf16, and 9.8e-4 in fp16.
+  Losses agree within half a rounding and norms within one; gradients and masters agree within four roundings
+  of the largest entry of their tensor and a quarter of the model's.
 - With one rank, or with partitions alone, 16 bits compute what torch's recipe does.
 """
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from opensmd.modelparallel.checkpoint.agreement import together
 from opensmd.modelparallel.checkpoint.files import read
 from opensmd.modelparallel.checkpoint.newest import read_newest
 from opensmd.modelparallel.checkpoint.save_load import load
+from opensmd.modelparallel.checkpoint.saved_optimizer import SavedOptimizer
 from opensmd.modelparallel.checkpoint.saving.background import (
     BackgroundSave,
     finish_background_save,
@@ -31,13 +32,15 @@ from opensmd.modelparallel.state_dicts.model_state import ModelState
 
 __all__ = ["resume_from_checkpoint", "save_checkpoint"]
 
+Wrapped = TypeVar("Wrapped")
+
 
 def save_checkpoint(
     path: str,
     tag: str,
     partial: bool = True,
     model: ModelState | None = None,
-    optimizer: Any = None,
+    optimizer: SavedOptimizer | None = None,
     user_content: Any = None,
     translate_if_full: bool = True,
     num_kept_partial_checkpoints: int | None = None,
@@ -209,10 +212,11 @@ def _load_into_wrapped(model_dict: Any, optimizer_dict: Any, *, strict: bool) ->
     """Load what there is into the script's model and optimizer; both, or nothing."""
     optimizer = None
     if optimizer_dict is not None:
-        optimizer = _wrapped(state.optimizer, "smp.DistributedOptimizer")
+        optimizer = cast("SavedOptimizer", _wrapped(state.optimizer, "smp.DistributedOptimizer"))
         optimizer_dict = optimizer._smp_fitting(optimizer_dict)  # refused before the model is changed
     if model_dict is not None:
-        _wrapped(state.model, "smp.DistributedModel").load_state_dict(model_dict, strict=strict)
+        model = cast("ModelState", _wrapped(state.model, "smp.DistributedModel"))
+        model.load_state_dict(model_dict, strict=strict)
     if optimizer is not None:
         optimizer.load_state_dict(optimizer_dict)
 
@@ -260,7 +264,7 @@ def _load_file(path: Path, weights_only: bool) -> Any:
     return load(str(path), partial=False, weights_only=weights_only) if path.is_file() else None
 
 
-def _wrapped(found: Any, name: str) -> Any:
+def _wrapped(found: Wrapped | None, name: str) -> Wrapped:
     if found is None:
         raise SMPCheckpointError(
             f"smp.resume_from_checkpoint: there is nothing to load into; call {name} first"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opensmd.modelparallel.checkpoint.saved_optimizer import SavedOptimizer
 from opensmd.modelparallel.checkpoint.saving.copying import Copying, can_be_copied_later
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states
 from opensmd.modelparallel.checkpoint.saving.sharded_names import with_flat_groups, with_module
@@ -66,7 +67,7 @@ def take_snapshot(
     *,
     partial: bool,
     model: ModelState | None,
-    optimizer: Any,
+    optimizer: SavedOptimizer | None,
     user_content: Any,
     translate: bool,
     kept: int | None,
@@ -98,7 +99,7 @@ def take_snapshot(
 
 
 def _state_dicts(
-    model: ModelState | None, optimizer: Any, *, partial: bool, first: bool
+    model: ModelState | None, optimizer: SavedOptimizer | None, *, partial: bool, first: bool
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The model's and the optimizer's; called on all ranks, also those whose replica is not the ``first``."""
     whole: dict[str, Any] | None = None
@@ -114,10 +115,10 @@ def _state_dicts(
 
 
 def _with_sharded_names(
-    whole: dict[str, Any] | None, states: dict[str, Any] | None, optimizer: Any
+    whole: dict[str, Any] | None, states: dict[str, Any] | None, optimizer: SavedOptimizer | None
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """With what scripts look up; called on all ranks."""
-    if states is not None and isinstance(state.model, ModelState):
+    if states is not None and optimizer is not None and isinstance(state.model, ModelState):
         values = state.model.local_state_dict() if whole is None else whole
         if state.groups.rank_in(CommGroup.RDP_GROUP) == 0:  # others write nothing
             states = with_flat_groups(states, values, optimizer._smp_names())

@@ -1,0 +1,30 @@
+"""What saving and resuming need of the optimizer that ``smp.DistributedOptimizer`` returned.
+
+A protocol, no base class: its methods would stand before those of the script's own optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+__all__ = ["SavedOptimizer"]
+
+
+class SavedOptimizer(Protocol):
+    """An optimizer whose state is spread over ranks."""
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """This rank's part of the state."""
+
+    def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
+        """The whole state."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a whole state or, on all ranks, parts of it."""
+
+    def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """What this rank would load, if it fits."""
+
+    def _smp_names(self) -> list[str]:
+        """The model's name of every parameter, in the whole optimizer's order."""
