@@ -125,6 +125,18 @@ def test_a_cache_that_others_can_write_to_is_left_for_a_private_one(
     assert library.read_text() == "planted"
 
 
+def test_where_the_home_folder_cannot_be_written_to_the_core_is_compiled_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, _ = fake_core(tmp_path, monkeypatch)
+    monkeypatch.setattr(private_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(private_files.pwd, "getpwuid", no_name)
+    settings = replace(settings, cache_dir=Path("/proc/opensmd"))  # not even root can make folders there
+    with pytest.warns(RuntimeWarning, match="it cannot be made .*OPENSMD_CACHE_DIR"):
+        built = build.build(settings)
+    assert built.parent.parent == tmp_path / f"opensmd-{os.geteuid()}"
+
+
 def no_name(user: int) -> None:
     """As for a user that is not on record."""
     raise KeyError(user)

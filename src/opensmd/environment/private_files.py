@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-__all__ = ["make_folder", "open_own", "private_folder", "who_else_can_change"]
+__all__ = ["make_folder", "open_own", "private_folder", "temporary_folder", "who_else_can_change"]
 
 _MOST_LINKS = 40  # as the kernel
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -114,13 +114,12 @@ def open_own(path: Path) -> int:
 def private_folder(wanted: Path) -> Path:
     """``wanted``, made if need be, or another folder, with a warning, where other users could write to that.
 
+    Also where it cannot be made, because the home folder is read-only or somebody else's.
+
     Raises:
-        OSError: it cannot be made.
+        OSError: no other can be made, either.
     """
-    why = who_else_can_change(wanted)
-    if why is None:
-        make_folder(wanted)
-        why = who_else_can_change(wanted)
+    why = who_else_can_change(wanted) or _cannot_be_made(wanted) or who_else_can_change(wanted)
     if why is None:
         return wanted
     instead = _another_folder()
@@ -133,9 +132,22 @@ def private_folder(wanted: Path) -> Path:
     return instead
 
 
+def _cannot_be_made(folder: Path) -> str | None:
+    try:
+        make_folder(folder)
+    except OSError as error:
+        return f"it cannot be made ({error.strerror})"
+    return None
+
+
+def temporary_folder() -> Path:
+    """Where compiled code of a user without a home is kept."""
+    return Path(tempfile.gettempdir()) / f"opensmd-{os.geteuid()}"
+
+
 def _another_folder() -> Path:
     """A folder for compiled code that is this user's alone, the same one each time where possible."""
-    candidates = [Path(tempfile.gettempdir()) / f"opensmd-{os.geteuid()}"]
+    candidates = [temporary_folder()]
     with suppress(KeyError):  # a user without a name, as containers have
         candidates.insert(0, Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".cache" / "opensmd")
     for folder in candidates:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from opensmd.environment.private_files import temporary_folder
+
 __all__ = ["COMPRESSIONS", "KEEP_TENSORS", "Settings"]
 
 # How float32 numbers may travel between hosts.
@@ -26,7 +28,8 @@ class Settings:
     """The backend's settings, with their defaults.
 
     Attributes:
-        cache_dir: where compiled cores are kept (``OPENSMD_CACHE_DIR``, default ``~/.cache/opensmd``).
+        cache_dir: where compiled cores are kept (``OPENSMD_CACHE_DIR``, default ``~/.cache/opensmd``,
+            or ``/tmp/opensmd-<user id>`` for a user without a home folder).
         native: use the compiled core; off means Gloo serves the group (``OPENSMD_NATIVE``, default on).
         compiler: the C++ compiler (``CXX``, default the first of c++, g++, clang++ on PATH).
         host_id: stands for this machine's own identity (``OPENSMD_HOST_ID``); processes with different
@@ -74,11 +77,8 @@ class Settings:
 def _cache_dir(env: Mapping[str, str]) -> Path:
     try:
         return Path(env.get("OPENSMD_CACHE_DIR") or "~/.cache/opensmd").expanduser()
-    except RuntimeError as error:
-        raise ValueError(
-            "no home folder for the compiled core: HOME is not set, and there is none on record for user "
-            f"{os.getuid()}. Set OPENSMD_CACHE_DIR to a folder that can be written to"
-        ) from error
+    except RuntimeError:  # HOME is not set, and none is on record for this user, as in containers
+        return temporary_folder()
 
 
 def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -36,9 +38,9 @@ def test_settings_that_make_no_sense_are_refused_by_name(name: str, text: str) -
         Settings.from_environment({name: text})
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_has_a_folder_of_his_own_for_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
-    with pytest.raises(ValueError, match="OPENSMD_CACHE_DIR"):
-        Settings.from_environment({})
+    folder = Path(tempfile.gettempdir()) / f"opensmd-{os.geteuid()}"
+    assert Settings.from_environment({}).cache_dir == folder
     assert Settings.from_environment({"OPENSMD_CACHE_DIR": "/tmp/x"}).cache_dir == Path("/tmp/x")
