@@ -3,7 +3,9 @@
 The import paths that scripts use (``smdistributed``, ``torch.distributed.deprecated``) are aliases for what
 is in this package; all logic lives here, with a folder for each concept. The names below are this package's
 own interface: for looking at plans, at steps and at ranks that hang, and for its settings. They are loaded
-when they are first used, because ``import torch`` imports this file.
+when they are first used, because ``import torch`` imports this file; it imports nothing else by itself.
+
+Begin with ``collectives`` (process groups), ``modelparallel`` (split models) or ``launch`` (``smdrun``).
 """
 
 from __future__ import annotations

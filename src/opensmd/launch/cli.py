@@ -41,7 +41,7 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     metavar="INTEGER",
     callback=option_values.ranks,
     envvar=["SMDRUN_RANKS", "PET_NPROC_PER_NODE"],
-    help="Ranks on this host. Default: one a GPU; without GPUs one a core, at most 8.",
+    help="Ranks on this host. Default: one per GPU; without GPUs one per core, at most 8.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
 @click.option(
@@ -67,7 +67,7 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for a file a rank (rank-0.log) with all that it says; the console shows it, too.",
+    help="Folder for one file per rank (rank-0.log) with all its output, which the console shows as well.",
 )
 @click.option(
     "--timeline",
@@ -84,7 +84,7 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
 @click.option(
     "--hosts",
     metavar="A:2,B:2",
-    help="Run on these hosts, over ssh, with so many ranks each; A serves as host 0.",
+    help="Run on these hosts, over ssh, with this many ranks each; A serves as host 0.",
 )
 @click.option(
     "--hostfile",
@@ -126,7 +126,7 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     default=0,
     show_default=True,
     envvar=["SMDRUN_MAX_RESTARTS", "PET_MAX_RESTARTS"],
-    help="Start all ranks again after a failure, so many times; with --elastic-replicas those of a replica.",
+    help="How often all ranks, or with --elastic-replicas those of a replica, start again after a failure.",
 )
 @click.option(
     "--elastic-replicas",
@@ -139,7 +139,7 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("output"),
     show_default=True,
-    help="Folder that SM_MODEL_DIR and SM_OUTPUT_DATA_DIR lie in.",
+    help="Folder for SM_MODEL_DIR and SM_OUTPUT_DATA_DIR.",
 )
 @click.option("--channel", multiple=True, metavar="NAME=PATH", help="Input data: sets SM_CHANNEL_NAME.")
 @click.option("--mp-parameters", metavar="K=V,... | JSON", help="Model parallelism: SM_HP_MP_PARAMETERS.")
@@ -152,8 +152,8 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
 def main(context: click.Context, /, **options: Any) -> None:
     """Run SCRIPT with ARGS in several processes that find each other through torch.distributed.
 
-    Each process has RANK, LOCAL_RANK, WORLD_SIZE and what else a SageMaker container sets. When one fails,
-    its traceback is shown first, the others are ended, and smdrun exits as the failed one did.
+    Each process has RANK, LOCAL_RANK, WORLD_SIZE and the other variables that a SageMaker container sets.
+    When one fails, its traceback is shown first, the others are ended, and smdrun exits with its status.
     """
     streams.prepare()
     job = _on_hosts(context, options)

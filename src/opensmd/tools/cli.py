@@ -12,7 +12,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "bench": ("opensmd.tools.bench", "bench", "Measure collectives of smddp against Gloo on this machine."),
     "convert": ("opensmd.tools.convert", "convert", "Write the model of a checkpoint in another format."),
-    "doctor": ("opensmd.tools.doctor", "doctor", "Say what this machine has and how to mend what it lacks."),
+    "doctor": ("opensmd.tools.doctor", "doctor", "Say what this machine has, and how to add what it lacks."),
     "timeline": (
         "opensmd.tools.timeline",
         "timeline",

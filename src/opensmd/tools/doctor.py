@@ -21,7 +21,7 @@ _MARKS = {"good": ("ok", "green"), "note": ("note", "yellow"), "bad": ("mend", "
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a list of findings for programs.")
 def doctor(as_json: bool) -> None:
-    """Say what this machine has and how to mend what it lacks. Builds the native core if it is not built."""
+    """Say what this machine has, and how to add what it lacks. Builds the native core if need be."""
     findings = [check() for check in CHECKS]
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))

@@ -27,7 +27,9 @@ SHOWN = 6  # strategies
 @click.option("--memory-weight", type=click.FloatRange(0, 1), help="Overrides --optimize (0.8 or 0.2).")
 @click.option("--active-microbatches", type=click.IntRange(1), help="Default: partitions + 2.")
 @click.option("--times", is_flag=True, help="Measure module times in a real run instead of estimating.")
-@click.option("--optimizer-bytes", default=2.0, show_default=True, help="State bytes a parameter byte.")
+@click.option(
+    "--optimizer-bytes", default=2.0, show_default=True, help="Bytes of state per byte of parameters."
+)
 @click.option("--tensor", type=click.IntRange(1), default=1, show_default=True, help="Ranks of a stage.")
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Of the model.")
 @click.option(
@@ -39,7 +41,7 @@ SHOWN = 6  # strategies
 )
 @click.option("--shard-optimizer", is_flag=True, help="All replicas share out the optimizer's state.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16", "bf16"]), default="fp32", show_default=True)
-@click.option("--auto", "ranks", type=click.IntRange(1), metavar="RANKS", help="Choose how to use so many.")
+@click.option("--auto", "ranks", type=click.IntRange(1), metavar="RANKS", help="Choose how to use this many.")
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples, with --auto.")
 @click.option("--memory", type=click.FloatRange(0), metavar="GIB", help="Of a rank, with --auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
@@ -65,19 +67,19 @@ def plan(
 ) -> None:
     """Show the plan, the memory of each rank and the predicted bubble for a model.
 
-    MODULE:FACTORY names a function without arguments that returns the model and one microbatch's step: either
-    (model, call), where call() runs forward and loss, or (model, inputs), where inputs are the positional
-    arguments (a tuple) or keyword arguments (a dict) of the model's forward, or the model alone, which is
-    then planned by its parameter sizes. Unless --times is given, nothing is computed, and a model on the meta
-    device takes no memory: opensmd.tools.gpt_like has gpt_175b and gpt_1t.
+    MODULE:FACTORY names a function without arguments. It returns (model, call), where call() runs forward and
+    loss of one microbatch; or (model, inputs), where inputs are the positional arguments (a tuple) or keyword
+    arguments (a dict) of the model's forward; or the model alone, which is then planned by the sizes of its
+    parameters. Unless --times is given, nothing is computed, and a model on the meta device takes no memory:
+    opensmd.tools.gpt_like has gpt_175b and gpt_1t.
 
-    The last table has what a rank keeps with --tensor, --replicas, --sharded and --precision, of which the
-    model is one of FP32. Resident is what is live with the interpreter, for which this process's own is the
-    example, and a sixteenth of the tensors, which is kept for the next step.
+    The last table shows what each rank keeps with --tensor, --replicas, --sharded and --precision; the model
+    is given in FP32. Resident memory is the live memory and the interpreter's, taken from this process, and a
+    sixteenth of the tensors, which is kept for the next step.
 
-    With --auto the factory's step is that of a whole batch of --batch samples, and partitions, replicas,
-    schedule, microbatches and activation checkpoints are chosen for so many ranks of --memory each: the
-    chosen ones and the next best are shown, with what is predicted of them.
+    With --auto, the factory's step is that of a whole batch of --batch samples. Partitions, replicas,
+    schedule, microbatches and activation checkpoints are chosen for RANKS ranks with --memory each. The
+    choice and the next best are shown, with what is predicted of them.
     """
     from opensmd.modelparallel.dry_run.capture import capture
     from opensmd.modelparallel.dry_run.module_tree import describe
@@ -116,14 +118,17 @@ def plan(
     if as_json:
         click.echo(plan_json(made, sharing, interpreter=interpreter_bytes(model)))
     else:
-        width = None if sys.stdout.isatty() else 120  # a pipe or a file has no width of its own
-        console = Console(width=width)
+        console = _console()
         console.print(plan_table(made, microbatches=microbatches))
         console.print(rank_table(made, sharing, interpreter=interpreter_bytes(model)))
         all_ranks = partitions * tensor * replicas
         console.print(f"{all_ranks} ranks: {partitions} partitions x {tensor} x {replicas} replicas")
     for note in made.notes:
         click.echo(note, err=True)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 120)  # a pipe or a file has no width of its own
 
 
 def _load(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:
@@ -148,6 +153,6 @@ def _show_strategies(
     if as_json:
         click.echo(strategies_json(found))
     else:
-        Console(width=None if sys.stdout.isatty() else 120).print(strategy_table(found))
+        _console().print(strategy_table(found))
     if found[0].rank_bytes > limit:
-        click.echo(f"none fits {memory} GiB a rank: the first needs the least", err=True)
+        click.echo(f"none fits into {memory} GiB per rank: the first needs the least", err=True)

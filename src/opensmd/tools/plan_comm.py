@@ -22,13 +22,15 @@ HOSTS = (2, 4, 8, 16, 64, 256, 1000, 10_000)
 @click.option("--gradients", type=click.FloatRange(0, min_open=True), metavar="MIB", help="Of float32.")
 @click.option("--hosts", type=click.IntRange(1), multiple=True, help="May be repeated; default: 2 to 10000.")
 @click.option("--ranks", type=click.IntRange(1), default=8, show_default=True, help="On each host.")
-@click.option("--link", default=10.0, show_default=True, metavar="GBIT", help="Of a host, a second and way.")
-@click.option("--payload", default=0.95, show_default=True, help="Share of it that is no header.")
+@click.option(
+    "--link", default=10.0, show_default=True, metavar="GBIT", help="Of a host, per second, each way."
+)
+@click.option("--payload", default=0.95, show_default=True, help="Share of it that is not headers.")
 @click.option("--delay", default=20.0, show_default=True, metavar="US", help="Of a message, one way.")
 @click.option("--memory", default=5.0, show_default=True, metavar="GB", help="all_reduce on a host.")
 @click.option("--sockets", default=2.0, show_default=True, metavar="GB", help="A rank sends or receives.")
 @click.option("--coding", default=2.0, show_default=True, metavar="GB", help="A rank compresses or expands.")
-@click.option("--message", default=5.0, show_default=True, metavar="US", help="A rank takes for one.")
+@click.option("--message", default=5.0, show_default=True, metavar="US", help="Time a rank needs for one.")
 @click.option("--bucket", default=25.0, show_default=True, metavar="MIB", help="DDP's bucket_cap_mb.")
 @click.option("--json", "as_json", is_flag=True, help="Print the predictions as JSON.")
 def comm(
@@ -49,10 +51,10 @@ def comm(
 ) -> None:
     """Predict how long the gradients of one backward pass take between hosts.
 
-    Their size is given by --gradients or is that of the model that MODULE:FACTORY returns, as `smd plan`
-    takes it. Compared are a ring of all ranks (Gloo's), a reduce and a broadcast over a tree of hosts, what
-    smddp does, and that with numbers compressed between hosts. Nothing runs; docs/algorithms.md says what is
-    assumed.
+    Their size is given by --gradients, or is that of the model which MODULE:FACTORY returns, as for `smd
+    plan`. The prediction compares a ring of all ranks (Gloo's), a reduce and a broadcast over a tree of
+    hosts, what smddp does, and the same with numbers compressed between hosts. Nothing runs;
+    docs/algorithms.md says what is assumed.
 
     Speeds are decimal: --memory 5 is 5e9 bytes a second. Measure that of a host with `smd bench`: bytes of a
     large all_reduce over its time.

@@ -122,4 +122,4 @@ def test_smd_plan_chooses_a_strategy_for_so_many_ranks() -> None:
     assert len(made["next"]) == 5 and made["chosen"]["seconds"] <= made["next"][0]["seconds"]
     assert Plan.from_json(json.dumps(made["plan"])).stages == made["chosen"]["partitions"]
     tight = CliRunner().invoke(plan_command, [*arguments, "--memory", "0.000001"])
-    assert "none fits 1e-06 GiB a rank" in tight.stderr
+    assert "none fits into 1e-06 GiB per rank" in tight.stderr
