@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -114,3 +115,21 @@ def test_a_missing_store_is_told_with_its_address_in_time() -> None:
     (outcome,) = run_once(1, run_without_server, backend=None)
     assert outcome.kind == "value", outcome.text
     assert "nothing listened there" in outcome.value and "MASTER_PORT" in outcome.value
+
+
+def run_where_the_port_is_taken() -> str:
+    backend.register()
+    with socket.socket() as other_job:
+        other_job.bind(("127.0.0.1", 0))
+        other_job.listen()
+        address = f"tcp://127.0.0.1:{other_job.getsockname()[1]}"
+        with pytest.raises(dist.DistNetworkError) as raised:
+            dist.init_process_group(backend.NAME, init_method=address, rank=0, world_size=2)
+    return str(raised.value)
+
+
+def test_a_port_that_another_job_has_is_told_as_such() -> None:
+    (outcome,) = run_once(1, run_where_the_port_is_taken, backend=None)
+    assert outcome.kind == "value", outcome.text
+    assert "rank 0 serves the store" in outcome.value and "another process has that port" in outcome.value
+    assert "MASTER_PORT" in outcome.value

@@ -55,6 +55,7 @@ __all__ = [
     "when_groups_are_made",
 ]
 
+_TAKEN = "EADDRINUSE"  # in the message of a store that cannot listen
 _stores = StoresInTurn()
 
 
@@ -142,7 +143,7 @@ def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, time
 
     Raises:
         DistBackendError: something accepts connections there and does not answer.
-        DistNetworkError: nothing listens there.
+        DistNetworkError: nothing listens there, or this process is to and cannot.
     """
     cause = None
     try:
@@ -150,6 +151,12 @@ def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, time
     except TimeoutError:  # torch's own tries may take longer than it is told
         pass
     except dist.DistNetworkError as error:
+        if _TAKEN in str(error):
+            raise dist.DistNetworkError(
+                f"rank {rank} serves the store in which the ranks meet, and cannot at {host}:{port}: another "
+                "process has that port, perhaps of another job on this host. Choose another port "
+                "(MASTER_PORT), or end that process."
+            ) from error
         cause = error
     asked = f"rank {rank} asked for the store in which the ranks meet at {host}:{port}, and"
     if why_no_connection(host, port) is None:
