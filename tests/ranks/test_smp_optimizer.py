@@ -195,7 +195,9 @@ def check_rest() -> None:
 
     restart(partitions=2)
     strange = DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.zeros(7))], lr=0.1))
-    with pytest.raises(ValueError, match=r"parameter 0 of the optimizer, of shape \(7,\), is no parameter"):
+    with pytest.raises(
+        ValueError, match=r"parameter 0 of the optimizer, of shape \(7,\), is not a parameter"
+    ):
         split(ModelState(module()))
     assert strange is state.optimizer
 
