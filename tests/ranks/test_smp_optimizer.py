@@ -124,7 +124,7 @@ def check_training(make: Callable[[Any], torch.optim.Optimizer], when: str) -> N
         assert same(optimizer.state_dict(), plain.state_dict()), "plain PyTorch's and partial ones load"
     with pytest.raises(ValueError, match=r"groups of sizes \[1\], this optimizer of \[4, 4\]"):
         optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
-    with pytest.raises(ValueError, match="no optimizer state dict"):
+    with pytest.raises(ValueError, match="not an optimizer state dict"):
         optimizer.load_state_dict({"weight": 1})
 
 
