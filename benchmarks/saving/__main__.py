@@ -23,13 +23,14 @@ def main() -> None:
     """A job a layout, in which all ways take turns."""
     parser = command_parser(__doc__, seconds=40.0)
     parser.add_argument("--layouts", nargs="+", choices=RANKS, default=list(RANKS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS[1:], default=WAYS[1:])
     options = parser.parse_args()
     results = Results("saving", "one thread a process", machine())
     for layout in options.layouts:
-        found = _run(layout, RANKS[layout], options.seconds)
+        found = _run(layout, RANKS[layout], options.seconds, options.ways)
         without = [trained for _, trained, _ in found[NOTHING]]
         results.rows.append(row(layout, 0, STEP, [trained / STEPS for trained in without]))
-        for way in WAYS[1:]:
+        for way in options.ways:
             called, trained, ended = zip(*found[way], strict=True)
             for what, times in (
                 (CALL, called),
@@ -46,12 +47,12 @@ def beyond(times: Sequence[float], without: Sequence[float]) -> list[float]:
     return [time - plain for time, plain in zip(times, without, strict=True)]
 
 
-def _run(layout: str, ranks: int, seconds: float) -> dict[str, list[Turn]]:
+def _run(layout: str, ranks: int, seconds: float, ways: Sequence[str]) -> dict[str, list[Turn]]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     script = str(ROOT / "benchmarks" / "saving" / "rank.py")
     smdrun = [sys.executable, "-m", "opensmd.launch.cli", "-n", str(ranks)]
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        command = [*smdrun, script, layout, str(seconds), folder]
+        command = [*smdrun, script, layout, str(seconds), folder, NOTHING, *ways]
         subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
         found: dict[str, list[Turn]] = json.loads((Path(folder) / "found.json").read_text())
     return found
@@ -65,6 +66,8 @@ def grid(results: Results) -> Grid:
         if step is None:
             continue
         for way in WAYS[1:]:
+            if results.p50(f"{layout}: {way}", 0, CALL) is None:
+                continue
             called, stop, lost = (
                 results.p50(f"{layout}: {way}", 0, what) or 0.0 for what in (CALL, STOP, LOST)
             )

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 
-WIDTH, ROWS, BLOCKS, STEPS = 512, 512, 12, 6  # blocks of a rank; steps of a turn
+WIDTH, ROWS, BLOCKS, STEPS = 512, 512, 12, 3  # blocks of a rank; steps of a turn
 RANKS: dict[str, int] = {
     "one process, a core free": 1,
     "two partitions": 2,
@@ -96,10 +97,10 @@ class Job:
         return tuple(1e3 * (moment - start) for moment in (called, trained, ended))  # type: ignore[return-value]
 
 
-def measure(job: Job, seconds: float) -> dict[str, list[Turn]]:
-    """All ways in turn; the longer of the ranks."""
-    found: dict[str, list[Turn]] = {way: [] for way in WAYS}
-    order, draw, end = list(WAYS), random.Random(0), time.perf_counter() + seconds
+def measure(job: Job, seconds: float, ways: Sequence[str] = WAYS) -> dict[str, list[Turn]]:
+    """The ways in turn; the longer of the ranks."""
+    found: dict[str, list[Turn]] = {way: [] for way in ways}
+    order, draw, end = list(ways), random.Random(0), time.perf_counter() + seconds
     while smp.allgather(time.perf_counter() < end, smp.WORLD)[0]:
         draw.shuffle(order)
         for way in order:
@@ -109,9 +110,9 @@ def measure(job: Job, seconds: float) -> dict[str, list[Turn]]:
 
 
 def main() -> None:
-    """``rank.py LAYOUT SECONDS FOLDER``, of a save and of ``found.json``."""
+    """``rank.py LAYOUT SECONDS FOLDER WAYS...``, the folder of a save and of ``found.json``."""
     torch.set_num_threads(1)
-    found = measure(Job(sys.argv[1], sys.argv[3]), float(sys.argv[2]))
+    found = measure(Job(sys.argv[1], sys.argv[3]), float(sys.argv[2]), sys.argv[4:])
     if smp.rank() == 0:
         (Path(sys.argv[3]) / "found.json").write_text(json.dumps(found))
 
