@@ -11,6 +11,7 @@ import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,20 @@ class Caller:
 
 
 def write_aside(
-    obj: Any, path: Path, label: Label, *, caller: Caller, weights_only: bool = True, **options: Any
+    obj: Any,
+    path: Path,
+    label: Label,
+    *,
+    caller: Caller,
+    weights_only: bool = True,
+    between: Callable[[], None] | None = None,
+    **options: Any,
 ) -> Path:
     """Write ``obj`` next to ``path``, on disk for certain, and return where; ``path`` itself is untouched.
 
     Args:
         weights_only: refuse what loads only with ``weights_only=False``.
+        between: called between pieces of what is written.
         options: torch.save's.
 
     Raises:
@@ -62,7 +71,7 @@ def write_aside(
         )
     aside = path.with_name(pending_name(path.name, label.save))
     try:
-        _write(obj, aside, label, caller, options)
+        _write(obj, aside, label, caller, between, options)
         if weights_only:
             _check_that_it_loads(obj, aside, caller)
     except BaseException:
@@ -71,11 +80,18 @@ def write_aside(
     return aside
 
 
-def _write(obj: Any, aside: Path, label: Label, caller: Caller, options: dict[str, Any]) -> None:
+def _write(
+    obj: Any,
+    aside: Path,
+    label: Label,
+    caller: Caller,
+    between: Callable[[], None] | None,
+    options: dict[str, Any],
+) -> None:
     target: SealingFile | None = None
     try:
         with aside.open("w+b") as file:
-            target = SealingFile(file)
+            target = SealingFile(file, between)
             torch.save(obj, target, **options)  # type: ignore[arg-type]  # it needs write alone
             target.seal(label)
             file.flush()

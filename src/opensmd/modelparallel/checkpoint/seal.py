@@ -18,6 +18,7 @@ import json
 import re
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -119,13 +120,15 @@ class SealingFile:
 
     Args:
         file: open for reading, too.
+        between: called between pieces of what is written.
 
     Attributes:
         failure: what the system said when it refused to write; torch says something else then.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], between: Callable[[], None] | None = None) -> None:
         self._file = file
+        self._between = between
         self._crc = 0
         self._last = b""  # the comment's length, which is not under the checksum
         self._large = 0  # bytes written last whose checksum is still to come
@@ -138,7 +141,7 @@ class SealingFile:
         if self._large:
             self._add_large(bytes(view[:24]))
         try:
-            self._file.write(view)
+            self._write(view)
         except OSError as error:
             self.failure = error
             raise
@@ -152,6 +155,12 @@ class SealingFile:
         else:
             self._crc, self._last = zlib.crc32(view[:-2], self._crc), bytes(view[-2:])
         return len(view)
+
+    def _write(self, view: memoryview) -> None:
+        for at in range(0, len(view), _CHUNK):
+            self._file.write(view[at : at + _CHUNK])
+            if self._between is not None:
+                self._between()
 
     def _add_large(self, following: bytes) -> None:
         """Count in the bytes written last, of which ``following`` tells the checksum."""

@@ -12,10 +12,11 @@ import os
 import sys
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
+from opensmd.modelparallel.checkpoint.saving.pacing import Pace
 from opensmd.modelparallel.checkpoint.saving.snapshot import HostCopies, Snapshot
 from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -38,7 +39,8 @@ class BackgroundSave:
     def __init__(self, snapshot: Snapshot, groups: SavingGroups, thread: Executor) -> None:
         self._copying = snapshot.copying
         self._is_told = False
-        self._written = thread.submit(_write, snapshot, groups)
+        self._pace = Pace()
+        self._written = thread.submit(_write, replace(snapshot, between=self._pace), groups)
         self._written.add_done_callback(self._let_go)
 
     def wait_until_copied(self) -> None:
@@ -61,6 +63,7 @@ class BackgroundSave:
         Raises:
             SMPCheckpointError, OSError, TypeError: as ``smp.save_checkpoint``; once.
         """
+        self._pace.hurry()
         error = self._written.exception()
         if error is not None and not self._is_told:
             self._is_told = True

@@ -36,6 +36,7 @@ class Snapshot:
         kept: how many partial checkpoints stay in the folder; None keeps all.
         weights_only: refuse what loads only with trust.
         gathered: what was made for this snapshot alone, which needs no copies.
+        between: called between pieces of what is written.
         copying: of what is copied beside training; None where the snapshot has the tensors themselves.
     """
 
@@ -49,6 +50,7 @@ class Snapshot:
     kept: int | None
     weights_only: bool
     gathered: Gathered | None = None
+    between: Callable[[], None] | None = None
     copying: Copying | None = None
 
     def require_untouched(self) -> None:

@@ -90,6 +90,7 @@ def _write_partial(snapshot: Snapshot, groups: SavingGroups) -> None:
                 before_commit=snapshot.require_untouched,
                 caller=_caller(f"the {name}'s state"),
                 weights_only=snapshot.weights_only,
+                between=snapshot.between,
             )
 
 
@@ -116,7 +117,14 @@ def _on_the_replica(work: Callable[[], None], path: Path, groups: SavingGroups) 
 
 def _write(obj: Any, path: Path, content: str, snapshot: Snapshot) -> None:
     label = Label(save=uuid.uuid4().hex, part=0, parts=1)
-    aside = write_aside(obj, path, label, caller=_caller(content), weights_only=snapshot.weights_only)
+    aside = write_aside(
+        obj,
+        path,
+        label,
+        caller=_caller(content),
+        weights_only=snapshot.weights_only,
+        between=snapshot.between,
+    )
     snapshot.require_untouched()
     commit(aside, path, alone=True)
 

@@ -1,0 +1,48 @@
+"""How fast a file is written beside training: at once on a core that is free, little by little on a busy one.
+
+A low priority alone does not do. A thread that is given little of a busy core holds Python's lock all the
+longer, and training waits for that: with the least priority there is, steps beside another busy process took
+twice as long. So the thread has a moderate one, and rests where it notices that it must share the core.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+__all__ = ["Pace"]
+
+SHARE = 0.02  # of a busy core
+PIECE = 0.003  # seconds of work before it looks
+BUSY = 1.5  # times the work is what it takes on a core that others want
+LONGEST = 600.0  # seconds in which it may rest: then others have waited enough
+
+
+class Pace:
+    """Of one save; called by the thread that writes, between pieces of its work."""
+
+    def __init__(self) -> None:
+        self._hurried = threading.Event()
+        self._end = time.perf_counter() + LONGEST
+        self._began: float | None = None
+        self._work = 0.0
+
+    def hurry(self) -> None:
+        """Rest no more: somebody waits."""
+        self._hurried.set()
+
+    def __call__(self) -> None:
+        """Rest, if the core is busy and the thread has had its share."""
+        if self._began is None:  # only now it is the thread that writes, whose time of work counts
+            self._begin()
+            return
+        now = time.perf_counter()
+        took, worked = now - self._began, time.thread_time() - self._work
+        if worked < PIECE:
+            return
+        if took > BUSY * worked and now < self._end:
+            self._hurried.wait(max(0.0, worked / SHARE - took))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._began, self._work = time.perf_counter(), time.thread_time()
