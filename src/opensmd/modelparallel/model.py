@@ -49,6 +49,7 @@ from opensmd.modelparallel.runtime.step_errors import explained
 from opensmd.modelparallel.runtime.step_under_way import StepUnderWay
 from opensmd.modelparallel.sharding.placing import shard_at_wrapping, shard_parameters
 from opensmd.modelparallel.state import state as smp_state
+from opensmd.modelparallel.state_dicts.not_copied import NotCopied
 from opensmd.modelparallel.tensor_parallel.replacement import distribute
 from opensmd.modelparallel.tensor_parallel.same_batch import require_same_batch
 
@@ -58,7 +59,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Split = Callable[[tuple[Any, ...], dict[str, Any]], list[Arguments]]
 
 
-class DistributedModel(NotForDDP, RegroupedModel):
+class DistributedModel(NotForDDP, NotCopied, RegroupedModel):
     """A module whose forward and backward run inside ``smp.step`` functions.
 
     Args:

@@ -1,0 +1,31 @@
+"""A model that is split over ranks is neither copied nor pickled: a rank would copy what it holds alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.runtime.tensors.placeholder import RemoteTensor
+
+__all__ = ["NotCopied"]
+
+
+class NotCopied(nn.Module):
+    """Mixed into a module whose parameters may be on other ranks."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What ``copy.deepcopy``, ``pickle`` and ``torch.save`` ask for.
+
+        Raises:
+            SMPUnsupportedError: another rank has some of the parameters.
+        """
+        if any(isinstance(parameter, RemoteTensor) for parameter in self.parameters()):
+            raise SMPUnsupportedError(
+                f"a {type(self).__name__} that is split over pipeline ranks can be neither copied nor "
+                "pickled (copy.deepcopy, torch.save(model), AveragedModel): each rank has its own part "
+                "alone. Save model.state_dict(), which all ranks call, or use smp.save_checkpoint; to "
+                "average the weights, let each rank average those of model.local_named_parameters()"
+            )
+        return super().__reduce_ex__(protocol)
