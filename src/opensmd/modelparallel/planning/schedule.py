@@ -199,11 +199,18 @@ class TableOrder:
         self._forwards, self._backwards, self._weights = places.forwards, places.backwards, places.weights
         self._choices = places.choices
         self._most_under_way = most_active if window is None else min(most_active, window)
+        self._in_row = not (early or weights_last or forwards_first) and self._most_under_way == math.inf
         self._done = 0  # that many microbatches from the first
         self._passed = 0  # that many actions of the row
+        self._ended = 0  # that many have ended, too
 
     def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
         """See :class:`Policy`."""
+        if self._in_row:
+            # What comes first in the row nearly always can go on, and then nobody looks at the others.
+            choice = self._first_of_row(standing, can_go_on)
+            if choice is not None:
+                return choice
         progress, chunks, weights = standing
         first, count, last_chunk = self._done, len(progress), self.chunks - 1
         while first < count and progress[first] is _DONE:
@@ -249,6 +256,24 @@ class TableOrder:
                 return self._choices[microbatch]
         return None if left is None else Choice(*left)
 
+    def _first_of_row(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
+        """The first action of the row that has not ended, if it can begin or go on; it precedes all others."""
+        row, place = self._row, self._ended
+        while place < len(row) and _has_ended(row[place], standing):
+            place += 1
+        self._ended = place
+        if place == len(row):
+            return None
+        kind, microbatch, chunk = row[place]
+        if kind == "W":
+            return Choice(microbatch, chunk) if (microbatch, chunk) in standing.weights else None
+        state = standing.progress[microbatch]
+        if state is not _NEW:
+            elsewhere = standing.chunks[microbatch] != chunk or (kind == "F") != (state in _FORWARDS)
+            if elsewhere or not can_go_on(microbatch):
+                return None
+        return self._choices[microbatch]
+
     def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
         """See :class:`Policy`."""
         if not self._last_goes_last or microbatch != len(progress) - 1:
@@ -290,6 +315,19 @@ class TableOrder:
         if action.kind == "F":
             return progress not in _FORWARDS or chunk + (progress is _FORWARD) > action.chunk
         return progress not in _FORWARDS and chunk < action.chunk
+
+
+def _has_ended(action: Action, standing: Standing) -> bool:
+    """Whether nothing of an action is left; a forward that waits inside has begun, and has not ended."""
+    kind, microbatch, chunk = action
+    state, at = standing.progress[microbatch], standing.chunks[microbatch]
+    if kind == "W" and (microbatch, chunk) in standing.weights:
+        return False
+    if state is _DONE or state is _NEW:
+        return state is _DONE
+    if state in _FORWARDS:
+        return kind == "F" and at > chunk
+    return kind == "F" or at < chunk
 
 
 class _Places(NamedTuple):
