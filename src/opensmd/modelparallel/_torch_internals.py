@@ -37,6 +37,7 @@ __all__ = [
     "backward_of_node",
     "follow_class",
     "gathered",
+    "has_global_hooks",
     "in_transform",
     "is_of_transform",
     "is_reentrant_checkpoint",
@@ -312,6 +313,11 @@ def watchers(module: nn.Module) -> int:
     """How many hooks see what the module is given and returns in forward, besides torch's own for weights."""
     before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, _WEIGHT_HOOKS)]
     return len(module._forward_hooks) + len(before)
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks see the calls of all modules, as ``register_module_forward_hook`` adds them."""
+    return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 class WithoutMode:

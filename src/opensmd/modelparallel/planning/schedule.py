@@ -257,7 +257,7 @@ class TableOrder:
         return None if left is None else Choice(*left)
 
     def _first_of_row(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
-        """The first action of the row that has not ended, if it can begin or go on; it precedes all others."""
+        """The first action of the row that has not ended, if it can go on; all others come later."""
         row, place = self._row, self._ended
         while place < len(row) and _has_ended(row[place], standing):
             place += 1

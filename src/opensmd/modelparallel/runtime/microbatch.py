@@ -74,6 +74,10 @@ class Microbatch:
         self._points += 1
         return self._points
 
+    def pass_points(self, count: int) -> None:
+        """Go past so many program points at once."""
+        self._points += count
+
     def not_intercepted(self) -> _NotIntercepted:
         """What this thread calls inside is torch's own."""
         return _NotIntercepted(self)

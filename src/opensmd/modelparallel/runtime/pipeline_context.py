@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from opensmd.modelparallel.offloading.offloading import Offloading
-from opensmd.modelparallel.runtime.calls.descriptions import Description
+from opensmd.modelparallel.runtime.calls.descriptions import Description, Passed
 from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
@@ -33,6 +33,7 @@ class PipelineContext:
         buffers: of split modules, which change in the order of the microbatches.
         trained: which parameters are.
         descriptions: what is known of results, by key.
+        passed: what is known of calls of other ranks that follow each other.
         placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
         replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
         offloading: of checkpointed activations; None keeps them in memory.
@@ -54,6 +55,7 @@ class PipelineContext:
     replicated_memory: frozenset[int]
     offloading: Offloading | None = None
     descriptions: dict[Hashable, Description] = field(default_factory=dict)
+    passed: dict[Hashable, Passed] = field(default_factory=dict)
     stateful: set[Hashable] = field(default_factory=set)
     begun: int = 0
     new_calls: int = 0

@@ -60,7 +60,7 @@ class PlacedModel:
                 seen.add(modules[name])
                 self._whole[name] = (modules[name], home)
         self._split = {name: modules[name] for name in plan.split()}
-        self._sequences = Sequences(self._split, dict(self._whole.values()))
+        self._sequences = Sequences(self._split, dict(self._whole.values()), rank)
         self.places = Places(module)
         self.buffers = OrderedBuffers(self._split)
         tagged = self._tag_parameters(module, plan)

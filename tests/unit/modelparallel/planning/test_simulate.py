@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
 
 from opensmd.modelparallel.planning.plan import StageLoad
+from opensmd.modelparallel.planning.schedule import TableOrder
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
 from opensmd.modelparallel.planning.schedules.playing import play
 from opensmd.modelparallel.planning.schedules.searched import searched
@@ -96,6 +98,19 @@ def test_a_v_hardly_waits_although_messages_take_their_time(
 ) -> None:
     parts = followed("v", ranks, microbatches, sending=0.02)
     assert sum(part.end - part.start for part in parts) / ranks / seconds(parts) >= share
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 8), (3, 7), (5, 6), (4, 3), (4, 16)])
+def test_what_comes_first_in_the_row_is_found_without_looking_at_all_microbatches(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, microbatches: int
+) -> None:
+    """Whatever is late, ranks do what they do when they look at everything."""
+    draw = random.Random(ranks)
+    rows = enumerate(fused(zero_bubble_v(ranks, microbatches)).rows)
+    delays = {(rank, action): draw.expovariate(5.0) for rank, row in rows for action in row}
+    quick = followed("v", ranks, microbatches, delays=delays, sending=0.1)
+    monkeypatch.setattr(TableOrder, "_first_of_row", lambda *_: None)
+    assert followed("v", ranks, microbatches, delays=delays, sending=0.1) == quick
 
 
 def test_a_searched_order_is_followed_and_beats_that_of_even_stages() -> None:

@@ -185,7 +185,7 @@ class CallRunner:
         described = description.new_tensor
         if described is not None:
             made = described.placeholder()
-            self._put(made, _new_tag(described, call, home))
+            self.put(made, _new_tag(described, call, home))
             return made
         for change in description.changed:
             self._changed.add(call, change, home, None)
@@ -240,7 +240,7 @@ class CallRunner:
         described = known.new_tensor
         if described is not None and isinstance(result, Tensor) and described.fits(result):
             if tag_of(result) is None:
-                self._put(result, _new_tag(described, call, home))
+                self.put(result, _new_tag(described, call, home))
             return result
         parts = Hidden.of(result, call.name)
         check_result(known, parts, call.name)
@@ -284,7 +284,7 @@ class CallRunner:
         for tensor in watch.made:
             if tag_of(tensor) is None:
                 made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
-                self._put(tensor, made)
+                self.put(tensor, made)
         return self._tagged(call, home, parts, description, result), description
 
     def _tell(self, description: Description, key: Hashable, known: Description | None, number: int) -> None:
@@ -343,7 +343,7 @@ class CallRunner:
             # What has a tag already is nothing new, such as a parameter that the module returns: it keeps its
             # own.
             elif tag_of(tensor) is None:
-                self._put(tensor, _new_tag(described, call, home))
+                self.put(tensor, _new_tag(described, call, home))
             handles.append(handle)
         return result if same else description.build(handles)
 
@@ -351,10 +351,11 @@ class CallRunner:
         if described.argument is not None:
             return call.leaves[described.argument]
         made = described.placeholder()
-        self._put(made, _new_tag(described, call, home))
+        self.put(made, _new_tag(described, call, home))
         return made
 
-    def _put(self, tensor: Tensor, tag: Tag) -> None:
+    def put(self, tensor: Tensor, tag: Tag) -> None:
+        """Give a tensor that the program gets a home."""
         put_tag(tensor, tag)
         if self.escaped_from_checkpoint is not None:
             self.escaped_from_checkpoint.add(tensor)

@@ -29,6 +29,7 @@ __all__ = [
     "Found",
     "Hidden",
     "Left",
+    "Passed",
     "TensorDescription",
     "describe",
     "version_of",
@@ -165,6 +166,18 @@ class Description:
         if self.form == "none":
             return None
         return structure.load(self.pickled, tensors)
+
+
+class Passed(NamedTuple):
+    """What calls that follow each other leave, each given one tensor that the one before has made.
+
+    Attributes:
+        points: how many program points they pass after the first tensor has been brought.
+        result: of the last one.
+    """
+
+    points: int
+    result: TensorDescription
 
 
 @dataclass(slots=True)

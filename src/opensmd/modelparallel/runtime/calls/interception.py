@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,21 @@ from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
+from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall, passed
 from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
 from opensmd.modelparallel.runtime.tensors.tags import highest_home
 
-__all__ = ["CallingThread", "beside_the_program", "current_run", "intercepted", "redirected", "set_run"]
+__all__ = [
+    "CallingThread",
+    "beside_the_program",
+    "current_run",
+    "intercepted",
+    "module_key",
+    "pass_modules",
+    "redirected",
+    "set_run",
+    "shown_name",
+]
 
 Function = Callable[..., Any]
 
@@ -104,10 +115,29 @@ def intercepted(
         yield
 
 
+def shown_name(name: str) -> str:
+    """A module's name in messages."""
+    return f"module {name!r}" if name else "the model"
+
+
+def module_key(name: str, module: nn.Module) -> tuple[str, str, bool]:
+    """What makes two calls of a module alike besides their arguments."""
+    return ("module", name, module.training)
+
+
+def pass_modules(calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
+    """The placeholder of what modules of other ranks make of one tensor; None where they must be called."""
+    run = current_run()
+    if run is None:
+        return None
+    with internals.WithoutMode(run.microbatch.mode):
+        return passed(run, calls, argument)
+
+
 def redirected(name: str, module: nn.Module, home: int, function: Function, alone: bool) -> Function:
     """``function``, the call of ``module``, for microbatches: it runs on rank ``home`` as a whole."""
     training = module.training
-    shown = f"module {name!r}" if name else "the model"
+    shown = shown_name(name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         run = current_run()
@@ -120,8 +150,12 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
             )
         # What the runtime itself asks of tensors would be intercepted like the program.
         with internals.WithoutMode(run.microbatch.mode):
+            key = module_key(name, module)
+            if run.rank != home and len(args) == 1 and not kwargs:
+                made = passed(run, (ModuleCall(home, shown, key),), args[0])
+                if made is not None:
+                    return made
             leaves, tags = run.leaves_of(args, kwargs)
-            key = ("module", name, module.training)
             return run.run_at(
                 home, Call(shown, key, function, args, kwargs, leaves, tags, whole=True, owner=module)
             )

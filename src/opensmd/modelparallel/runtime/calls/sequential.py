@@ -1,20 +1,30 @@
 """Neighbours in a split ``nn.Sequential`` that live on one rank, called as one.
 
-Every intercepted call costs tens of microseconds, also where the module does not run.
+Every intercepted call costs tens of microseconds, also where the module does not run. So those of other ranks
+that follow each other are passed at once as soon as they are known (:mod:`.elsewhere`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from opensmd.modelparallel.runtime.calls.interception import redirected
+from opensmd.modelparallel._torch_internals import has_global_hooks
+from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall
+from opensmd.modelparallel.runtime.calls.interception import module_key, pass_modules, redirected, shown_name
 
 __all__ = ["Sequences"]
 
 Forward = Callable[[Any], Any]
+
+
+class _SequencePart(NamedTuple):
+    """What a Sequential calls: a child, or several as one; ``call`` is that of what runs as a whole."""
+
+    forward: Forward
+    call: ModuleCall | None = None
 
 
 class Sequences:
@@ -23,9 +33,11 @@ class Sequences:
     Args:
         split: split modules of any class, by name.
         homes: the ranks of modules that run as a whole.
+        rank: this one.
     """
 
-    def __init__(self, split: Mapping[str, nn.Module], homes: Mapping[nn.Module, int]) -> None:
+    def __init__(self, split: Mapping[str, nn.Module], homes: Mapping[nn.Module, int], rank: int) -> None:
+        self._rank = rank
         self._split = {name: each for name, each in split.items() if type(each) is nn.Sequential}
         self._homes = homes
         self._joined: dict[tuple[nn.Module, ...], nn.Sequential] = {}
@@ -45,13 +57,13 @@ class Sequences:
     def _forward(self, name: str, module: nn.Module, alone: bool) -> Forward | None:
         if "forward" in module.__dict__:  # somebody has replaced it, and expects it to be called
             return None
-        parts: list[Forward] = []
+        parts: list[_SequencePart] = []
         group: list[nn.Module] = []
         children = list(module._modules.items())
         for number, (own, child) in enumerate(children):
             assert child is not None
             if not self._can_join(child):
-                parts.append(child)
+                parts.append(_SequencePart(child))
                 continue
             group.append(child)
             after = children[number + 1][1] if number + 1 < len(children) else None
@@ -59,30 +71,57 @@ class Sequences:
             if after is None or not self._can_join(after) or self._homes[after] != self._homes[child]:
                 parts.append(self._one(f"{name}.{own}".lstrip("."), tuple(group), alone))
                 group = []
-        # Nothing could be joined, and a forward of ours would only cost.
-        if len(parts) == len(children):
+        # A single microbatch may switch modules to another mode on its way.
+        passes = {} if alone else self._passes(parts)
+        # Nothing could be joined or passed, and a forward of ours would only cost.
+        if len(parts) == len(children) and not passes:
             return None
 
         def forward(input: Any) -> Any:
-            for part in parts:
-                input = part(input)
+            place = 0
+            while place < len(parts):
+                calls = passes.get(place)
+                made = None if calls is None else pass_modules(calls, input)
+                if calls is None or made is None:
+                    input = parts[place].forward(input)
+                    place += 1
+                else:
+                    input = made
+                    place += len(calls)
             return input
 
         return forward
+
+    def _passes(self, parts: Sequence[_SequencePart]) -> dict[int, tuple[ModuleCall, ...]]:
+        """Where several calls of other ranks follow each other, and which, from each of them but the last."""
+        found: dict[int, tuple[ModuleCall, ...]] = {}
+        if has_global_hooks():  # somebody watches the calls of all modules
+            return found
+        calls: tuple[ModuleCall, ...] = ()
+        for place in reversed(range(len(parts))):
+            call = parts[place].call
+            calls = () if call is None or call.home == self._rank else (call, *calls)
+            if len(calls) > 1:
+                found[place] = calls
+        return found
 
     def _can_join(self, module: nn.Module) -> bool:
         """Whether nobody outside watches the module's calls, and it runs as a whole."""
         watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
         return module in self._homes and not watched and not module._backward_pre_hooks
 
-    def _one(self, last: str, group: tuple[nn.Module, ...], alone: bool) -> Forward:
+    def _one(self, last: str, group: tuple[nn.Module, ...], alone: bool) -> _SequencePart:
+        home = self._homes[group[0]]
         if len(group) == 1:
-            return group[0]
+            return _SequencePart(group[0], _call(last, home, group[0]))
         if group not in self._joined:
             self._joined[group] = nn.Sequential(*group)
         whole = self._joined[group]
         # Keys of calls look at the mode of what is called; the children keep their own.
         whole.training = group[0].training
-        return redirected(
-            f"{last} and {len(group) - 1} before it", whole, self._homes[group[0]], whole.forward, alone
-        )
+        name = f"{last} and {len(group) - 1} before it"
+        return _SequencePart(redirected(name, whole, home, whole.forward, alone), _call(name, home, whole))
+
+
+def _call(name: str, home: int, module: nn.Module) -> ModuleCall:
+    return ModuleCall(home, shown_name(name), module_key(name, module))

@@ -1,0 +1,90 @@
+"""Calls of which this rank has neither the module nor the tensor: they leave a placeholder and a count.
+
+A rank meets every call of the program, and most of them are of this kind. One that is known for good costs
+less here than on its way through :meth:`.CallRunner.run_at`, and several that follow each other, each called
+with what the one before has returned, cost as much as one::
+
+    rank 0   layer 0 ── (layers 1 to 6: one placeholder) ── layer 7
+
+The numbers of program points advance as if they had been called one by one, which the other ranks do that
+have some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel._torch_internals import in_transform
+from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
+from opensmd.modelparallel.runtime.calls.descriptions import Passed
+from opensmd.modelparallel.runtime.calls.keys import call_key
+from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.tensors.tags import Tag, tag_of
+
+__all__ = ["ModuleCall", "passed"]
+
+
+class ModuleCall(NamedTuple):
+    """A call of a module with one tensor.
+
+    Attributes:
+        home: the rank that runs it.
+        name: for messages.
+        key: what makes two calls alike besides their arguments.
+    """
+
+    home: int
+    name: str
+    key: tuple[str, str, bool]
+
+
+def passed(run: CallRunner, calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
+    """The placeholder of what ``calls`` on other ranks make of one tensor; None if there is more to do."""
+    tag = tag_of(argument) if isinstance(argument, Tensor) else None
+    if tag is None or in_transform():
+        return None
+    context, microbatch, last = run.context, run.microbatch, calls[-1]
+    key = call_key(calls, (argument,), {}, context.trained.epoch)
+    known = context.passed.get(key)
+    if known is None:
+        known = _known(context, calls, key)
+        if known is None:
+            return None
+        context.passed[key] = known
+    run.transfers.bring(argument, tag, calls[0].home)
+    microbatch.pass_points(known.points)
+    microbatch.point = f"{last.name} on pipeline rank {last.home}"
+    has_graph = tag.requires_grad and torch.is_grad_enabled()
+    made = known.result.placeholder()
+    run.put(
+        made,
+        Tag(
+            last.home,
+            known.result.requires_grad,
+            parents=(tag,) if has_graph else (),
+            form=known.result.form,
+            serial=microbatch.serial,
+        ),
+    )
+    return made
+
+
+def _known(context: PipelineContext, calls: Sequence[ModuleCall], key: tuple[Any, ...]) -> Passed | None:
+    """What calls leave, if each is known to make one new tensor and to change nothing."""
+    _, argument, *modes = key
+    points, result = 0, None
+    for number, call in enumerate(calls):
+        if result is not None:
+            before = calls[number - 1].home
+            argument = (result.form, result.requires_grad, before)  # as :func:`.tensor_key` of a placeholder
+            points += call.home != before
+        description = context.descriptions.get((call.key, argument, *modes))
+        result = None if description is None else description.new_tensor
+        if result is None or result.shares is not None:
+            return None
+        points += 1
+    return None if result is None else Passed(points, result)

@@ -1,0 +1,85 @@
+"""Calls of other ranks: what several that follow each other leave, as if they had been called one by one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.runtime.calls.descriptions import Description, TensorDescription
+from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall, passed
+from opensmd.modelparallel.runtime.calls.keys import call_key
+from opensmd.modelparallel.runtime.microbatch import Microbatch
+from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag, tag_of
+
+CALLS = tuple(
+    ModuleCall(home, f"module '{number}'", ("module", str(number), True))
+    for number, home in enumerate((1, 2, 2))
+)
+
+
+class Runner:
+    """What a microbatch's calls have, with descriptions of ``CALLS`` and a note of what was brought."""
+
+    def __init__(self, **described: Any) -> None:
+        self.microbatch = Microbatch(0, begun=7)
+        self.brought: list[tuple[Tensor, int]] = []
+        self.transfers = SimpleNamespace(bring=lambda tensor, tag, home: self.brought.append((tensor, home)))
+        self.put = put_tag
+        made = TensorDescription(
+            shape=(2, 3), stride=(3, 1), dtype=torch.float32, device="cpu", requires_grad=True, **described
+        )
+        self.context = SimpleNamespace(
+            descriptions={}, passed={}, trained=SimpleNamespace(epoch=0), others=[], rank=0
+        )
+        argument, home = placed(0), 0
+        for call in CALLS:
+            put_tag(argument, Tag(home, requires_grad=True, form=((2, 3), (3, 1), torch.float32)))
+            key = call_key(call.key, (argument,), {}, 0)
+            self.context.descriptions[key] = Description("tensor", (made,))
+            home = call.home
+
+
+def placed(home: int) -> Tensor:
+    tensor = torch.zeros(2, 3)
+    put_tag(tensor, Tag(home, requires_grad=True, form=((2, 3), (3, 1), torch.float32)))
+    return tensor
+
+
+def test_calls_that_follow_each_other_leave_one_placeholder_and_the_points_of_all() -> None:
+    run, given = Runner(), placed(0)
+    made = passed(run, CALLS, given)  # type: ignore[arg-type]
+    assert made is not None and made.shape == (2, 3)
+    tag, before = tag_of(made), tag_of(given)
+    assert tag is not None and (tag.home, tag.requires_grad, tag.serial) == (2, True, 7)
+    assert tag.parents == (before,)
+    assert run.brought == [(given, 1)]
+    # Three calls, and the second's input goes from rank 1 to rank 2.
+    assert run.microbatch.next_point() == 4 + 1
+
+
+def test_what_is_known_with_gradients_is_not_known_without() -> None:
+    run, given = Runner(), placed(0)
+    with torch.no_grad():
+        assert passed(run, CALLS, given) is None  # type: ignore[arg-type]
+    assert passed(run, CALLS, given) is not None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("missing", range(3))
+def test_calls_are_called_one_by_one_until_each_is_known(missing: int) -> None:
+    run = Runner()
+    del run.context.descriptions[list(run.context.descriptions)[missing]]
+    assert passed(run, CALLS, placed(0)) is None  # type: ignore[arg-type]
+    assert not run.brought and run.microbatch.next_point() == 1
+
+
+def test_what_shares_memory_with_its_argument_is_not_passed() -> None:
+    run = Runner(shares=0, is_view=True)
+    assert passed(run, CALLS, placed(0)) is None  # type: ignore[arg-type]
+
+
+def test_a_replicated_tensor_is_not_passed() -> None:
+    assert passed(Runner(), CALLS, torch.zeros(2, 3)) is None  # type: ignore[arg-type]
