@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.harness import launch
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid
-from benchmarks.schedules.bounds import OURS, bound
+from benchmarks.schedules.bounds import ALONE, OURS, bound
 
 PEERS = ("1f1b", "izb", "zbv")
 HEADINGS = (
@@ -18,6 +18,7 @@ HEADINGS = (
     "ms a step",
     "share",
     "bound of its table",
+    "of bound x layers",
     "best of torch's",
     "ratio",
 )
@@ -30,10 +31,11 @@ def main() -> None:
     parser.add_argument("--schedules", nargs="+", choices=OURS, default=["v", "interleaved", "zero_bubble"])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--unit", type=float, default=6e-3, help="seconds of one sleep")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
     options = parser.parse_args()
     jobs = (
-        job(size, schedule, options.steps, options.peers if number == 0 else [])
+        job(size, schedule, options.peers if number == 0 else [], steps=options.steps, unit=options.unit)
         for size in options.sizes
         for number, schedule in enumerate(options.schedules)
     )
@@ -42,10 +44,11 @@ def main() -> None:
     merged.save(options.out / "schedules.json")
 
 
-def job(size: str, schedule: str, steps: int, peers: Sequence[str]) -> Results:
+def job(size: str, schedule: str, peers: Sequence[str], *, steps: int, unit: float) -> Results:
     """Fresh ranks that measure one schedule of ours, and those of torch beside it."""
     ranks, microbatches = size.split("x")
-    args = ["--schedule", schedule, "--microbatches", microbatches, "--steps", str(steps), "--peers", *peers]
+    args = ["--schedule", schedule, "--microbatches", microbatches, "--steps", str(steps)]
+    args += ["--unit", str(unit), "--peers", *peers]
     return launch.run("benchmarks.schedules.rank", ranks=int(ranks), mpi=None, args=args)
 
 
@@ -68,10 +71,14 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
         for name, each in found.items():
             taken = results.p50(ranks, microbatches, name)
             assert taken is not None
-            whose, schedule = name.split(" ")
-            limit = f"{bound(schedule, int(ranks), microbatches):.3f}" if whose == "opensmd" else ""
-            row = (name, f"{taken / 1e3:.0f}", f"{each:.3f}", limit, f"{best:.3f}", f"{each / best:.2f}x")
-            yield (f"{ranks} x {microbatches}", *row)
+            row = (name, f"{taken / 1e3:.0f}", f"{each:.3f}")
+            limit = possible = versus = ""
+            if name.startswith("opensmd"):
+                most = bound(name.split(" ")[1], int(ranks), microbatches)
+                limit, possible = f"{most:.3f}", f"{each / most / found[ALONE]:.3f}"
+            if name != ALONE:
+                versus = f"{each / best:.2f}x"
+            yield (f"{ranks} x {microbatches}", *row, limit, possible, f"{best:.3f}", versus)
 
 
 def grid(results: Results) -> Grid:

@@ -10,7 +10,9 @@ from opensmd.modelparallel.planning.schedules.tables import Table
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
 
-__all__ = ["OURS", "bound"]
+__all__ = ["ALONE", "OURS", "bound"]
+
+ALONE = "layers alone"  # in plain PyTorch: no schedule can do better than the bound of its table times this
 
 OURS: dict[str, Callable[[int, int], Table]] = {
     "v": zero_bubble_v,

@@ -1,12 +1,13 @@
-"""One rank: a schedule of ours and some of torch's take steps over the same sleeping layers."""
+"""One rank: a schedule of ours, some of torch's and the bare layers take steps in turn."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.distributed import pipelining
 
 import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.results import Results, row
+from benchmarks.schedules.bounds import ALONE
 from benchmarks.schedules.stages import WIDTH, Layer, Sleep
 from opensmd.collectives.backend import register
 
@@ -24,7 +26,15 @@ PEERS = {
     "izb": pipelining.ScheduleInterleavedZeroBubble,
     "zbv": pipelining.ScheduleZBVZeroBubble,
 }
+WARM_UP = 2  # steps of each
 Step = Callable[[], object]
+
+
+class Times(NamedTuple):
+    """Microseconds of a step, and those that an average rank has slept in it."""
+
+    taken: float
+    slept: float
 
 
 def main() -> None:
@@ -34,39 +44,63 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--peers", nargs="*", default=[])
+    parser.add_argument("--unit", type=float, default=Sleep.unit, help="seconds of one sleep")
     options = parser.parse_args()
+    Sleep.unit = options.unit
     torch.set_num_threads(1)
     rank, ranks, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["BENCH_FOLDER"]
     register()
     dist.init_process_group("smddp", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     gloo: dist.ProcessGroup = dist.new_group(backend="gloo")
     results = Results("schedules", f"{ranks} ranks")
-    steps = {f"opensmd {options.schedule}": ours(options.schedule, options.microbatches)}
+    steps = {
+        ALONE: alone(options.microbatches),
+        f"opensmd {options.schedule}": ours(options.schedule, options.microbatches),
+    }
     for peer in options.peers:
         steps[f"torch {peer}"] = peers(peer, options.microbatches, gloo)
-    for name, step in steps.items():
-        taken, slept = measured(step, options.steps)
-        results.rows.append(row(str(ranks), options.microbatches, name, taken))
+    for name, times in measured(steps, options.steps).items():
+        results.rows.append(row(str(ranks), options.microbatches, name, [each.taken for each in times]))
+        slept = [each.slept for each in times]
         results.rows.append(row(str(ranks), options.microbatches, f"{name}, slept", slept))
     if rank == 0:
         results.save(Path(folder) / "results.json")
     dist.barrier()
 
 
-def measured(step: Step, count: int) -> tuple[list[float], list[float]]:
-    """Microseconds of steps, and those that an average rank has slept in them; two more come before."""
-    taken, slept = [], []
-    for _ in range(count + 2):
-        Sleep.slept = 0.0
-        dist.barrier()
-        start = time.perf_counter()
-        step()
-        dist.barrier()
-        taken.append((time.perf_counter() - start) * 1e6)
-        total = torch.tensor(Sleep.slept)
-        dist.all_reduce(total)
-        slept.append(float(total) / dist.get_world_size() * 1e6)
-    return taken[2:], slept[2:]
+def measured(steps: Mapping[str, Step], count: int) -> dict[str, list[Times]]:
+    """So many steps of each, in turn; the first two rounds do not count."""
+    times: dict[str, list[Times]] = {name: [] for name in steps}
+    for _ in range(count + WARM_UP):
+        for name, step in steps.items():
+            times[name].append(once(step))
+    return {name: each[WARM_UP:] for name, each in times.items()}
+
+
+def once(step: Step) -> Times:
+    """One step of all ranks."""
+    Sleep.slept = 0.0
+    dist.barrier()
+    start = time.perf_counter()
+    step()
+    dist.barrier()
+    taken = (time.perf_counter() - start) * 1e6
+    total = torch.tensor(Sleep.slept)
+    dist.all_reduce(total)
+    return Times(taken, float(total) / dist.get_world_size() * 1e6)
+
+
+def alone(microbatches: int) -> Step:
+    """The layers of a rank in plain PyTorch: without a schedule, messages and waiting."""
+    layers = [Layer() for _ in range(LAYERS)]
+    x = torch.ones(2, WIDTH)
+
+    def step() -> None:
+        for _ in range(microbatches):
+            for layer in layers:
+                layer(x).backward(x)
+
+    return step
 
 
 def ours(schedule: str, microbatches: int) -> Step:
