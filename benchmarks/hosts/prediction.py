@@ -15,7 +15,7 @@ from benchmarks.harness.results import Results, Row, human_bytes, human_time, ro
 from benchmarks.harness.table import Grid
 from benchmarks.hosts.__main__ import measure
 from benchmarks.hosts.ways import EXACT, TREE
-from opensmd.collectives.gradients.cost_model import MIB, Cluster, predict
+from opensmd.collectives.hosts.cost_model import MIB, Cluster, predict
 
 # Of the model, and what is measured.
 CANDIDATES = {

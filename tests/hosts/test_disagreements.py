@@ -1,5 +1,7 @@
 """Ranks of different hosts that make different calls: every rank gets one error that shows all of them.
 
+It comes with the call or, on a host that only sends there, with the next one.
+
 Hosts are made of this one by giving ranks different identities, as in ``test_two_hosts``.
 """
 
@@ -93,6 +95,11 @@ CASES: dict[str, tuple[Calls, Calls, str, str]] = {
     "reductions of reduce_scatter": (scattered_sums(3), scattered_sums(3, Op.MAX), "(sum, ", "(max, "),
     "sizes of all_to_all": (exchanged(3), exchanged(4), "sends 3 elements", "which expects 4"),
     "sizes of gather": (collected(3), collected(5), "count=3", "count=5"),
+    "large gathers": (collected(LARGE), collected(LARGE + 1), f"count={LARGE}", f"count={LARGE + 1}"),
+    "roots of gather": (collected(3), collected(3, 1), "root=0", "root=1"),
+    "gather and broadcast": (collected(3), broadcast(3), "gather(", "broadcast("),
+    "a large gather and a small broadcast": (collected(LARGE), broadcast(3), "gather(", "broadcast("),
+    "broadcasts of both": (broadcast(4), broadcast(4, 1), "root=0", "root=1"),
 }
 
 
@@ -103,6 +110,7 @@ def run_case(first: Calls, other: Calls, firsts: bool) -> tuple[str, float]:
     begin = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
         (first if firsts else other)(group)
+        dist.barrier(group)  # who has only sent something hears of it now
     seconds = time.monotonic() - begin
     with pytest.raises(dist.DistBackendError):
         dist.barrier(group)

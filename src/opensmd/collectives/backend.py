@@ -11,7 +11,7 @@ import os
 import resource
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cache, partial
 from types import ModuleType
@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import GroupName
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
+from opensmd.collectives.hosts.measuring import agree_on_thresholds
 from opensmd.collectives.name import DEVICES, NAME
 from opensmd.collectives.recording.begin import (
     record_all_groups,
@@ -94,7 +95,9 @@ def _make_backend(place: Membership) -> Any:
     if native is None or plan.without_core:
         if place.rank == 0:
             _warn_without_core(plan, place.ranks, settings)
-        return _gloo(place, exchange, plan)
+        gloo = _gloo(place, exchange, plan)
+        exchange.meet("connected")
+        return gloo
     options = native.Options(place.timeout, settings.compression or "none")
     common = {
         "names": _names(place, plan),
@@ -109,9 +112,14 @@ def _make_backend(place: Membership) -> Any:
         if fd is not None and plan.one_host:
             return _recorded(place, native.make_shared_backend(fd=fd, **common))
         gloo = _gloo(place, exchange, plan)
-        failures = PrefixStore(f"opensmd/failures/{exchange.generation}", place.store)
+        name = f"group {place.name!r}" if settings.network_report else ""
         hosts = plan.local_groups if fd is not None else [(rank,) for rank in range(place.size)]
-        made = native.make_gloo_backend(gloo=gloo, store=failures, fd=fd, hosts=hosts, **common)
+        # A script may end as soon as its group is made, and others connect to its process until theirs is.
+        chosen = agree_on_thresholds(gloo, exchange, place.rank, hosts, settings.network, report=name)
+        failures = PrefixStore(f"opensmd/failures/{exchange.generation}", place.store)
+        made = native.make_gloo_backend(
+            gloo=gloo, store=failures, fd=fd, hosts=hosts, **asdict(chosen), **common
+        )
         return _recorded(place, made)
     finally:
         if fd is not None:
@@ -142,8 +150,8 @@ def _share_arena(
     local = plan.local_group_of(place.rank)
     shape = native.ArenaShape()
     shape.size = len(local)
-    heap = settings.heap_bytes if plan.one_host else 0  # which only DDP's buckets on one host use
-    shape.heap_bytes = _usual_heap(native, place.size) if heap is None else heap
+    heap = settings.heap_bytes
+    shape.heap_bytes = _usual_heap(native, len(local)) if heap is None else heap
     shared = share_arena(exchange, place.rank, local, native, shape, named=False)
     if isinstance(shared, int):
         return shared

@@ -6,6 +6,7 @@ wrong is said with the ranks of the whole job, whatever their places in the grou
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from opensmd.collectives.stores.deadlines import GRACE, call_within
 __all__ = ["Exchange"]
 
 LEAST = 1.0  # seconds for every step, though those before it took all the time of a longer timeout
+PARTING = 3.0  # seconds that others get to fail when place 0 has
 
 Result = TypeVar("Result")
 
@@ -49,6 +51,8 @@ class Exchange:
         self._store, self._rank, self._ranks = store, rank, ranks
         self._timeout, self._group = timeout.total_seconds(), group
         self._end = time.monotonic() + self._timeout
+        self._missing: list[int] = []
+        self.generation = ""
         members = hashlib.blake2s(repr(list(ranks)).encode(), digest_size=8).hexdigest()
         arrival = self.within("arrival", lambda: store.add(f"opensmd/arrivals/{members}", 1))
         self.generation = f"{members}/{(arrival - 1) // len(ranks)}"
@@ -92,6 +96,21 @@ class Exchange:
 
         self.within(topic, leave)
 
+    def meet(self, topic: str) -> None:
+        """Return when all have come here; place 0, whose process often serves the store, as the last one.
+
+        Raises:
+            DistBackendError: as from :meth:`all_gather`.
+        """
+        keys = self._keys(topic)
+
+        def come() -> None:
+            self._store.set(keys[self._rank], "")
+            self._wait(topic, keys)
+
+        self.within(topic, come)
+        self.close(f"{topic}-told")
+
     def within(self, topic: str, work: Callable[[], Result]) -> Result:
         """What ``work``, which uses the group's store, returns within the time that is left.
 
@@ -107,12 +126,32 @@ class Exchange:
                 "job and start it again."
             ) from None
         except DistBackendError:
+            self._part()
             raise
         except RuntimeError as error:
+            self._part()
             raise DistBackendError(
                 f"{self._making()}: {_first_line(error)} ({self._at(topic)}; {self._where()}). If a process "
                 "of the job has ended, the cause is in its output."
             ) from error
+
+    def _part(self) -> None:
+        """Let place 0, whose process often serves the store, wait a little for others that fail, too.
+
+        Its script will end, and without the store these could not tell what was wrong.
+        """
+        if not self.generation:
+            return
+        keys = self._keys("gave up")
+        others = [key for place, key in enumerate(keys) if self._ranks[place] not in self._missing]
+
+        def leave() -> None:
+            self._store.set(keys[self._rank], "")
+            if self._rank == 0:
+                self._store.wait(others, timedelta(seconds=PARTING))
+
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            call_within(PARTING + GRACE, leave)
 
     def _left(self) -> float:
         return max(min(LEAST, self._timeout), self._end - time.monotonic())
@@ -129,6 +168,7 @@ class Exchange:
             ]
             if not missing:  # the last one came just now
                 return
+            self._missing = missing
             raise DistBackendError(
                 f"{self._making()}: {_named(missing)} did not join within {self._timeout:g} s "
                 f"({self._at(topic)}). Look at the output of {_named(missing)}, or raise the timeout of "

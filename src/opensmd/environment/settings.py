@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from opensmd.environment.private_files import temporary_folder
@@ -18,6 +18,9 @@ __all__ = ["COMPRESSIONS", "KEEP_TENSORS", "Settings"]
 COMPRESSIONS = ("bf16", "fp16", "int8")
 
 KEEP_TENSORS = "OPENSMD_KEEP_TENSORS"  # smdrun sets it where nobody has chosen an allocator
+
+# What may be said of the network and its hosts, as `smd plan comm` takes it, in units of SI.
+_SPEEDS = {"link": 1e9 / 8, "delay": 1e-6, "memory": 1e9, "sockets": 1e9, "message": 1e-6}
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -41,6 +44,11 @@ class Settings:
             :data:`COMPRESSIONS` (``OPENSMD_COMPRESSION``, default: exactly). Must be the same on all ranks.
         keep_tensors: large CPU tensors come from memory that ranks of a split model keep between steps
             (``OPENSMD_KEEP_TENSORS``, default off).
+        network: what need not be measured or guessed of the network between hosts and of its hosts, by the
+            fields of :class:`opensmd.collectives.hosts.cost_model.Cluster` (``OPENSMD_NETWORK``, default:
+            nothing). Rank 0's value counts.
+        network_report: let rank 0 of each group between hosts print what it knows of its network, and what it
+            makes of it (``OPENSMD_NETWORK_REPORT``, default off).
         build_error: why ``smdrun`` could not build the core for its ranks, which then do not try
             (``SMDRUN_BUILD_ERROR``, set by it alone).
     """
@@ -53,6 +61,8 @@ class Settings:
     compression: str | None = None
     keep_tensors: bool = False
     build_error: str | None = None
+    network: Mapping[str, float] = field(default_factory=dict)
+    network_report: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -71,6 +81,8 @@ class Settings:
             compression=_choice(env, "OPENSMD_COMPRESSION", COMPRESSIONS),
             keep_tensors=_flag(env, KEEP_TENSORS, default=False),
             build_error=env.get("SMDRUN_BUILD_ERROR") or None,
+            network=_speeds(env, "OPENSMD_NETWORK"),
+            network_report=_flag(env, "OPENSMD_NETWORK_REPORT", default=False),
         )
 
 
@@ -106,3 +118,23 @@ def _bytes(env: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal():
         raise ValueError(f"{name}={env[name]!r}: expected a number of bytes, for example {1 << 30}")
     return int(text)
+
+
+def _speeds(env: Mapping[str, str], name: str) -> dict[str, float]:
+    """As in ``link=10,delay=20``."""
+    found = {}
+    for part in filter(None, env.get(name, "").replace(" ", "").split(",")):
+        key, _, text = part.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if key not in _SPEEDS or not (
+            0 < value < float("inf") or (value == 0 and key in ("delay", "message"))
+        ):
+            raise ValueError(
+                f"{name}={env[name]!r}: expected some of link=GBIT, delay=US, memory=GB, sockets=GB and "
+                "message=US with positive numbers, for example link=10,delay=20"
+            )
+        found[key] = value * _SPEEDS[key]
+    return found

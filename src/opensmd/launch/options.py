@@ -72,9 +72,11 @@ def _check_replicas(replicas: int | None, ranks: int, nnodes: int) -> None:
     """Raise if so many replicas cannot come and go."""
     if replicas is None:
         return
-    if nnodes > 1:
-        raise ValueError("--elastic-replicas works on one host so far; leave out --nnodes")
-    if ranks % replicas:
+    if replicas % nnodes:
+        raise ValueError(
+            f"--elastic-replicas {replicas}: each of the {nnodes} hosts must have as many whole replicas"
+        )
+    if ranks % (replicas // nnodes):
         raise ValueError(f"--elastic-replicas {replicas}: the {ranks} ranks cannot be shared out evenly")
 
 

@@ -155,6 +155,7 @@ def _run_agents(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    from opensmd.launch.elastic.hosts_of_replicas import HostPlace
     from opensmd.launch.elastic.replica_agents import ReplicaAgents
 
     command = _rank_command(options)
@@ -165,13 +166,16 @@ def _run_agents(
         except ChildFailedError as error:
             return error.failures
         return {}
-    of_replica = replace(options, ranks=options.ranks // options.elastic_replicas)
+    replicas, host = options.elastic_replicas, HostPlace()
+    if options.master_addr and options.nnodes > 1:
+        host = HostPlace(options.node_rank, options.nnodes, options.master_addr, options.master_port)
+    of_replica = replace(options, ranks=options.ranks * options.nnodes // replicas, nnodes=1)
 
     def launch(before_attempt: Callable[[], None], place: Callable[[dict[str, str], int], None]) -> None:
         config = _launch_config(of_replica, logs.placing(place), {"before_attempt": before_attempt})
         elastic_launch(config, sys.executable)(*command)
 
-    agents = ReplicaAgents(options.elastic_replicas, of_replica.ranks, options.max_restarts, launch, console)
+    agents = ReplicaAgents(replicas, of_replica.ranks, options.max_restarts, launch, console, host)
     return agents.run()
 
 

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from opensmd.collectives.gradients.cost_model import ALGORITHMS, MIB, Cluster, Prediction, predict_buckets
+from opensmd.collectives.hosts.cost_model import ALGORITHMS, MIB, Cluster, Prediction, predict_buckets
 
 __all__ = ["comm"]
 

@@ -27,3 +27,16 @@ def test_groups_of_one_name_may_follow_each_other_with_other_members_and_sizes()
     for ranks in ([0, 1], [0, 1, 2, 3], [2, 3], [0, 1], [0, 1, 2], [0, 1, 2]):
         wanted = [f"{place} of {ranks}" for place in range(len(ranks))]
         assert names_of(store, ranks) == [wanted] * len(ranks)
+
+
+def test_nobody_leaves_a_meeting_before_all_have_come() -> None:
+    store, came = HashStore(), []
+
+    def one(place: int) -> int:
+        exchange = Exchange(store, place, range(4), timeout=timedelta(seconds=20), group="g")
+        came.append(place)
+        exchange.meet("here")
+        return len(came)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(one, range(4))) == [4] * 4

@@ -44,3 +44,13 @@ def test_a_user_without_a_home_has_a_folder_of_his_own_for_the_core(monkeypatch:
     folder = Path(tempfile.gettempdir()) / f"opensmd-{os.geteuid()}"
     assert Settings.from_environment({}).cache_dir == folder
     assert Settings.from_environment({"OPENSMD_CACHE_DIR": "/tmp/x"}).cache_dir == Path("/tmp/x")
+
+
+def test_speeds_of_the_network_are_taken_in_the_units_of_smd_plan_comm() -> None:
+    settings = Settings.from_environment(
+        {"OPENSMD_NETWORK": "link=8, delay=20", "OPENSMD_NETWORK_REPORT": "1"}
+    )
+    assert settings.network == pytest.approx({"link": 1e9, "delay": 20e-6}) and settings.network_report
+    for wrong in ("link", "link=", "speed=1", "link=0", "delay=-1", "link=inf", "link=nan"):
+        with pytest.raises(ValueError, match="OPENSMD_NETWORK="):
+            Settings.from_environment({"OPENSMD_NETWORK": wrong})

@@ -22,7 +22,7 @@ def read(**given: Any) -> Options:
     ("given", "said"),
     [
         ({"elastic_replicas": 3}, "the 4 ranks cannot be shared out evenly"),
-        ({"elastic_replicas": 2, "nnodes": 2, "master_addr": "a"}, "works on one host"),
+        ({"elastic_replicas": 3, "nnodes": 2, "master_addr": "a"}, "as many whole replicas"),
         ({"nnodes": 2}, "--nnodes 2 needs --master-addr"),
         ({"nnodes": 2, "master_addr": "a", "node_rank": 2}, "--node-rank 2 is outside 0..1"),
         ({"python": False}, "--no-python runs a program as it is"),

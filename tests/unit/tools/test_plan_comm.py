@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from torch import nn
 
-from opensmd.collectives.gradients.cost_model import ALGORITHMS, MIB
+from opensmd.collectives.hosts.cost_model import ALGORITHMS, MIB
 from opensmd.tools.cli import main
 
 

@@ -1,5 +1,5 @@
-"""What crosses hosts when replicas average gradients: the size of buckets, fewer bytes, how long it takes.
+"""What crosses hosts when replicas average gradients: the size of buckets, and fewer bytes.
 
-Begin with ``compression``, a communication hook for DDP; ``cost_model`` is pure. Imports ``environment`` and
-the files around this folder.
+Begin with ``compression``, a communication hook for DDP. Imports ``environment`` and the files around this
+folder.
 """

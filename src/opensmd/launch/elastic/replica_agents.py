@@ -1,7 +1,7 @@
 """An agent of torch's for each replica: one whose rank dies ends and restarts its own ranks, and no others.
 
-The agents run in threads of smdrun. Each says in the job's store when an attempt of its replica has ended,
-which is when no process of it is left, so that the others need not wait for it.
+The agents of a host's replicas run in threads of its smdrun. Each says in the job's store when an attempt
+of its replica has ended, which is when no process of it is left, so that the others need not wait for it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from opensmd.collectives.stores.listening import LOOPBACK, served_store
 from opensmd.collectives.stores.replica_store import FINISHED, JobPlace, Replica, ReplicaStore
+from opensmd.launch.elastic.hosts_of_replicas import HostPlace, HostsOfReplicas
 from opensmd.launch.output.console import Console
 from opensmd.launch.output.logs import Place
 
 __all__ = ["JobEndedByRanksError", "Launch", "ReplicaAgents"]
 
-TIMEOUT = timedelta(seconds=60)
 LOOK_EVERY = 0.05  # seconds
 
 # Runs one replica's agent to its end, given what to call before each attempt, and what places its ranks.
@@ -33,22 +31,36 @@ class JobEndedByRanksError(RuntimeError):
 
 
 class ReplicaAgents:
-    """Runs the replicas of a job, and says what becomes of them.
+    """Runs this host's replicas of a job, and says what becomes of them.
 
     Args:
-        replicas: how many.
+        replicas: how many there are on all hosts, each with as many.
         size: ranks of each.
         max_restarts: of each.
         launch: runs one.
         console: for what becomes of them.
+        host: this one.
+
+    Raises:
+        DistError: host 0 is not reached in time.
     """
 
-    def __init__(self, replicas: int, size: int, max_restarts: int, launch: Launch, console: Console) -> None:
+    def __init__(
+        self,
+        replicas: int,
+        size: int,
+        max_restarts: int,
+        launch: Launch,
+        console: Console,
+        host: HostPlace,
+    ) -> None:
         self._replicas, self._size, self._max_restarts = replicas, size, max_restarts
         self._launch, self._console = launch, console
-        self._served = served_store(LOOPBACK, 0, None, timeout=TIMEOUT, wait_for_workers=False)
-        self._store = ReplicaStore(self._served)
-        self._attempts = [0] * replicas
+        here = replicas // host.count
+        self._here = range(host.number * here, (host.number + 1) * here)
+        self._hosts = HostsOfReplicas(host)
+        self._store = ReplicaStore(self._hosts.store)
+        self._attempts = dict.fromkeys(self._here, 0)
         self._failures: dict[int, dict[int, ProcessFailure]] = {}  # of replicas that have ended badly
         self._errors: list[BaseException] = []
         self._ended = 0
@@ -57,7 +69,7 @@ class ReplicaAgents:
         """Run all to their end.
 
         Returns:
-            The failures of ranks, if no replica has come to its end.
+            The failures of ranks of this host, if no replica of any host has come to its end.
 
         Raises:
             JobEndedByRanksError: they have found that it cannot go on.
@@ -65,19 +77,26 @@ class ReplicaAgents:
         """
         threads = [
             threading.Thread(target=self._run_one, args=(number,), name=f"replica-{number}", daemon=True)
-            for number in range(self._replicas)
+            for number in self._here
         ]
         for thread in threads:
             thread.start()
         try:
             while any(thread.is_alive() for thread in threads):
+                self._hosts.beat()
+                time.sleep(LOOK_EVERY)
+            self._hosts.has_no_replica_left()
+            while self._store.over is None and self._hosts.others_have_replicas():
+                self._hosts.beat()
                 time.sleep(LOOK_EVERY)
         except BaseException:
             self._store.end("smdrun was ended")
             raise
-        if self._store.over:
-            raise JobEndedByRanksError(self._store.over)
-        if self._store.over == FINISHED:
+        over = self._store.over
+        self._hosts.leave()
+        if over:
+            raise JobEndedByRanksError(over)
+        if over == FINISHED:
             return {}
         if self._errors:
             raise self._errors[0]
@@ -93,9 +112,12 @@ class ReplicaAgents:
         except BaseException as error:  # a thread has nobody above it
             self._errors.append(error)
         self._ended += 1
-        if number in self._failures and self._store.over is None and self._ended < self._replicas:
+        if number in self._failures and self._store.over is None and self._go_on_without():
             self._console.say(f"{self._name(number)} has ended for good; the others go on without it")
         self._store.attempt_has_ended(number)
+
+    def _go_on_without(self) -> bool:
+        return self._ended < len(self._here) or self._hosts.others_have_replicas()
 
     def _before_attempt(self, number: int) -> None:
         """Said once more for each restart, which comes when no process of the last attempt is left."""
@@ -112,13 +134,13 @@ class ReplicaAgents:
         def place(env: dict[str, str], rank: int) -> None:
             attempt = int(env["TORCHELASTIC_RESTART_COUNT"])
             found = JobPlace(
-                f"{LOOPBACK}:{self._served.port}",
+                self._hosts.address,
                 Replica(number, attempt),
                 self._replicas,
                 rank,
                 self._size,
-                number * self._size + rank,
-                self._replicas * self._size,
+                (number - self._here.start) * self._size + rank,
+                len(self._here) * self._size,
             )
             env.update(found.variables())
 

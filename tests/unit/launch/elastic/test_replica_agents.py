@@ -10,6 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from opensmd.collectives.stores.replica_store import ADDRESS, JobPlace, Replica, ReplicaStore
+from opensmd.launch.elastic.hosts_of_replicas import HostPlace
 from opensmd.launch.elastic.replica_agents import JobEndedByRanksError, ReplicaAgents
 from opensmd.launch.output.logs import Place
 
@@ -38,7 +39,7 @@ def agents(end: End) -> tuple[ReplicaAgents, Said]:
         end(found, before_attempt)
 
     said = Said()
-    return ReplicaAgents(2, 2, 1, launch, said), said  # type: ignore[arg-type]
+    return ReplicaAgents(2, 2, 1, launch, said, HostPlace()), said  # type: ignore[arg-type]
 
 
 def fail(place: JobPlace) -> None:

@@ -210,7 +210,7 @@ WorkPtr SmddpBackend::note(WorkPtr work) {
 
 // torch asks with the index of a device: -1 stands for the CPU.
 bool SmddpBackend::supportsTensorAlloc(c10::DeviceIndex index) {
-  if (index < 0) return transport_->shared() != nullptr;
+  if (index < 0) return transport_->local() != nullptr;
   return at::hasCUDA() && device_backend()->supportsTensorAlloc(index);
 }
 
@@ -225,7 +225,7 @@ at::Tensor SmddpBackend::allocateTensor(long size, at::TensorOptions options) {
 at::Tensor SmddpBackend::allocate(long size, at::TensorOptions options) {
   if (!options.device().is_cpu()) return device_backend()->allocateTensor(size, options);
   require_usable();
-  auto group = transport_->shared();
+  auto group = transport_->local();
   size_t bytes = static_cast<size_t>(size) * options.dtype().itemsize();
   void* block = group && bytes > 0 ? group->heap_allocate(bytes) : nullptr;
   // A full heap costs speed, not correctness.

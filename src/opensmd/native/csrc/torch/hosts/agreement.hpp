@@ -1,4 +1,4 @@
-// All members of a group that spans hosts compare their calls before they move data, as the members of one host do in
+// All members of a group that spans hosts compare their calls before they take data, as the members of one host do in
 // shared memory (core/protocol/round.hpp): Gloo itself gives wrong numbers, waits for ever or ends the process.
 //
 //      host A                         host B
@@ -6,13 +6,16 @@
 //      rank 1                         rank 3
 //      rank 0  <════ frame ═════>     rank 2        2. their first members exchange what their hosts call,
 //                                                      and with it the data of small calls
-//      rank 0  ──── verdict ───>      rank 2 ──>    3. they tell their hosts
+//      rank 0  ───── go on ────>      rank 2 ──>    3. they tell their hosts
 //      rank 1                         rank 3
+//
+// A frame holds a digest of all calls so far. So where a call needs data to go one way only, frames go that way only, and
+// nobody waits for more: hosts that have not heard each other in one call compare it with the next frame between them.
+// Who finds a difference throws DifferentCalls; what that makes of the others is in failure.hpp.
 //
 // Without shared memory every member is a host of its own here.
 #pragma once
 
-#include <array>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -21,6 +24,7 @@
 #include <vector>
 
 #include "core/protocol/record.hpp"
+#include "torch/hosts/layout.hpp"
 #include "torch/hosts/links.hpp"
 #include "torch/hosts/local.hpp"
 
@@ -29,15 +33,33 @@ namespace opensmd {
 // "all_reduce(sum, float32, count=4) shape [4]"
 std::string describe(const Signature& signature, std::string_view text);
 
+class DifferentCalls : public Mismatch {
+ public:
+  using Mismatch::Mismatch;
+};
+
+// Which hosts send frames to which others.
+struct Route {
+  enum Way { Everyone, FromHost, ToHost } way = Everyone;
+  int host = -1;
+
+  bool leads(int from, int to) const {
+    if (from == to) return false;
+    return way == Everyone || (way == FromHost ? from == host : to == host);
+  }
+  // Whether any leads to a host, where there are several.
+  bool leads_to(int to) const { return way == Everyone || (to == host) == (way == ToHost); }
+};
+
 class Agreement {
  public:
-  // `firsts`: the first members of all hosts, by whom `gloo` calls them. `names`: of all members, for messages.
-  Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Backend> gloo, std::vector<int> firsts,
-            const std::vector<std::string>& names);
+  // `names`: of all members, as `gloo` counts them, for messages. `carried`: what a frame takes beside the comparison.
+  Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Backend> gloo, const Layout& layout,
+            const std::vector<std::string>& names, size_t carried);
 
-  // Throws Mismatch, the same on all members, unless all of them make the same call. No member returns before all
-  // others have called it.
-  void check(const Signature& signature, const Call& call);
+  // Throws DifferentCalls where a host that is heard has called something else, now or before. Who hears all others does
+  // not return before they have called it.
+  void check(const Signature& signature, const Call& call, Route route = {});
 
   // Whether so many bytes from one host to another are better sent with the comparison than after it.
   bool carries(size_t bytes) const { return bytes <= payload_bytes_; }
@@ -48,17 +70,21 @@ class Agreement {
   const std::shared_ptr<Local> local_;
   const std::string name_;
   const int hosts_;
+  const int host_;  // this one
   const size_t payload_bytes_;
   std::optional<Links> links_;  // on first members
+  uint64_t sequence_ = 0;       // of comparisons
+  uint64_t digest_ = 0;         // of the calls that were compared
 };
 
 // The steps of one check, for who has something to do between them.
 class Agreement::Comparison {
  public:
-  // 1. `detail` may differ between members; same_detail() says whether it does.
-  Comparison(Agreement& owner, const Signature& signature, const Call& call, uint64_t detail = 0);
+  static constexpr size_t kHeaderBytes = 128;
 
-  bool agreed_here() const { return agreed_; }
+  // 1. Of the members of this host. `detail` may differ between members; same_detail() says whether it does.
+  Comparison(Agreement& owner, const Signature& signature, const Call& call, Route route = {}, uint64_t detail = 0);
+
   bool first() const { return owner_.links_.has_value(); }
   // On first members: where the payload for a host is to be written, as much as the agreement carries.
   std::byte* payload_for(int host);
@@ -67,43 +93,44 @@ class Agreement::Comparison {
   // Likewise, but all hosts get the bytes that were written for this one.
   void post_to_all(size_t bytes);
   void conclude();  // 3.
-  // Likewise. And where all agree, all members of this host then have `bytes` at `data`, which fill(where) writes on the
-  // first one, out of what has come: few of them in the same round as the verdict. `keeps`: this member has them, and
-  // its `data` may not be written to.
+  void conclude_on_first() { hear(); }  // likewise, where the others of this host need not wait for what it hears
+  // Likewise. All members of this host then have `bytes` at `data`, which fill(where) writes on the first one, out of what
+  // has come: few of them in the same round as what it has heard. `keeps`: this member has them, and its `data` may not be
+  // written to.
   template <typename Fill>
   void conclude(void* data, size_t bytes, Fill fill, bool keeps = false);
-  bool same_detail() const { return same_detail_; }  // of all members, after 3; before it, of those of this host
+  bool same_detail() const { return same_detail_; }  // of all that were heard, after 3; before it, of those of this host
 
   // On first members, after 3: what came from a host, or was written for this one.
   const std::byte* payload(int host);
 
  private:
   struct Header {
-    uint64_t signature;
-    uint64_t agreed;  // by the members of this host
+    uint64_t sequence;
+    uint64_t digest;
     uint64_t same_detail;
     uint64_t detail;
+    Signature signature;  // for messages
   };
 
   const Header& header(int host);
-  // Where the agreement's word and so many bytes are to be laid to go through one round; null where they are too many,
-  // or the members here do not even agree on how many they are.
+  Header own_header() const;
+  // Where what the first one has heard and so many bytes are to be laid to go through one round; null where they are too
+  // many.
   std::byte* together(size_t bytes);
   void hear();  // on first members, from the others
   void tell_here(std::byte* together, size_t bytes);
   milliseconds time_left() const;
   Call later() const;
-  std::string collected_calls();
-  [[noreturn]] void raise();
+  [[noreturn]] void raise(int host);
 
   Agreement& owner_;
   const Signature& signature_;
   const Call& call_;
+  const Route route_;
   const uint64_t detail_;
   const uint64_t start_ns_;
-  bool agreed_ = true;
   bool same_detail_ = true;
-  std::array<uint64_t, 2> verdict_{};  // of all hosts: whether they agree, and in their details
   std::unique_ptr<std::byte[]> together_;
 };
 
@@ -111,8 +138,8 @@ template <typename Fill>
 void Agreement::Comparison::conclude(void* data, size_t bytes, Fill fill, bool keeps) {
   hear();
   std::byte* joined = together(bytes);
-  std::byte* at = joined ? joined + sizeof(verdict_) : static_cast<std::byte*>(data);
-  if (first() && verdict_[0] && bytes > 0 && !(keeps && at == data)) fill(at);
+  std::byte* at = joined ? joined + sizeof(uint64_t) : static_cast<std::byte*>(data);
+  if (first() && bytes > 0 && !(keeps && at == data)) fill(at);
   tell_here(joined, bytes);
   if (bytes == 0) return;
   if (!joined) {

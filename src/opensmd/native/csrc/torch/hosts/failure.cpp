@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <functional>
@@ -12,12 +13,25 @@
 
 #include "core/protocol/context.hpp"
 #include "core/errors.hpp"
+#include "torch/hosts/agreement.hpp"
 #include "torch/hosts/wire.hpp"
 
 namespace opensmd {
 namespace {
 
 const char* const kKey = "opensmd/failure";
+// What is there when calls differ, or may do so, and what all members then say.
+const char* const kCompare = "compare calls";
+const char* const kVerdictKey = "opensmd/verdict";
+const char* const kCallsKey = "opensmd/calls/";
+const char* const kWaitingKey = "opensmd/waiting/";  // likewise, of those that wait for long
+const char* const kToldKey = "opensmd/told/";
+// In which the first member, whose process may serve the store, waits for others to read there what has failed.
+constexpr milliseconds kPartingTime{500};
+// In which members that are in a call have posted their calls after their connections closed: where it is known that calls
+// differ, and where one has waited for its timeout already.
+constexpr milliseconds kCallsTime{6000};
+constexpr milliseconds kLateCallsTime{2000};
 // In which a member that fails has posted its report after its connections closed.
 constexpr milliseconds kReportsTime{300};
 // The process that serves the store may be the dead one, or stopped.
@@ -37,6 +51,25 @@ std::string within(milliseconds limit, std::function<std::string()> work) {
   return answer.wait_for(limit) == std::future_status::ready ? answer.get() : "";
 }
 
+// Whether all keys are there in time. A wait of torch's would keep other threads from their stores meanwhile.
+// `instead`: a key that ends the waiting, too.
+bool come(c10d::Store& store, const std::vector<std::string>& keys, milliseconds time, const char* instead = nullptr) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (!store.check(keys)) {
+    if (std::chrono::steady_clock::now() >= end || (instead != nullptr && store.check({instead}))) return false;
+    std::this_thread::sleep_for(milliseconds{5});
+  }
+  return true;
+}
+
+// Empty where those that have told have called the same.
+std::string difference_in(c10d::Store& store, const std::vector<std::string>& names,
+                          const std::vector<std::string>& keys) {
+  std::vector<std::string> texts;
+  for (const auto& key : keys) texts.push_back(store.check({key}) ? store.get_to_str(key) : "");
+  return first_difference(names, texts).value_or("");
+}
+
 // Whether a member has lost others, without a word of how.
 bool tells_of_closed_connections(const std::string& text) {
   static constexpr std::array<const char*, 5> kWords{"lost the connection", "Connection closed by peer",
@@ -47,6 +80,11 @@ bool tells_of_closed_connections(const std::string& text) {
   return false;
 }
 
+std::string in_words(const std::string& difference) {
+  return "the ranks of the group made different calls: " + difference +
+         ". All must call the same operations with the same sizes in the same order";
+}
+
 std::string death_of(const std::vector<std::string>& members) {
   return join_names(members) + (members.size() > 1 ? " have" : " has") +
          " died or cannot be reached: connections closed without a report of why";
@@ -55,8 +93,13 @@ std::string death_of(const std::vector<std::string>& members) {
 }  // namespace
 
 Failure::Failure(c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
-                 std::vector<std::string> names)
-    : gloo_(std::move(gloo)), store_(std::move(store)), names_(std::move(names)) {}
+                 std::vector<std::string> names, Interrupt interrupt)
+    : gloo_(std::move(gloo)), store_(std::move(store)), names_(std::move(names)), interrupt_(std::move(interrupt)) {}
+
+void Failure::note_call(uint64_t sequence, const Signature& signature, std::string_view text) {
+  std::lock_guard lock(mutex_);
+  calls_.add(sequence, signature, text);
+}
 
 std::string Failure::note(const std::string& where, const std::exception& error) {
   {
@@ -64,16 +107,31 @@ std::string Failure::note(const std::string& where, const std::exception& error)
     if (!counts_.empty()) return counts_;
   }
   std::string own = where + ": " + error.what(), first;
+  std::vector<std::string> lost;
   if (tells_of_closed_connections(error.what())) {
-    auto lost = closed();  // now: others will follow
-    first = await_report();
+    lost = closed();  // now: others will follow
+    first = await(kKey, kReportsTime);
     if (lost.empty()) lost = closed();
     if (!lost.empty()) own = where + ": " + death_of(lost);
   }
-  if (first.empty() && dynamic_cast<const Mismatch*>(&error) == nullptr) first = report(own);
+  const bool differs = dynamic_cast<const DifferentCalls*>(&error) != nullptr;
+  const bool late = dynamic_cast<const TimedOut*>(&error) != nullptr;  // or those that it waits for call something else
+  // A mismatch of another kind is found by all members alike.
+  const bool known = differs || dynamic_cast<const Mismatch*>(&error) == nullptr;
+  if (first.empty() && known) first = report(kKey, differs || late ? kCompare : own);
+  if (first == kCompare) {
+    interrupt_("ranks of the group have called different collectives, or not in time");
+    first = compared_calls(differs ? in_words(error.what()) : late ? own : "", late ? kLateCallsTime : kCallsTime);
+  }
   note(first.empty() || first == own ? own : where + ": " + first);
-  std::lock_guard lock(mutex_);
-  return counts_;
+  std::string counts;
+  {
+    std::lock_guard lock(mutex_);
+    counts = counts_;
+  }
+  interrupt_(counts);
+  part(lost);
+  return counts;
 }
 
 std::string Failure::note_message(const std::string& where, const std::exception& error) {
@@ -113,16 +171,64 @@ std::vector<std::string> Failure::closed() const {
   return names;
 }
 
-std::string Failure::await_report() const {
-  return within(kReportsTime + kStoresTime, [store = store_] {
-    store->wait({kKey}, kReportsTime);
-    return store->get_to_str(kKey);
+std::string Failure::await(const std::string& key, std::chrono::milliseconds time) const {
+  return within(time + kStoresTime, [store = store_, key, time] {
+    return come(*store, {key}, time) ? store->get_to_str(key) : "";
   });
 }
 
-// The first report of the group, which may be this one; empty where the store does not answer.
-std::string Failure::report(const std::string& text) const {
-  return within(kStoresTime, [store = store_, text] { return store->compareSet(kKey, "", text); });
+// The first report of the group under this key, which may be this one; empty where the store does not answer.
+std::string Failure::report(const std::string& key, const std::string& text) const {
+  return within(kStoresTime, [store = store_, key, text] { return store->compareSet(key, "", text); });
+}
+
+void Failure::look_for_differences() {
+  if (noted()) return;
+  const auto keys = keys_of(kWaitingKey);
+  store_->set(keys[static_cast<size_t>(gloo_->getRank())], own_calls());
+  if (difference_in(*store_, names_, keys).empty()) return;
+  report(kKey, kCompare);
+  interrupt_("ranks of the group have called different collectives");
+}
+
+std::vector<std::string> Failure::keys_of(const char* prefix) const {
+  std::vector<std::string> keys;
+  for (size_t member = 0; member < names_.size(); ++member) keys.push_back(prefix + std::to_string(member));
+  return keys;
+}
+
+std::string Failure::own_calls() const {
+  std::lock_guard lock(mutex_);
+  return calls_.text();
+}
+
+// The script of the first member may end now, and the store with it.
+void Failure::part(const std::vector<std::string>& lost) const {
+  std::vector<std::string> keys;
+  for (size_t member = 0; member < names_.size(); ++member) {
+    const bool gone = std::find(lost.begin(), lost.end(), names_[member]) != lost.end();
+    if (!gone) keys.push_back(kToldKey + std::to_string(member));
+  }
+  const int own = gloo_->getRank();
+  within(own == 0 ? kPartingTime + kStoresTime : kStoresTime, [store = store_, keys, own] {
+    store->set(kToldKey + std::to_string(own), "");
+    if (own == 0) come(*store, keys, kPartingTime);
+    return std::string();
+  });
+}
+
+// In what the members' calls differ, as far as they tell in time; else what this or another one knows.
+std::string Failure::compared_calls(const std::string& known, std::chrono::milliseconds time) const {
+  const auto rank = static_cast<size_t>(gloo_->getRank());
+  const auto compared = within(time + kStoresTime, [store = store_, names = names_, keys = keys_of(kCallsKey),
+                                                    own = own_calls(), time, rank] {
+    store->set(keys[rank], own);
+    come(*store, keys, time, kVerdictKey);
+    return difference_in(*store, names, keys);
+  });
+  const std::string words = compared.empty() ? known : in_words(compared);
+  const std::string first = words.empty() ? await(kVerdictKey, time) : report(kVerdictKey, words);
+  return first.empty() ? words : first;
 }
 
 }  // namespace opensmd

@@ -2,25 +2,43 @@
 //
 // Members post failures in the group's store before they close their connections, and the first one counts. So
 // connections that close without a report are those of a member that died, not of a neighbour that lost it.
+//
+// Where calls differ, or one has waited too long, the first report says only that all are to post their last calls. All
+// compare these and say the same of them. One that is not in a call at that time has not told the others, and learns of it
+// in its next.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <chrono>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "torch/hosts/call_history.hpp"
 
 namespace opensmd {
 
 class Failure {
  public:
+  // Ends what members of this host wait for, and what others wait for from them.
+  using Interrupt = std::function<void(const std::string& reason)>;
+
   // `gloo` connects the members, `names` are for messages. `store` is this group's alone.
   Failure(c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
-          std::vector<std::string> names);
+          std::vector<std::string> names, Interrupt interrupt);
 
   const std::string& name(int member) const { return names_[static_cast<size_t>(member)]; }
+
+  // While a call waits for long: whether the members that do so have called different collectives. Then it is as if one had
+  // found that in its call.
+  void look_for_differences();
+
+  // Each collective, before it begins.
+  void note_call(uint64_t sequence, const Signature& signature, std::string_view text);
 
   // Notes that a call of this member, `where`, failed. Returns what counts: the first cause that is known here.
   std::string note(const std::string& where, const std::exception& error);
@@ -32,13 +50,19 @@ class Failure {
 
  private:
   std::vector<std::string> closed() const;
-  std::string await_report() const;
-  std::string report(const std::string& text) const;
+  std::string await(const std::string& key, std::chrono::milliseconds time) const;
+  std::string report(const std::string& key, const std::string& text) const;
+  void part(const std::vector<std::string>& lost) const;
+  std::string compared_calls(const std::string& known, std::chrono::milliseconds time) const;
+  std::vector<std::string> keys_of(const char* prefix) const;  // one for each member
+  std::string own_calls() const;
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::vector<std::string> names_;
+  const Interrupt interrupt_;
   mutable std::mutex mutex_;
+  CallHistory calls_;
   std::string counts_;  // empty: none
 };
 

@@ -13,7 +13,9 @@
 #include <utility>
 
 #include "core/algorithms/counts.hpp"
+#include "torch/hosts/failure.hpp"
 #include "torch/hosts/host_messages.hpp"
+#include "torch/hosts/late_waits.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
 #include "torch/tensors.hpp"
@@ -87,18 +89,26 @@ Signature signature_of(Operation operation, DType dtype, size_t count, int root 
   return signature;
 }
 
+// Ends what members of this host wait for, and what others wait for from them.
+void interrupt(const std::string& reason, c10d::Backend& gloo, Local& local) {
+  local.abort(reason);
+  close_connections(gloo);
+}
+
 class GlooTransport final : public Transport {
  public:
   GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<Failure> failure, Layout layout,
-                std::shared_ptr<Local> local, const std::vector<std::string>& names)
+                std::shared_ptr<Local> local, const std::vector<std::string>& names, Thresholds thresholds)
       : gloo_(std::move(gloo)),
         failure_(std::move(failure)),
         layout_(std::move(layout)),
         apart_(layout_.apart()),
         local_(std::move(local)),
         wire_(gloo_, names),
-        agreement_(local_, gloo_, firsts_of(layout_), names),
-        messages_(host_messages()) {}
+        agreement_(local_, gloo_, layout_, names, thresholds.carried),
+        tree_from_(thresholds.tree_from),
+        messages_(host_messages()),
+        late_([failure = std::weak_ptr<Failure>(failure_)] { look_for_differences(failure); }) {}
 
   // A comparison is a barrier.
   void barrier(const Call& call) override {
@@ -110,7 +120,10 @@ class GlooTransport final : public Transport {
                   const Call& call) override {
     auto on = levels_for(dtype, reduction);
     const auto signature = signature_of(Operation::AllReduce, dtype, count, -1, reduction);
-    guarded(signature, call, [&] { levels::all_reduce(on, {signature, call}, data, factor); });
+    const bool by_tree = on.framed && count * size_of(dtype) >= tree_from_;
+    guarded(signature, call, [&] {
+      by_tree ? over_a_tree(on, signature, call, data, factor) : levels::all_reduce(on, {signature, call}, data, factor);
+    });
   }
 
   void all_reduce_compressed(float* data, size_t count, Reduction reduction, Compression compression, float* residual,
@@ -193,12 +206,6 @@ class GlooTransport final : public Transport {
   uint64_t sequence() const override { return sequence_; }
 
  private:
-  static std::vector<int> firsts_of(const Layout& layout) {
-    std::vector<int> firsts;
-    for (int host = 0; host < layout.hosts(); ++host) firsts.push_back(layout.members(host)[0]);
-    return firsts;
-  }
-
   levels::Levels levels() { return {layout_, *local_, wire_, agreement_, true}; }
 
   // What two sums would round twice is added up in one, as if no members shared a host.
@@ -207,6 +214,14 @@ class GlooTransport final : public Transport {
     if (local_->alone() && layout_.hosts() == layout_.size()) return levels();
     return levels::TwoSums::serve(dtype, reduction) ? levels()
                                                     : levels::Levels{apart_, alone_, wire_, agreement_, false};
+  }
+
+  static void over_a_tree(levels::Levels& on, Signature signature, const Call& call, void* data, double factor) {
+    signature.root = 0;
+    signature.operation = Operation::Reduce;
+    levels::reduce(on, {signature, call}, data, on.layout.member() == 0 ? data : nullptr, factor);
+    signature.operation = Operation::Broadcast;
+    levels::broadcast(on, {signature, call}, data);
   }
 
   Signature signature_of_counts(Operation operation, DType dtype, const size_t* counts) const {
@@ -224,9 +239,13 @@ class GlooTransport final : public Transport {
   void guarded(const Signature& signature, const Call& call, Action action) {
     failure_->require_none();
     ++sequence_;
+    failure_->note_call(sequence_, signature, call.text);
+    late_.begin();
     try {
       action();
+      late_.end();
     } catch (const std::exception& error) {
+      late_.end();
       abort(failure_->note(where(signature, call), error));
       failure_->require_none();
     }
@@ -268,10 +287,19 @@ class GlooTransport final : public Transport {
     });
   }
 
+  static void look_for_differences(const std::weak_ptr<Failure>& of_group) {
+    const auto failure = of_group.lock();
+    if (!failure) return;
+    try {
+      failure->look_for_differences();
+    } catch (const std::exception&) {
+      // The store does not answer; the call that waits has a timeout.
+    }
+  }
+
   static void end_group(const std::string& reason, c10d::Backend& gloo, Failure& failure, Local& local) {
     failure.note(reason);
-    local.abort(reason);
-    close_connections(gloo);
+    interrupt(reason, gloo, local);
   }
 
   static std::string where_of(const Posting& posting, c10d::Backend& gloo, const Failure& failure) {
@@ -301,7 +329,9 @@ class GlooTransport final : public Transport {
   Local alone_;
   Wire wire_;
   Agreement agreement_;
+  const size_t tree_from_;
   const std::unique_ptr<HostMessages> messages_;  // where members share hosts
+  LateWaits late_;
   std::atomic<uint64_t> sequence_{0};
 };
 
@@ -310,12 +340,14 @@ class GlooTransport final : public Transport {
 std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo,
                                                c10::intrusive_ptr<c10d::Store> store,
                                                std::vector<std::vector<int>> hosts, std::shared_ptr<Group> local,
-                                               const std::vector<std::string>& names) {
-  auto failure = std::make_shared<Failure>(gloo, std::move(store), names);
+                                               const std::vector<std::string>& names, Thresholds thresholds) {
   Layout layout(std::move(hosts), gloo->getRank());
   auto here = local ? std::make_shared<Local>(std::move(local)) : std::make_shared<Local>();
+  auto failure = std::make_shared<Failure>(gloo, std::move(store), names, [gloo, here](const std::string& reason) {
+    interrupt(reason, *gloo, *here);
+  });
   return std::make_unique<GlooTransport>(std::move(gloo), std::move(failure), std::move(layout), std::move(here),
-                                         names);
+                                         names, thresholds);
 }
 
 }  // namespace opensmd

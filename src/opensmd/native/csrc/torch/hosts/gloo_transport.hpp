@@ -12,12 +12,18 @@
 
 namespace opensmd {
 
+// From which sizes on calls go another way, in bytes; the same on all members (collectives/hosts/choices.py).
+struct Thresholds {
+  size_t carried;    // what one host sends another goes with the comparison of calls, up to here
+  size_t tree_from;  // an all_reduce is a reduce and a broadcast over a tree of hosts
+};
+
 // `gloo` is torch's own backend for the same members. `store` is for reports of failures, this group's alone. `hosts`:
 // the members that share memory, host by host; `local`: the group of those of this host, null where it has but one.
 // `names`: of the members, for messages.
 std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo,
                                                c10::intrusive_ptr<c10d::Store> store,
                                                std::vector<std::vector<int>> hosts, std::shared_ptr<Group> local,
-                                               const std::vector<std::string>& names);
+                                               const std::vector<std::string>& names, Thresholds thresholds);
 
 }  // namespace opensmd

@@ -39,6 +39,7 @@ class Layout {
   int host_of(int member) const { return host_of_[static_cast<size_t>(member)]; }
   int place_of(int member) const { return place_of_[static_cast<size_t>(member)]; }
 
+  int member() const { return here()[static_cast<size_t>(place_)]; }  // this one
   int host() const { return host_; }    // of this member
   int place() const { return place_; }  // of this member among those of its host
   const std::vector<int>& here() const { return members(host_); }

@@ -1,10 +1,13 @@
-// Small frames between the first members of the hosts: every one sends one to all others and gets theirs.
+// Small frames between the first members of the hosts, in order for each pair and direction.
 //
 // They go past Gloo's collectives, which end the process where members disagree about sizes: a frame is received into
 // as much memory as any may take. Gloo sends only to who has said that it waits, so the receives of the next frames are
-// posted before these are sent: a frame then takes one way over the wire, not a way there and back.
+// posted long before these are sent: a frame then takes one way over the wire, not a way there and back, and who only
+// sends may be some calls ahead.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -20,33 +23,46 @@ class Links {
 
   int size() const { return static_cast<int>(members_.size()); }
   int own() const { return own_; }
+  const std::string& name(int index) const { return names_[static_cast<size_t>(index)]; }
 
   // 1. Where the next frame for the one of this index is to be written, also that for this member itself.
   std::byte* outgoing(int index) { return row(outgoing_, index); }
-  // 2. Sends so many bytes of each. Returns at once.
-  void post(const std::vector<size_t>& bytes);
-  // 3. Until all frames have come. Throws TimedOut or PeerLost, naming the members whose frames have not.
-  void wait(milliseconds timeout);
-  // What came from the one of this index, and no more than what it has sent; until the second next post().
-  const std::byte* frame(int index) { return index == own_ ? outgoing(own_) : row(incoming_[parity()], index); }
+  // 2. Sends so many bytes of it. Returns at once.
+  void post(int index, size_t bytes);
+  // 3. Until a frame has come from each of these, and all that was posted has left. Throws TimedOut or PeerLost, naming
+  // the members with whom it has not.
+  void wait(const std::vector<int>& from, milliseconds timeout);
+  // What came last from the one of this index, and no more than what it has sent; until the next wait() for it.
+  const std::byte* frame(int index) {
+    return index == own_ ? outgoing(own_) : row(incoming_[slot(taken_[static_cast<size_t>(index)])], index);
+  }
 
  private:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Clock = std::chrono::steady_clock;
 
-  size_t parity() const { return posted_ % 2; }
+  // One that is read, and as many as may come meanwhile.
+  static constexpr size_t kFrames = 4;
+
+  struct Outcome {
+    std::vector<std::string> missing;
+    bool timed_out = false;
+  };
+
+  static size_t slot(size_t frame) { return frame % kFrames; }
   std::byte* row(at::Tensor& rows, int index) const;
-  void expect(size_t parity);
-  int other(int step) const { return (own_ + step) % size(); }
+  void expect_until(int index, size_t frame);
+  void await(const WorkPtr& work, int index, Clock::time_point deadline, Outcome& outcome) const;
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
   const std::vector<int> members_;
   const std::vector<std::string> names_;
   int own_ = 0;
   at::Tensor outgoing_;  // a row a member
-  at::Tensor incoming_[2];
-  std::vector<WorkPtr> receives_[2];  // in the order of other()
-  std::vector<WorkPtr> sends_;
-  size_t posted_ = 0;
+  std::array<at::Tensor, kFrames> incoming_;
+  std::array<std::vector<WorkPtr>, kFrames> receives_;  // null: the connection was closed
+  std::vector<size_t> expected_, taken_;  // frames of each member; the first is 1
+  std::vector<std::pair<WorkPtr, int>> sends_;
 };
 
 }  // namespace opensmd

@@ -65,18 +65,14 @@ void carry_all_gather(Levels& on, const Calling& calling, const void* in, void* 
   const Layout& layout = on.layout;
   const size_t width = size_of(calling.signature.dtype);
   Agreement::Comparison comparison(on.agreement, calling.signature, calling.call);
-  if (comparison.agreed_here()) {
-    share_here(on, calling, in, outs, counts);
-    std::byte* next = comparison.first() ? comparison.payload_for(layout.host()) : nullptr;
-    for (int member : layout.here()) {
-      const size_t bytes = counts[member] * width;
-      if (next != nullptr && bytes > 0) std::memcpy(next, outs[member], bytes);
-      if (next != nullptr) next += bytes;
-    }
-    comparison.post_to_all(count_on(layout, layout.host(), counts) * width);
-  } else {
-    comparison.post();
+  share_here(on, calling, in, outs, counts);
+  std::byte* next = comparison.first() ? comparison.payload_for(layout.host()) : nullptr;
+  for (int member : layout.here()) {
+    const size_t bytes = counts[member] * width;
+    if (next != nullptr && bytes > 0) std::memcpy(next, outs[member], bytes);
+    if (next != nullptr) next += bytes;
   }
+  comparison.post_to_all(count_on(layout, layout.host(), counts) * width);
   conclude_with_payloads(on, calling, comparison, outs, counts);
 }
 

@@ -30,13 +30,9 @@ void carry_all_reduce(Levels& on, const Calling& calling, void* data, double fac
   const size_t count = signature.count, bytes = count * size_of(signature.dtype);
   const TwoSums sums(on.layout, signature.dtype, signature.reduction, factor);
   Agreement::Comparison comparison(on.agreement, signature, call);
-  if (comparison.agreed_here()) {
-    void* own = comparison.first() ? comparison.payload_for(on.layout.host()) : nullptr;
-    on.local.reduce(data, own, count, signature.dtype, sums.here, 0, sums.factor, call);
-    comparison.post_to_all(bytes);
-  } else {
-    comparison.post();
-  }
+  void* own = comparison.first() ? comparison.payload_for(on.layout.host()) : nullptr;
+  on.local.reduce(data, own, count, signature.dtype, sums.here, 0, sums.factor, call);
+  comparison.post_to_all(bytes);
   comparison.conclude(data, bytes, [&](void* at) {
     std::vector<const void*> hosts;
     for (int host = 0; host < on.layout.hosts(); ++host) hosts.push_back(comparison.payload(host));
@@ -50,14 +46,10 @@ void carry_coded(Levels& on, const Calling& calling, void* data, const Adding& a
   const size_t count = signature.count, bytes = count * size_of(signature.dtype);
   const TwoSums sums(on.layout, signature.dtype, adding.reduction, adding.factor);
   Agreement::Comparison comparison(on.agreement, signature, call);
-  if (comparison.agreed_here()) {
-    void* own = comparison.first() ? data : nullptr;
-    on.local.reduce(data, own, count, signature.dtype, sums.here, 0, sums.factor, call);
-    if (comparison.first()) coding.encode(comparison.payload_for(on.layout.host()), data, bytes);
-    comparison.post_to_all(coding.bytes(bytes));
-  } else {
-    comparison.post();
-  }
+  void* own = comparison.first() ? data : nullptr;
+  on.local.reduce(data, own, count, signature.dtype, sums.here, 0, sums.factor, call);
+  if (comparison.first()) coding.encode(comparison.payload_for(on.layout.host()), data, bytes);
+  comparison.post_to_all(coding.bytes(bytes));
   comparison.conclude(data, bytes, [&](void* at) {
     const auto all = static_cast<size_t>(on.layout.hosts());
     auto decoded = std::make_unique_for_overwrite<char[]>(bytes * all);
@@ -85,7 +77,6 @@ class LargeAllReduce {
   void run() {
     Agreement::Comparison comparison(on_.agreement, calling_.signature, calling_.call);
     comparison.post();
-    if (!comparison.agreed_here()) comparison.conclude();
     const size_t count = parts_.count();
     for (size_t i = 0; i < std::min(kAhead, count); ++i) expect(i);
     // Parts follow one another through the three steps, and something is always on its way.

@@ -153,9 +153,9 @@ void all_to_all(Levels& on, const Calling& calling, const void* const* ins, cons
   const uint64_t detail = data.one_count(on.layout.size());
   const auto most = static_cast<size_t>(on.layout.most_on_a_host());
   const size_t piece = in_counts[0] * size_of(calling.signature.dtype);
-  Agreement::Comparison comparison(on.agreement, calling.signature, calling.call, detail);
+  Agreement::Comparison comparison(on.agreement, calling.signature, calling.call, {}, detail);
   const bool carried = detail != 0 && comparison.same_detail() && on.carries(piece * most * most);
-  if (carried && comparison.agreed_here()) {
+  if (carried) {
     give_to_first(on, calling, comparison, data);
     conclude_with_arrived(on, calling, comparison, data);
   } else {

@@ -16,13 +16,11 @@ void carry_broadcast(Levels& on, const Calling& calling, void* data) {
   const bool here = on.layout.host() == root_host;
   const int root_place = on.layout.place_of(signature.root);
   const bool before = here && root_place != 0;  // the first member of the root's host gets them, and with it all others
-  Agreement::Comparison comparison(on.agreement, signature, call);
-  if (here && comparison.agreed_here()) {
+  Agreement::Comparison comparison(on.agreement, signature, call, {Route::FromHost, root_host});
+  if (here) {
     if (before) on.local.broadcast(data, signature.count, signature.dtype, root_place, call);
     if (comparison.first() && bytes > 0) std::memcpy(comparison.payload_for(root_host), data, bytes);
     comparison.post_to_all(bytes);
-  } else {
-    comparison.post();
   }
   if (before) return comparison.conclude();
   comparison.conclude(
@@ -65,7 +63,7 @@ void large_broadcast(Levels& on, const Calling& calling, void* data) {
 }  // namespace
 
 void broadcast(Levels& on, const Calling& calling, void* data) {
-  if (on.carries(calling.signature.count * size_of(calling.signature.dtype))) {
+  if (on.carries_instead_of_chain(calling.signature.count * size_of(calling.signature.dtype))) {
     carry_broadcast(on, calling, data);
   } else {
     large_broadcast(on, calling, data);

@@ -29,7 +29,7 @@ void conclude_for_root(Levels& on, const Calling& calling, Agreement::Comparison
   const Layout& layout = on.layout;
   const size_t bytes = calling.signature.count * size_of(calling.signature.dtype);
   if (layout.place_of(calling.signature.root) == 0) {
-    comparison.conclude();
+    comparison.conclude_on_first();
     for (int step = 1; outs != nullptr && step < layout.hosts(); ++step) {
       put_pieces(layout, layout.after(step), comparison.payload(layout.after(step)), bytes, outs);
     }
@@ -57,12 +57,9 @@ void carry_gather(Levels& on, const Calling& calling, const void* in, void* cons
   const Layout& layout = on.layout;
   const size_t bytes = signature.count * size_of(signature.dtype);
   const int root_host = layout.host_of(signature.root);
-  Agreement::Comparison comparison(on.agreement, signature, call);
-  if (!comparison.agreed_here()) {
-    comparison.post();
-  } else if (layout.host() == root_host) {
+  Agreement::Comparison comparison(on.agreement, signature, call, {Route::ToHost, root_host});
+  if (layout.host() == root_host) {
     gather_here(on, calling, in, outs);
-    comparison.post();
   } else {
     std::vector<void*> pieces;
     for (size_t place = 0; comparison.first() && place < layout.here().size(); ++place) {
@@ -74,7 +71,7 @@ void carry_gather(Levels& on, const Calling& calling, const void* in, void* cons
     comparison.post(sizes);
   }
   if (layout.host() == root_host) return conclude_for_root(on, calling, comparison, outs);
-  comparison.conclude();
+  comparison.conclude_on_first();
 }
 
 void large_gather(Levels& on, const Calling& calling, const void* in, void* const* outs) {
@@ -89,7 +86,7 @@ void large_gather(Levels& on, const Calling& calling, const void* in, void* cons
       receives.push_back(crossing.receive(outs[member], bytes, member));
     }
   }
-  on.agreement.check(signature, call);
+  on.agreement.check(signature, call, {Route::FromHost, root_host});  // that the root waits for the pieces
   if (layout.host() == root_host) {
     gather_here(on, calling, in, outs);
   } else {

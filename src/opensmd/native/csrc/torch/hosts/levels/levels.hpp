@@ -23,6 +23,9 @@ struct Levels {
   bool framed;
 
   bool carries(size_t bytes) const { return framed && agreement.carries(bytes); }
+  // Likewise of what the host of a root sends or gets of each other one, where a chain of hosts would carry it once: half of
+  // what an all_reduce in parts carries.
+  bool carries_instead_of_chain(size_t bytes) const { return carries(layout.hosts() > 2 ? 2 * bytes : bytes); }
 };
 
 // One call: what it is, as compared between members, and its text and timeout.

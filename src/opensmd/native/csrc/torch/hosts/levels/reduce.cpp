@@ -16,23 +16,19 @@ void carry_reduce(Levels& on, const Calling& calling, const void* in, void* out,
   const size_t count = signature.count, bytes = count * size_of(signature.dtype);
   const TwoSums sums(on.layout, signature.dtype, signature.reduction, factor);
   const int root_host = on.layout.host_of(signature.root), root_place = on.layout.place_of(signature.root);
-  Agreement::Comparison comparison(on.agreement, signature, call);
-  if (comparison.agreed_here()) {
-    void* own = comparison.first() ? comparison.payload_for(root_host) : nullptr;
-    on.local.reduce(in, own, count, signature.dtype, sums.here, 0, sums.factor, call);
-    std::vector<size_t> sizes(static_cast<size_t>(on.layout.hosts()), 0);
-    sizes[static_cast<size_t>(root_host)] = bytes;
-    comparison.post(sizes);
-  } else {
-    comparison.post();
-  }
+  Agreement::Comparison comparison(on.agreement, signature, call, {Route::ToHost, root_host});
+  void* own = comparison.first() ? comparison.payload_for(root_host) : nullptr;
+  on.local.reduce(in, own, count, signature.dtype, sums.here, 0, sums.factor, call);
+  std::vector<size_t> sizes(static_cast<size_t>(on.layout.hosts()), 0);
+  sizes[static_cast<size_t>(root_host)] = bytes;
+  comparison.post(sizes);
   const auto add_up = [&](void* at) {
     std::vector<const void*> hosts;
     for (int host = 0; host < on.layout.hosts(); ++host) hosts.push_back(comparison.payload(host));
     sums.conclude(&at, 1, hosts.data(), on.layout.hosts(), bytes);
   };
   if (on.layout.host() != root_host || root_place == 0) {
-    comparison.conclude();
+    comparison.conclude_on_first();
     if (out != nullptr && bytes > 0) add_up(out);
     return;
   }
@@ -138,7 +134,7 @@ class LargeReduce {
 }  // namespace
 
 void reduce(Levels& on, const Calling& calling, const void* in, void* out, double factor) {
-  if (on.carries(calling.signature.count * size_of(calling.signature.dtype))) {
+  if (on.carries_instead_of_chain(calling.signature.count * size_of(calling.signature.dtype))) {
     carry_reduce(on, calling, in, out, factor);
   } else {
     LargeReduce(on, calling, in, out, factor).run();

@@ -46,20 +46,17 @@ void carry_reduce_scatter(Levels& on, const Calling& calling, const void* const*
   const size_t width = size_of(signature.dtype);
   const TwoSums sums(layout, signature.dtype, signature.reduction, factor);
   Agreement::Comparison comparison(on.agreement, signature, call);
-  if (comparison.agreed_here()) {
-    auto all = packed(layout, ins, counts, width, signature.count);
-    on.local.reduce(all.get(), comparison.first() ? all.get() : nullptr, signature.count, signature.dtype, sums.here, 0, sums.factor, call);
-    const char* next = all.get();
-    std::vector<size_t> sizes;
-    for (int host = 0; host < layout.hosts(); ++host) {
-      sizes.push_back(elements_for(layout, host, counts) * width);
-      if (comparison.first() && sizes.back() > 0) std::memcpy(comparison.payload_for(host), next, sizes.back());
-      next += sizes.back();
-    }
-    comparison.post(sizes);
-  } else {
-    comparison.post();
+  auto all = packed(layout, ins, counts, width, signature.count);
+  on.local.reduce(all.get(), comparison.first() ? all.get() : nullptr, signature.count, signature.dtype, sums.here, 0,
+                  sums.factor, call);
+  const char* given = all.get();
+  std::vector<size_t> sizes;
+  for (int host = 0; host < layout.hosts(); ++host) {
+    sizes.push_back(elements_for(layout, host, counts) * width);
+    if (comparison.first() && sizes.back() > 0) std::memcpy(comparison.payload_for(host), given, sizes.back());
+    given += sizes.back();
   }
+  comparison.post(sizes);
   const size_t bytes = elements_for(layout, layout.host(), counts) * width;
   auto mine = std::make_unique_for_overwrite<char[]>(bytes);
   comparison.conclude(mine.get(), bytes, [&](void* sum) {

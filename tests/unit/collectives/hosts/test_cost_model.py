@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from opensmd.collectives.gradients.cost_model import (
+from opensmd.collectives.hosts.cost_model import (
     ALGORITHMS,
     MIB,
     SHARES,

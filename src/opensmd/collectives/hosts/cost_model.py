@@ -11,13 +11,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["ALGORITHMS", "Cluster", "Prediction", "predict", "predict_buckets"]
+__all__ = [
+    "ALGORITHMS",
+    "Cluster",
+    "Prediction",
+    "carried",
+    "in_parts",
+    "most_carried",
+    "predict",
+    "predict_buckets",
+]
 
 MIB = 1 << 20
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
 MOST_OF_PIECE, FEWEST_IN_CHAIN = MIB, 24
-CARRIED_TO_ONE, CARRIED_TO_SEVERAL = 512 << 10, 128 << 10
+# To all other hosts together, with the comparison of calls.
+MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 512 << 10, 128 << 10
 LEAST_OF_CUT = 64
 # Bytes that a float32 number travels as, of its four.
 SHARES = {"exact": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
@@ -121,15 +131,15 @@ def _levels(share: float) -> Callable[[Cluster, float], Prediction]:
     """Ours: sums in shared memory, exchanged between hosts, where ``share`` of each number crosses."""
 
     def found(cluster: Cluster, nbytes: float) -> Prediction:
-        carried = CARRIED_TO_ONE if cluster.hosts == 2 else CARRIED_TO_SEVERAL // (cluster.hosts - 1)
-        if nbytes * share <= carried:
-            return _carried(cluster, nbytes, share)
-        return _in_parts(cluster, nbytes, share)
+        parts = in_parts(cluster, nbytes, share)
+        if nbytes * share > most_carried(cluster.hosts):
+            return parts
+        return min(carried(cluster, nbytes, share), parts, key=lambda way: way.seconds)
 
     return found
 
 
-def _carried(cluster: Cluster, nbytes: float, share: float) -> Prediction:
+def carried(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     """The first ranks send their hosts' sums to each other with the comparison of calls."""
     others = cluster.hosts - 1
     crossing = others * nbytes * share
@@ -139,7 +149,7 @@ def _carried(cluster: Cluster, nbytes: float, share: float) -> Prediction:
     return Prediction(seconds, crossing)
 
 
-def _in_parts(cluster: Cluster, nbytes: float, share: float) -> Prediction:
+def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     """Parts follow one another; while some cross, others are added up."""
     others = cluster.hosts - 1
     parts = math.ceil(nbytes / _part(nbytes, MOST_OF_SUM, FEWEST_PARTS))
@@ -156,6 +166,13 @@ def _in_parts(cluster: Cluster, nbytes: float, share: float) -> Prediction:
     steady = max(crossing / cluster.link, here + coding + sockets)
     seconds = _comparison(cluster) + here + parts * steady + 2 * cluster.delay
     return Prediction(seconds, parts * crossing)
+
+
+def most_carried(hosts: int) -> int:
+    """Bytes to each other host that may go with the comparison of calls, whatever the network."""
+    if hosts == 2:
+        return MOST_CARRIED_TO_ONE
+    return MOST_CARRIED_TO_SEVERAL // (hosts - 1) // LEAST_OF_CUT * LEAST_OF_CUT
 
 
 def _comparison(cluster: Cluster) -> float:

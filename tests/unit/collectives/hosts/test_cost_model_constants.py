@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from opensmd.collectives.gradients import cost_model
+from opensmd.collectives.hosts import cost_model
 from opensmd.native.recipe import SOURCES
 
 
@@ -26,8 +26,6 @@ def constant(file: str, name: str) -> int:
         ("LEAST_OF_PART", "torch/hosts/levels/parts.hpp", "kLeast"),
         ("FEWEST_PARTS", "torch/hosts/levels/parts.hpp", "kFewestParts"),
         ("FEWEST_IN_CHAIN", "torch/hosts/levels/parts.hpp", "kFewestInChain"),
-        ("CARRIED_TO_ONE", "torch/hosts/agreement.cpp", "kMostToOne"),
-        ("CARRIED_TO_SEVERAL", "torch/hosts/agreement.cpp", "kMostToSeveral"),
         ("LEAST_OF_CUT", "core/memory/arena.hpp", "kLine"),
     ],
 )

@@ -1,0 +1,99 @@
+"""The hosts of a job whose replicas come and go: each has whole replicas, and host 0 serves the job's store.
+
+Its smdrun therefore stays until those of the others have ended or are heard no more.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from opensmd.collectives.stores.listening import LOOPBACK, served_store
+
+__all__ = ["HostPlace", "HostsOfReplicas"]
+
+ANSWER, START = timedelta(seconds=60), timedelta(seconds=900)  # of the store; for all hosts to begin
+BEAT_EVERY = 1.0  # seconds
+SILENCE = 60.0  # seconds after which a host that says nothing is taken for lost
+FAREWELL = 15.0  # seconds that host 0 serves the store when the job is over
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """Where this smdrun is among those of its job.
+
+    Attributes:
+        number: of this host, of so many.
+        count: of hosts.
+        address: of host 0, as the others know it.
+        port: there; 0 takes a free one, for a single host.
+    """
+
+    number: int = 0
+    count: int = 1
+    address: str = LOOPBACK
+    port: int = 0
+
+
+class HostsOfReplicas:
+    """This host's part among those of the job.
+
+    Args:
+        place: of this host.
+
+    Attributes:
+        store: of the job.
+        address: where ranks reach it.
+
+    Raises:
+        DistError: host 0 does not serve the store in time.
+        OSError: the port is taken.
+    """
+
+    def __init__(self, place: HostPlace) -> None:
+        self._place = place
+        if place.number == 0:
+            served = served_store(place.address, place.port, None, timeout=ANSWER, wait_for_workers=False)
+        else:
+            served = TCPStore(place.address, place.port, None, False, START, wait_for_workers=False)
+            served.set_timeout(ANSWER)
+        self.store: Store = served
+        self.address = f"{place.address}:{served.port}"
+        self._notes = PrefixStore("hosts", served)
+        self._others = [number for number in range(place.count) if number != place.number]
+        self._beaten = 0.0
+        self._heard: dict[int, tuple[int, float]] = {}  # how often a host has been heard, and when last
+
+    def beat(self) -> None:
+        """Say now and then that this host is there."""
+        if self._others and time.monotonic() - self._beaten > BEAT_EVERY:
+            self._beaten = time.monotonic()
+            self._notes.add(f"alive/{self._place.number}", 1)
+
+    def has_no_replica_left(self) -> None:
+        """Say that all replicas of this host have ended for good."""
+        self._notes.set(f"ended/{self._place.number}", "")
+
+    def others_have_replicas(self) -> bool:
+        """Whether another host goes on, as far as it is heard."""
+        return any(
+            not self._notes.check([f"ended/{number}"]) and not self._silent(number) for number in self._others
+        )
+
+    def leave(self) -> None:
+        """Use the store no more; on host 0, wait for the others to say so."""
+        self._notes.set(f"left/{self._place.number}", "")
+        end = time.monotonic() + FAREWELL
+        while self._place.number == 0 and time.monotonic() < end:
+            if all(self._notes.check([f"left/{number}"]) or self._silent(number) for number in self._others):
+                return
+            time.sleep(0.05)
+
+    def _silent(self, number: int) -> bool:
+        beats, now = self._notes.add(f"alive/{number}", 0), time.monotonic()
+        if number not in self._heard or self._heard[number][0] != beats:
+            self._heard[number] = (beats, now)
+        return now - self._heard[number][1] > (SILENCE if beats else START.total_seconds())

@@ -1,0 +1,36 @@
+// Notices that a collective takes long, and lets somebody look why: two hosts may wait for each other, because they have
+// called different collectives.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace opensmd {
+
+class LateWaits {
+ public:
+  // `look` is called in a thread of its own, and may be under way when this object ends.
+  explicit LateWaits(std::function<void()> look) : look_(std::move(look)) {}
+  ~LateWaits() { state_->over = true; }
+  LateWaits(const LateWaits&) = delete;
+  LateWaits& operator=(const LateWaits&) = delete;
+
+  void begin();  // of a collective; the first one starts the thread
+  void end() { state_->since_ns.store(0, std::memory_order_relaxed); }
+
+ private:
+  struct State {
+    std::atomic<uint64_t> since_ns{0};  // 0: there is none
+    std::atomic<bool> over{false};
+  };
+
+  static void watch(const std::shared_ptr<State>& state, const std::function<void()>& look);
+
+  const std::function<void()> look_;
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+  bool watched_ = false;
+};
+
+}  // namespace opensmd
