@@ -134,8 +134,13 @@ def make_gloo_backend(
     options: Options,
     device_backend: Callable[[], Backend],
     split: Callable[[Store, int, Sequence[int], Options], Backend],
+    carried: int,
+    tree_from: int,
 ) -> SmddpBackend:
-    """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena."""
+    """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena.
+
+    The sizes in bytes are those of :class:`~opensmd.collectives.hosts.choices.Thresholds`.
+    """
 
 # --- events for the timeline --------------------------------------------------------------------------------
 
