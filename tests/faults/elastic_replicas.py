@@ -28,7 +28,7 @@ from tests.faults import elastic_replicas_job as job_script
 from tests.support.jobs import start_interpreter
 from tests.support.patience import PATIENCE
 
-__all__ = ["Line", "Run", "largest_difference", "run_killing"]
+__all__ = ["Line", "Run", "largest_difference", "require_undisturbed", "run_killing"]
 
 _STEP = re.compile(r"step (\d+) share (\d+)/(\d+) ended (\d+) loss ([\d.]+) at ([\d.]+)")
 TOGETHER = 10  # steps that both replicas make before a kill
@@ -128,6 +128,16 @@ def _lives(process: int) -> bool:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def require_undisturbed(run: Run, kills: int) -> None:
+    """Killed replicas came back, losses are plain PyTorch's, and both replicas end with the same bits."""
+    assert run.status == 0, run.told
+    assert (len(run.losses), len(run.joins)) == (kills, kills), run.told
+    assert f"has ended; restart 1 of {kills}" in run.told
+    assert largest_difference(run.lines) < 1e-5
+    assert {stage: len(found) for stage, found in run.hashes.items()} == {0: 2, 1: 2}
+    assert all(len(set(found)) == 1 for found in run.hashes.values()), run.hashes
 
 
 def largest_difference(lines: Sequence[Line]) -> float:
