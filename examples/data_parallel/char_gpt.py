@@ -95,6 +95,12 @@ def main() -> None:
     args = parser.parse_args()
 
     dist.init_process_group(args.backend)
+    run(args)  # returns, and frees what holds the group, before the group is destroyed
+    dist.destroy_process_group()
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train, save, and say how good the model is on what it was not trained on."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     text = read_text(args.data, args.pattern, args.characters)
     letters = sorted(set(text))
@@ -136,7 +142,6 @@ def main() -> None:
         torch.save(state, args.checkpoint)
         print(f"next character right in text not trained on: {score:.2%}; saved {args.checkpoint}")
         print("".join(letters[i] for i in write(model, test[:CONTEXT], 200)))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -63,6 +63,12 @@ def main() -> None:
     args = parser.parse_args()
 
     dist.init_process_group(args.backend)
+    run(args)  # returns, and frees what holds the group, before the group is destroyed
+    dist.destroy_process_group()
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train, save, and say how good the model is on what it was not trained on."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     train, test, classes = load_images(args.data)
@@ -99,7 +105,6 @@ def main() -> None:
     score = accuracy(model, test)
     if rank == 0:
         print(f"accuracy on {len(test)} images not trained on: {score:.2%}; saved {args.checkpoint}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -346,6 +346,8 @@ def _serve(rank: int, world_size: int, address: str, key: bytes) -> None:
 
     import torch
 
+    from tests.support.kept_groups import groups_outlive
+
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     link = Client(address, family="AF_UNIX", authkey=key)
@@ -361,7 +363,10 @@ def _serve(rank: int, world_size: int, address: str, key: bytes) -> None:
             _forget_smp()
             _prepare_group(backend, rank, world_size, port, group_timeout)
             started = time.monotonic()
-            answer = pickle.dumps(("value", function(*args), "", time.monotonic() - started))
+            with groups_outlive():
+                value = function(*args)
+            answer = pickle.dumps(("value", value, "", time.monotonic() - started))
+            del value
         except BaseException as error:
             text = traceback.format_exc()
             seconds = time.monotonic() - started
