@@ -147,7 +147,8 @@ def _build_into(target: Path, toolchain: Toolchain) -> None:
         objects = compile_units(units(), toolchain, target.parent / "objects", folder=unfinished, what=what)
         library = finished / f"{MODULE}.so"
         arguments = [*LINK_FLAGS, *map(str, objects), "-o", str(library), *LIBRARIES]
-        run_compiler(Compilers(), toolchain, arguments)
+        with Compilers() as compilers:
+            run_compiler(compilers, toolchain, arguments)
         library.chmod(0o755)  # whatever the umask
         finished.chmod(0o755)
         finished.rename(target)

@@ -1,23 +1,46 @@
-"""Compilers that run side by side, and that do not outlive the build they work for."""
+"""Compilers that run side by side, and that do not outlive the build they work for.
+
+A compiler is a driver with children that do the work, and ends them no more than the kernel does when their
+parent dies. So all are in one process group, led by a shell that reads from a pipe of ours: the pipe's end means
+that this process is gone, however it ended, and the shell then ends its group.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-
-import psutil
+from types import TracebackType
 
 __all__ = ["Compilers"]
 
+# A compiler removes its temporary files at SIGTERM, which the leader itself has to survive.
+LEADER = "trap '' TERM INT HUP; read word; kill -TERM 0; sleep 1; kill -KILL 0"
+TIDY = 1.0  # seconds to remove them in
+
 
 class Compilers:
-    """Runs commands, in any thread, until :meth:`end`."""
+    """Runs commands, in any thread, until the end of its ``with`` block or :meth:`end`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self._ended = False
+        nowhere = subprocess.DEVNULL
+        self._leader = subprocess.Popen(
+            ["/bin/sh", "-c", LEADER], stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, process_group=0
+        )
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
 
     def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run a command whose words may be in any language and encoding, and wait for it.
@@ -30,16 +53,18 @@ class Compilers:
                 raise InterruptedError("the build has ended")
             process = subprocess.Popen(
                 command,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
                 errors="backslashreplace",
+                process_group=self._leader.pid,
             )
             self._running.add(process)
         try:
             out, err = process.communicate()
         except BaseException:  # a signal, in the main thread
-            _end_tree(process)
+            self.end()
             raise
         finally:
             with self._lock:
@@ -49,20 +74,15 @@ class Compilers:
     def end(self) -> None:
         """End all that run; those that were to follow do not begin."""
         with self._lock:
-            self._ended = True
+            first, self._ended = not self._ended, True
             running = list(self._running)
+        if not first:
+            return
+        if running:
+            os.killpg(self._leader.pid, signal.SIGTERM)
         for process in running:
-            _end_tree(process)
-
-
-def _end_tree(process: subprocess.Popen[str]) -> None:
-    """A compiler is a driver with children that do the work, and does not end them when it is ended."""
-    try:
-        tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    except psutil.NoSuchProcess:
-        return
-    for member in tree:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TIDY)
+        os.killpg(self._leader.pid, signal.SIGKILL)
+        with self._leader:  # closes the pipe and waits
+            pass

@@ -86,12 +86,11 @@ def _compile_missing(
     missing: dict[CompilationUnit, Path], toolchain: Toolchain, folder: Path, flags: Sequence[str], what: str
 ) -> None:
     workers = _workers(len(missing))
-    compilers = Compilers()
     seconds = [unit.seconds for unit in missing]
     pace = expected_pace(workers, running=os.getloadavg()[0], processors=len(os.sched_getaffinity(0)))
     progress = BuildProgress(seconds, workers=workers, what=what, pace=pace)
 
-    def compile_one(unit: CompilationUnit, target: Path) -> None:
+    def compile_one(compilers: Compilers, unit: CompilationUnit, target: Path) -> None:
         with progress.step(unit.seconds):
             together, unfinished = folder / f"{target.stem}.cpp", folder / target.name
             together.write_text(unit.text)
@@ -100,9 +99,10 @@ def _compile_missing(
             unfinished.chmod(0o644)
             unfinished.rename(target)
 
-    with progress, ThreadPoolExecutor(max_workers=workers) as pool:
+    with Compilers() as compilers, progress, ThreadPoolExecutor(max_workers=workers) as pool:
         try:
-            for job in [pool.submit(compile_one, unit, target) for unit, target in missing.items()]:
+            jobs = [pool.submit(compile_one, compilers, *item) for item in missing.items()]
+            for job in jobs:
                 job.result()
         except BaseException:  # also Ctrl-C and SIGTERM: what is under way is of no use either
             pool.shutdown(wait=False, cancel_futures=True)

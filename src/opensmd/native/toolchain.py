@@ -56,7 +56,8 @@ def _asked(text: str) -> Toolchain:
 
 
 def _version(command: tuple[str, ...]) -> str | None:
-    done = Compilers().run([*command, "--version"])
+    with Compilers() as compilers:
+        done = compilers.run([*command, "--version"])
     return done.stdout.strip() if done.returncode == 0 else None
 
 
