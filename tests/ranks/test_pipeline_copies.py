@@ -30,14 +30,19 @@ SAYS = (
 )
 
 
-def trained() -> Any:
-    """A model that is split over two ranks, after a step."""
+def wrapped() -> Any:
+    """A model that its first step splits over two ranks."""
     smp.shutdown()
     smp.init({"partitions": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     smp.set_partition(module[2], 1)
-    model = smp.DistributedModel(module)
+    return smp.DistributedModel(module)
+
+
+def trained() -> Any:
+    """Such a model after a step."""
+    model = wrapped()
 
     @smp.step
     def step(x: Tensor) -> None:
@@ -59,6 +64,35 @@ def refused(way: str) -> str:
 def test_a_split_model_says_what_to_do_instead_of_copying_it(pool: Pools, way: str) -> None:
     for text in pool(2).run(refused, way):
         assert all(says in text for says in SAYS)
+
+
+def refused_before_the_first_step(way: str) -> str:
+    model = wrapped()
+    with pytest.raises(RuntimeError) as raised:
+        WAYS[way](model)
+    copy.deepcopy(model.get_module())
+    smp.shutdown()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_before_its_first_step_such_a_model_says_to_copy_its_module(pool: Pools, way: str) -> None:
+    for text in pool(2).run(refused_before_the_first_step, way):
+        assert "Before the first step, copy model.get_module()" in text
+
+
+def averaged_in_one_partition() -> bool:
+    smp.shutdown()
+    smp.init({"partitions": 1, "microbatches": 2})
+    model = smp.DistributedModel(nn.Linear(4, 2))
+    average = AveragedModel(model)
+    average.update_parameters(model)
+    smp.shutdown()
+    return torch.equal(average.module.module.weight, model.get_module().weight)
+
+
+def test_a_model_in_one_partition_is_averaged_as_any_other(pool: Pools) -> None:
+    assert pool(1).run(averaged_in_one_partition) == [True]
 
 
 def test_the_page_of_restrictions_has_the_message() -> None:

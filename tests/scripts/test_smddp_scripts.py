@@ -449,6 +449,23 @@ def test_the_file_of_a_rank_ends_with_its_traceback(tmp_path: Path) -> None:
     assert log.startswith("begun\nTraceback") and log.endswith("ValueError: the batch is empty\n")
 
 
+@pytest.mark.parametrize("option", ["--log-dir", "--timeline"])
+def test_a_second_job_in_the_folder_of_a_running_one_starts_nothing(tmp_path: Path, option: str) -> None:
+    (tmp_path / "waits.py").write_text("print('up', flush=True)\ninput()\n")
+    (tmp_path / "hello.py").write_text("print('hello')\n")
+    smdrun = [str(BIN / "smdrun"), "-n", "1", option, "shared"]
+    first = start_job([*smdrun, "waits.py"], cwd=tmp_path, env=environment())
+    assert first.stdout is not None
+    assert first.stdout.readline() == "[0] up\n"
+    second = job([*smdrun, "hello.py"], cwd=tmp_path)
+    first.send_signal(signal.SIGTERM)
+    first.wait(timeout=PATIENCE)
+    assert (second.returncode, second.stdout) == (2, "")
+    assert f"smdrun: {option} shared: another job (process {first.pid}) writes there" in second.stderr
+    assert job([*smdrun, "hello.py"], cwd=tmp_path).returncode == 0
+    assert [path.name for path in (tmp_path / "shared").iterdir() if path.suffix == ".lock"] == []
+
+
 SAYS_MUCH = """
 import pathlib
 for number in range(3000):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import click
 from opensmd.environment.job_secret import JobSecret
 from opensmd.environment.settings import Settings
 from opensmd.launch import option_values, signals, torch_import
+from opensmd.launch.folder_claim import claim
 from opensmd.launch.hosts.driver import SSH, HostsJob, run_on_hosts
 from opensmd.launch.hosts.host_list import parse_file, parse_list
 from opensmd.launch.leftovers import open_files
 from opensmd.launch.options import Options
-from opensmd.launch.output import log_files, streams
+from opensmd.launch.output import streams
 from opensmd.launch.run import run
 from opensmd.launch.script import check_module, check_script, find_program
 from opensmd.timeline.recorder import VARIABLE
@@ -160,21 +162,18 @@ def main(context: click.Context, /, **options: Any) -> None:
     if job is not None:
         raise SystemExit(_run_on_hosts(job))
     torch_import.without_collector()
-    try:
-        _look_at(options["script"], module=options["module"], python=options["python"])
-        chosen = _checked(options)
-        open_files.allow_for(chosen.ranks)
-        if chosen.log_dir is not None:
-            log_files.make_folder(chosen.log_dir)
-        records = chosen.timeline or chosen.records
-        if records is not None:
-            os.environ[VARIABLE] = str(begin_timeline(records))
-    except ValueError as error:
-        print(f"smdrun: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    status = run(chosen)
-    if chosen.timeline is not None:
-        _show_timeline(Path(os.environ[VARIABLE]))
+    with ExitStack() as claims:
+        try:
+            _look_at(options["script"], module=options["module"], python=options["python"])
+            chosen = _checked(options)
+            open_files.allow_for(chosen.ranks)
+            _claim_folders(chosen, claims)
+        except ValueError as error:
+            print(f"smdrun: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        status = run(chosen)
+        if chosen.timeline is not None:
+            _show_timeline(Path(os.environ[VARIABLE]))
     raise SystemExit(status)
 
 
@@ -205,14 +204,27 @@ def _on_hosts(context: click.Context, options: dict[str, Any]) -> HostsJob | Non
 def _run_on_hosts(job: HostsJob) -> int:
     if job.timeline is None:
         return run_on_hosts(job)
-    try:
-        folder = begin_timeline(job.timeline)
-    except ValueError as error:
-        print(f"smdrun: {error}", file=sys.stderr)
-        return 2
-    status = run_on_hosts(job)
-    _show_timeline(folder)
+    with ExitStack() as claims:
+        try:
+            claims.enter_context(claim("--timeline", job.timeline, 0))
+            folder = begin_timeline(job.timeline)
+        except ValueError as error:
+            print(f"smdrun: {error}", file=sys.stderr)
+            return 2
+        status = run_on_hosts(job)
+        _show_timeline(folder)
     return status
+
+
+def _claim_folders(chosen: Options, claims: ExitStack) -> None:
+    """Make the folders that this job's ranks write to, and keep other jobs out of them."""
+    first_rank = chosen.node_rank * chosen.ranks
+    if chosen.log_dir is not None:
+        claims.enter_context(claim("--log-dir", chosen.log_dir, first_rank))
+    records = chosen.timeline or chosen.records
+    if records is not None:
+        claims.enter_context(claim("--timeline", records, first_rank))
+        os.environ[VARIABLE] = str(begin_timeline(records))
 
 
 def _show_timeline(folder: Path) -> None:

@@ -21,6 +21,11 @@ def check_script(script: str) -> None:
         ValueError: it is not there, or something else than Python has to run it.
     """
     path = Path(script)
+    if script == "-" or path.is_fifo() or path.is_char_device():
+        raise ValueError(
+            f"cannot run {script!r}: what comes through standard input or a pipe can be read once, and every "
+            "rank has to read the script. Save it in a file and give its name"
+        )
     if not path.exists():
         raise ValueError(f"there is no script {script!r} in {Path.cwd()}")
     if path.is_dir():

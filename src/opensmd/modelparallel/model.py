@@ -59,7 +59,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Split = Callable[[tuple[Any, ...], dict[str, Any]], list[Arguments]]
 
 
-class DistributedModel(NotForDDP, NotCopied, RegroupedModel):
+class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
     """A module whose forward and backward run inside ``smp.step`` functions.
 
     Args:

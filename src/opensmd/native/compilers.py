@@ -1,8 +1,8 @@
 """Compilers that run side by side, and that do not outlive the build they work for.
 
 A compiler is a driver with children that do the work, and ends them no more than the kernel does when their
-parent dies. So all are in one process group, led by a shell that reads from a pipe of ours: the pipe's end means
-that this process is gone, however it ended, and the shell then ends its group.
+parent dies. So all are in one process group, led by a shell that reads from a pipe of ours: the pipe's end
+means that this process is gone, however it ended, and the shell then ends its group.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,8 @@ from rich.console import Console
 from torch import nn
 
 if TYPE_CHECKING:
+    from opensmd.modelparallel.planning.plan import Plan
+    from opensmd.modelparallel.planning.rank_bytes import Sharing
     from opensmd.modelparallel.planning.trace import ModelTrace
 
 __all__ = ["plan"]
@@ -45,26 +48,7 @@ SHOWN = 6  # strategies
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples, with --auto.")
 @click.option("--memory", type=click.FloatRange(0), metavar="GIB", help="Of a rank, with --auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(
-    target: str,
-    *,
-    partitions: int,
-    microbatches: int,
-    optimize: str,
-    memory_weight: float | None,
-    active_microbatches: int | None,
-    times: bool,
-    optimizer_bytes: float,
-    tensor: int,
-    replicas: int,
-    sharded: int,
-    shard_optimizer: bool,
-    precision: str,
-    ranks: int | None,
-    batch: int,
-    memory: float | None,
-    as_json: bool,
-) -> None:
+def plan(target: str, *, ranks: int | None, batch: int, memory: float | None, **options: Any) -> None:
     """Show the plan, the memory of each rank and the predicted bubble for a model.
 
     MODULE:FACTORY names a function without arguments. It returns (model, call), where call() runs forward and
@@ -81,50 +65,101 @@ def plan(
     schedule, microbatches and activation checkpoints are chosen for RANKS ranks with --memory each. The
     choice and the next best are shown, with what is predicted of them.
     """
+    wanted = _Wanted(**options)
+    sharing = wanted.sharing()
+    model, trace = _traced(target, times=wanted.times)
+    if ranks is None:
+        _show_plan(model, trace, wanted, sharing)
+    else:
+        _show_strategies(trace, wanted, ranks=ranks, batch=batch, memory=memory)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The options of the command, but for those of ``--auto``."""
+
+    partitions: int
+    microbatches: int
+    optimize: str
+    memory_weight: float | None
+    active_microbatches: int | None
+    times: bool
+    optimizer_bytes: float
+    tensor: int
+    replicas: int
+    sharded: int
+    shard_optimizer: bool
+    precision: str
+    as_json: bool
+
+    @property
+    def weight(self) -> float:
+        """How much memory counts beside time."""
+        if self.memory_weight is not None:
+            return self.memory_weight
+        return 0.2 if self.optimize == "speed" else 0.8
+
+    def sharing(self) -> Sharing:
+        """What ranks share out.
+
+        Raises:
+            click.BadParameter: they cannot.
+        """
+        from opensmd.modelparallel.planning.rank_bytes import Sharing
+
+        try:
+            return Sharing(
+                tensor=self.tensor,
+                replicas=self.replicas,
+                sharded=self.sharded,
+                shard_optimizer=self.shard_optimizer,
+                half=self.precision != "fp32",
+                optimizer_bytes=self.optimizer_bytes,
+            )
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--sharded") from error
+
+
+def _traced(target: str, *, times: bool) -> tuple[nn.Module, ModelTrace]:
+    """The factory's model, and what is known of it."""
     from opensmd.modelparallel.dry_run.capture import capture
     from opensmd.modelparallel.dry_run.module_tree import describe
+
+    model, call = _load(target)
+    return model, describe(model) if call is None else capture(model, call, times=times)
+
+
+def _show_plan(model: nn.Module, trace: ModelTrace, wanted: _Wanted, sharing: Sharing) -> None:
     from opensmd.modelparallel.planning.partition import partition
-    from opensmd.modelparallel.planning.rank_bytes import Sharing
-    from opensmd.modelparallel.report.table import plan_json, plan_table, rank_table
+    from opensmd.modelparallel.report.table import plan_json
     from opensmd.tools.interpreter_memory import interpreter_bytes
 
-    try:
-        sharing = Sharing(
-            tensor=tensor,
-            replicas=replicas,
-            sharded=sharded,
-            shard_optimizer=shard_optimizer,
-            half=precision != "fp32",
-            optimizer_bytes=optimizer_bytes,
-        )
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--sharded") from error
-    model, call = _load(target)
-    trace = describe(model) if call is None else capture(model, call, times=times)
-    if ranks is not None:
-        _show_strategies(
-            trace, ranks=ranks, batch=batch, memory=memory, optimizer_bytes=optimizer_bytes, as_json=as_json
-        )
-        return
-    weight = memory_weight if memory_weight is not None else (0.2 if optimize == "speed" else 0.8)
     made = partition(
         trace,
-        partitions,
-        memory_weight=weight,
-        microbatches=microbatches,
-        active_microbatches=active_microbatches,
-        optimizer_bytes=optimizer_bytes,
+        wanted.partitions,
+        memory_weight=wanted.weight,
+        microbatches=wanted.microbatches,
+        active_microbatches=wanted.active_microbatches,
+        optimizer_bytes=wanted.optimizer_bytes,
     )
-    if as_json:
-        click.echo(plan_json(made, sharing, interpreter=interpreter_bytes(model)))
+    interpreter = interpreter_bytes(model)
+    if wanted.as_json:
+        click.echo(plan_json(made, sharing, interpreter=interpreter))
     else:
-        console = _console()
-        console.print(plan_table(made, microbatches=microbatches))
-        console.print(rank_table(made, sharing, interpreter=interpreter_bytes(model)))
-        all_ranks = partitions * tensor * replicas
-        console.print(f"{all_ranks} ranks: {partitions} partitions x {tensor} x {replicas} replicas")
+        _print_tables(made, wanted, sharing, interpreter)
     for note in made.notes:
         click.echo(note, err=True)
+
+
+def _print_tables(made: Plan, wanted: _Wanted, sharing: Sharing, interpreter: int) -> None:
+    from opensmd.modelparallel.report.table import plan_table, rank_table
+
+    console = _console()
+    console.print(plan_table(made, microbatches=wanted.microbatches))
+    console.print(rank_table(made, sharing, interpreter=interpreter))
+    partitions, tensor, replicas = wanted.partitions, wanted.tensor, wanted.replicas
+    all_ranks = partitions * tensor * replicas
+    console.print(f"{all_ranks} ranks: {partitions} partitions x {tensor} x {replicas} replicas")
 
 
 def _console() -> Console:
@@ -142,15 +177,15 @@ def _load(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:
 
 
 def _show_strategies(
-    trace: ModelTrace, *, ranks: int, batch: int, memory: float | None, optimizer_bytes: float, as_json: bool
+    trace: ModelTrace, wanted: _Wanted, *, ranks: int, batch: int, memory: float | None
 ) -> None:
     from opensmd.modelparallel.planning.strategy import Choices, strategies
     from opensmd.modelparallel.report.strategies import strategies_json, strategy_table
 
     limit = math.inf if memory is None else memory * (1 << 30)
-    choices = Choices(ranks=ranks, batch=batch, memory_bytes=limit, optimizer_bytes=optimizer_bytes)
+    choices = Choices(ranks=ranks, batch=batch, memory_bytes=limit, optimizer_bytes=wanted.optimizer_bytes)
     found = strategies(trace, choices)[:SHOWN]
-    if as_json:
+    if wanted.as_json:
         click.echo(strategies_json(found))
     else:
         _console().print(strategy_table(found))

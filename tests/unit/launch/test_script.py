@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -24,6 +25,13 @@ from opensmd.launch.script import check_module, check_script, find_program
 def test_what_python_can_run_is_let_through(tmp_path: Path, name: str, first: bytes) -> None:
     (tmp_path / name).write_bytes(first)
     check_script(str(tmp_path / name))
+
+
+def test_a_script_that_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for script in ("-", str(tmp_path / "pipe"), "/dev/null"):
+        with pytest.raises(ValueError, match=f"cannot run '{script}': .*Save it in a file"):
+            check_script(script)
 
 
 def test_folders_and_archives_need_a_main_file(tmp_path: Path) -> None:

@@ -5,19 +5,7 @@ from __future__ import annotations
 from io import FileIO
 from pathlib import Path
 
-__all__ = ["LogFiles", "make_folder"]
-
-
-def make_folder(folder: Path) -> None:
-    """Make the folder of ``--log-dir``.
-
-    Raises:
-        ValueError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--log-dir: cannot make the folder {folder}: {error.strerror}") from error
+__all__ = ["LogFiles"]
 
 
 class LogFiles:

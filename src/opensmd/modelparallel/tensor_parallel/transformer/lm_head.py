@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -82,23 +83,15 @@ class DistributedTransformerLMHead(Block):
         **more: Any,
     ) -> None:
         super().__init__()
-        unknown = sorted(more.keys() - EXTRA_OPTIONS - {"window_sizes"})
-        if unknown:
-            raise TypeError(f"smp.nn.DistributedTransformerLMHead takes no {', '.join(unknown)}")
+        _require_known(more)
         self.vocab_size, self.causal = vocab_size, causal_mask_size is not None
         self.crosses, self.gather_logits = add_cross_attention, gather_logits
-        std = initializer_range
-        self.word_embedding = _embedding(vocab_size, hidden_size, std, split=distribute_embedding)
-        self.position_embedding = _plain_embedding(num_positions, hidden_size, std) if num_positions else None
-        self.token_type_embedding = (
-            _plain_embedding(num_token_types, hidden_size, std) if num_token_types else None
+        self._embed(
+            hidden_size, num_positions, num_token_types, std=initializer_range, split=distribute_embedding
         )
-        dropout = hidden_dropout_prob if embedding_dropout_prob is None else embedding_dropout_prob
-        self.dropout = CommonDropout(dropout)
-        one_of_both: dict[str, Any] = {
-            "pre_layernorm": pre_layernorm,
-            "post_layernorm": post_layernorm and not pre_layernorm,
-        }
+        self.dropout = CommonDropout(
+            hidden_dropout_prob if embedding_dropout_prob is None else embedding_dropout_prob
+        )
         self.transformer = DistributedTransformer(
             num_layers,
             num_attention_heads=num_attention_heads,
@@ -113,21 +106,37 @@ class DistributedTransformerLMHead(Block):
             use_normal_initialization=use_normal_initialization,
             causal_mask_size=causal_mask_size,
             add_cross_attention=add_cross_attention,
-            **one_of_both,
+            pre_layernorm=pre_layernorm,
+            post_layernorm=post_layernorm and not pre_layernorm,  # within a layer, one of both
             **more,
         )
-        first = self.transformer.options
-        self.embedding_layernorm = norm(first, wanted=post_layernorm)
-        self.layernorm = norm(first, wanted=pre_layernorm)
-        if not add_lm_head:
-            self.lm_head = None
-            return
-        self.lm_head = _Head(hidden_size, vocab_size, lm_head_bias, std, split=distribute_embedding)
+        self.embedding_layernorm = norm(self.transformer.options, wanted=post_layernorm)
+        self.layernorm = norm(self.transformer.options, wanted=pre_layernorm)
+        self.lm_head: _Head | None = None
+        if add_lm_head:
+            self._add_head(
+                _Head(hidden_size, vocab_size, lm_head_bias, initializer_range, split=distribute_embedding),
+                tie_weights=tie_weights,
+            )
+
+    def _embed(
+        self, hidden_size: int, num_positions: int, num_token_types: int, *, std: float, split: bool
+    ) -> None:
+        """Make the embeddings of words, and of what else there is."""
+        self.word_embedding = _embedding(self.vocab_size, hidden_size, std, split=split)
+        self.position_embedding = _plain_embedding(num_positions, hidden_size, std) if num_positions else None
+        self.token_type_embedding = (
+            _plain_embedding(num_token_types, hidden_size, std) if num_token_types else None
+        )
+
+    def _add_head(self, head: _Head, *, tie_weights: bool) -> None:
+        """Take a head, with what turns its logits into a loss."""
+        self.lm_head = head
         self.gather_labels = BatchGather()  # apart from that of the inputs, which may be on another stage
-        self.cross_entropy = _WordLoss(vocab_size, split=distribute_embedding)
-        self.whole_logits = _WholeLogits(vocab_size) if distribute_embedding else None
+        self.cross_entropy = _WordLoss(self.vocab_size, split=head.split)
+        self.whole_logits = _WholeLogits(self.vocab_size) if head.split else None
         if tie_weights:
-            self.lm_head.weight = self.word_embedding.get_parameter("weight")
+            head.weight = self.word_embedding.get_parameter("weight")
 
     def forward(self, *inputs: Any) -> Any:
         """Run the model.
@@ -194,6 +203,12 @@ class DistributedTransformerLMHead(Block):
             logits, every, own = logits[:, :-1], every[:, 1:], own[:, 1:]
         losses = self.leave(self.cross_entropy(logits, every))
         return losses.sum() / (own != IGNORED).sum()
+
+
+def _require_known(more: Collection[str]) -> None:
+    unknown = sorted(set(more) - EXTRA_OPTIONS - {"window_sizes"})
+    if unknown:
+        raise TypeError(f"smp.nn.DistributedTransformerLMHead takes no {', '.join(unknown)}")
 
 
 class _Head(ShardedModule):
