@@ -105,6 +105,18 @@ class Cached(nn.Module):
         return x
 
 
+class OtherWeights(nn.Module):
+    """Calls layers of several stages with other weights than their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled = {name: 2 * parameter for name, parameter in self.layers.named_parameters()}
+        return functional_call(self.layers, doubled, x)
+
+
 class Halved(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight / 2
@@ -148,3 +160,7 @@ def test_transforms_of_what_all_ranks_have_train_between_stages(pool: Pools) -> 
 
 def test_every_microbatch_has_its_own_cache_of_parametrizations(pool: Pools) -> None:
     pool(3).run(trained, Cached, {f"inner.layers.{number}": number for number in range(3)})
+
+
+def test_every_microbatch_calls_with_weights_of_its_own(pool: Pools) -> None:
+    pool(3).run(trained, OtherWeights, {f"inner.layers.{number}": number for number in range(3)})

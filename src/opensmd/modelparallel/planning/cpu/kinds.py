@@ -37,7 +37,7 @@ def counted(
         by_tangent = kwargs.get("approximate") == "tanh"
         return Counted("GELU by tangent" if by_tangent else "exponential", result.numel())
     count = _COUNTS.get(packet)
-    if count is not None:
+    if count is not None and tensors:  # a number can be copied, too
         return count(args, tensors, result)
     kind = _KINDS.get(packet, "arithmetic")
     return Counted(kind, max(result.numel(), *(tensor.numel() for tensor in tensors), 0))

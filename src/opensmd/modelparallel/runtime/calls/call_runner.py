@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ class CallRunner:
     Attributes:
         checkpointing: how many activation checkpoints are open around the current program point.
         escaped_from_checkpoint: what the innermost reentrant checkpoint has made, while it runs its function.
+        generators: that have been arguments of modules.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class CallRunner:
         self.rank = context.rank
         self.checkpointing = 0
         self.escaped_from_checkpoint: EscapedFromCheckpoint | None = None
+        self.generators: WeakSet[Any] = WeakSet()
         self._transport = context.transport
         self._changed = ChangedArguments(microbatch, context, transfers, turns)
 

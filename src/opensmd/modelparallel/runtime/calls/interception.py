@@ -15,6 +15,7 @@ from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall, passed
+from opensmd.modelparallel.runtime.calls.generators import has_generators, without_generators
 from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
 from opensmd.modelparallel.runtime.tensors.tags import highest_home
 
@@ -148,6 +149,9 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
                 f"{shown} was switched with train() or eval() inside a smp.step function. The "
                 "microbatches of a step share its modules and take turns: switch between steps"
             )
+        called = function
+        if has_generators(args, kwargs):
+            called, (args, kwargs) = without_generators(shown, function, args, kwargs, run.generators)
         # What the runtime itself asks of tensors would be intercepted like the program.
         with internals.WithoutMode(run.microbatch.mode):
             key = module_key(name, module)
@@ -157,7 +161,7 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
                     return made
             leaves, tags = run.leaves_of(args, kwargs)
             return run.run_at(
-                home, Call(shown, key, function, args, kwargs, leaves, tags, whole=True, owner=module)
+                home, Call(shown, key, called, args, kwargs, leaves, tags, whole=True, owner=module)
             )
 
     return call

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.contents import ContainerSlots, ContentsPerMicrobatch
+from opensmd.modelparallel.runtime.side_effects.parameters import ParametersPerMicrobatch, ReplacedParameters
 from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot, buffers_of, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tags_of
@@ -36,6 +37,7 @@ class Places:
         if module is not None:
             self.modules = {child: name for name, child in module.named_modules()}
         self.slots: list[Slot] = []
+        self.parameters = ReplacedParameters(self.modules)
         self.containers = ContainerSlots(self.modules)
         self.calls = -1  # so many had been new up to the end of the latest step
 
@@ -58,6 +60,7 @@ class AttributesPerMicrobatch:
         self._ended: set[int] = set()
         self._first = 0  # of those that have not ended
         self._contents = ContentsPerMicrobatch(ContainerSlots() if alone else places.containers)
+        self._parameters = ParametersPerMicrobatch(ReplacedParameters() if alone else places.parameters)
         for slot in () if alone else places.slots:
             self._add(slot)
 
@@ -66,6 +69,7 @@ class AttributesPerMicrobatch:
         for slot, values in self._values.items():
             slot.put(_nearest(values, microbatch))
         self._contents.begin(microbatch)
+        self._parameters.begin(microbatch)
 
     def suspend(self, microbatch: int, *, through: bool) -> None:
         """The microbatch lets others go on; ``through`` its forward or not.
@@ -85,6 +89,7 @@ class AttributesPerMicrobatch:
                 values[microbatch] = value
         # Given with the call: kept there, the two would refer to each other, and wait for the collector.
         self._contents.suspend(microbatch, self._require_not_borrowed, look=look, through=through)
+        self._parameters.suspend(microbatch, look=look)
 
     def end(self, microbatch: int) -> None:
         """The microbatch has ended; see :meth:`suspend`."""
@@ -96,6 +101,7 @@ class AttributesPerMicrobatch:
         for values in self._values.values():
             self._forget(values)
         self._contents.end(self._first)
+        self._parameters.end(microbatch)
 
     def is_set(self, slot: Slot) -> None:
         """Something new was put there."""
@@ -110,6 +116,7 @@ class AttributesPerMicrobatch:
         for slot, values in self._values.items():
             slot.put(values[max(values)])
         self._contents.end_step()
+        self._parameters.end_step()
 
     def _look(self) -> None:
         """Find further places."""

@@ -74,3 +74,8 @@ def test_a_lookup_reads_its_rows_alone_and_clears_the_whole_table_backward() -> 
         torch.nn.functional.embedding(torch.tensor([1, 2]), table)
     (found,) = counting.found
     assert (found.elements, found.reads_all, found.backward_bytes) == (12, False, table.nbytes)
+
+
+def test_the_copy_of_a_number_is_arithmetic() -> None:
+    aten, result = torch.ops.aten, torch.empty((), device="meta")
+    assert counted(aten._to_copy, (2,), {"dtype": torch.float32}, [], result).kind == "arithmetic"
