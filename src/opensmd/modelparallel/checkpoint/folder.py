@@ -107,7 +107,8 @@ def save_checkpoint(
     )
     if not blocking:
         return save_in_background(snapshot)
-    write_snapshot(snapshot, SavingGroups(world=world, replica=groups[CommGroup.MP_GROUP]))
+    own = SavingGroups(world=world, replica=groups[CommGroup.MP_GROUP], shards=groups.shards)
+    write_snapshot(snapshot, own)
     return None
 
 

@@ -91,13 +91,18 @@ class Groups:
     def split_replicas(self, degree: int) -> None:
         """Make :attr:`shards` of ``degree`` neighbouring replicas each; called on all ranks alike."""
         for replicas in self.grid.partition(CommGroup.RDP_GROUP):
-            rows = [replicas[first : first + degree] for first in range(0, len(replicas), degree)]
+            rows = _rows(replicas, degree)
             for row in rows:
                 group = self._extra(row)
                 self.shards = group if self.rank in row else self.shards
             for column in zip(*rows, strict=True):
                 group = self._extra(column)
                 self.copies = group if self.rank in column else self.copies
+
+    def all_shards(self) -> list[tuple[int, ...]]:
+        """The members of :attr:`shards` of all ranks."""
+        degree = self.shards.size()
+        return [row for members in self.grid.partition(CommGroup.RDP_GROUP) for row in _rows(members, degree)]
 
     def _extra(self, members: tuple[int, ...]) -> dist.ProcessGroup:
         group = _new_group(members, *self._like)
@@ -109,6 +114,10 @@ class Groups:
         for group in self._made:
             if not isinstance(group, int):  # torch's mark of a group that this rank is not in
                 dist.destroy_process_group(group)
+
+
+def _rows(replicas: tuple[int, ...], degree: int) -> list[tuple[int, ...]]:
+    return [replicas[first : first + degree] for first in range(0, len(replicas), degree)]
 
 
 def default_group() -> dist.ProcessGroup:

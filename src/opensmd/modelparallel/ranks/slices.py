@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel.ranks.gathered import newly_gathered
+from opensmd.modelparallel.ranks.spread import spread_over
 
 __all__ = ["Rows", "Slicing", "gather_parameters", "gathered"]
 
@@ -26,6 +27,11 @@ class Slicing:
     def length(self, elements: int) -> int:
         """The elements of a slice; the last ones may be shorter, or empty."""
         return -(-elements // self.ranks)
+
+    def lengths(self, elements: int) -> list[int]:
+        """Of every rank's slice."""
+        length = self.length(elements)
+        return [max(0, min(length, elements - rank * length)) for rank in range(self.ranks)]
 
     def cut(self, tensor: Tensor) -> Tensor:
         """This rank's slice; a view of a contiguous tensor."""
@@ -56,6 +62,9 @@ class Rows:
     def whole(self, own: Tensor, shape: torch.Size, group: dist.ProcessGroup) -> Tensor:
         """All rows; called on all ranks of ``group``."""
         share = -(-shape[0] // self.ranks)
+        rows = Slicing(self.ranks, self.rank).lengths(shape[0])
+        if (spread := spread_over(own, shape, [each * shape[1:].numel() for each in rows])) is not None:
+            return spread
         mine = own.new_zeros((share, *shape[1:]))
         mine[: own.shape[0]] = own.detach()
         everyone = mine.new_empty((share * self.ranks, *shape[1:]))
@@ -65,6 +74,8 @@ class Rows:
 
 def gathered(own: Tensor, shape: torch.Size, slicing: Slicing, group: dist.ProcessGroup) -> Tensor:
     """A whole tensor from this rank's slice and those of the others; called on all ranks of ``group``."""
+    if (spread := spread_over(own, shape, slicing.lengths(shape.numel()))) is not None:
+        return spread
     mine = slicing.padded(own, shape.numel())
     everyone = mine.new_empty(mine.numel() * slicing.ranks)
     dist.all_gather_single(everyone, mine, group=group)

@@ -141,10 +141,15 @@ def _make_groups() -> SavingGroups:
     """Process groups of their own; gloo's, because the thread has nothing on devices."""
     world = tuple(range(state.grid.size))
     made = {world: dist.new_group(list(world), backend="gloo")}
-    for members in state.grid.partition(CommGroup.MP_GROUP):
+    replicas, shards = state.grid.partition(CommGroup.MP_GROUP), state.groups.all_shards()
+    for members in (*replicas, *shards):
         if members not in made:
             made[members] = dist.new_group(list(members), backend="gloo")
-    return SavingGroups(world=made[world], replica=made[state.groups.members(CommGroup.MP_GROUP)])
+    return SavingGroups(
+        world=made[world],
+        replica=made[state.groups.members(CommGroup.MP_GROUP)],
+        shards=made[next(row for row in shards if state.rank in row)],
+    )
 
 
 def _forget() -> None:
@@ -155,7 +160,7 @@ def _forget() -> None:
         saver.finish()
     finally:
         saver.thread.shutdown()
-        for group in {saver.groups.world, saver.groups.replica}:
+        for group in {saver.groups.world, saver.groups.replica, saver.groups.shards}:
             dist.destroy_process_group(group)
 
 

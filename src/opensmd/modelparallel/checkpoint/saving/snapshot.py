@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.checkpoint.saved_optimizer import SavedOptimizer
+from opensmd.modelparallel.checkpoint.saving.collecting import spread_in, with_entries
 from opensmd.modelparallel.checkpoint.saving.copying import Copying, can_be_copied_later
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states
 from opensmd.modelparallel.checkpoint.saving.sharded_names import with_flat_groups, with_module
 from opensmd.modelparallel.ranks.gathered import Gathered, noting_gathered
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.ranks.spread import Spread, left_in_pieces
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.merge import with_versions
@@ -31,7 +33,8 @@ class Snapshot:
     Attributes:
         folder, tag: where it goes.
         partial: each rank of the first replica has its part; otherwise the first rank has everything.
-        model, optimizer, user_content: what is saved; None leaves it out.
+        model, optimizer, user_content: what is saved; None leaves it out. Of a partial checkpoint, tensors
+            that ranks share out are in pieces (``Spread``); ranks that do not write have these alone.
         random: the states of this rank's random number generators.
         kept: how many partial checkpoints stay in the folder; None keeps all.
         weights_only: refuse what loads only with trust.
@@ -43,8 +46,8 @@ class Snapshot:
     folder: Path
     tag: str
     partial: bool
-    model: dict[str, Any] | None
-    optimizer: dict[str, Any] | None
+    model: Any
+    optimizer: Any
     user_content: Any
     random: dict[str, Any] | None
     kept: int | None
@@ -80,51 +83,68 @@ def take_snapshot(
     Args:
         translate: give a whole model of distributed Hugging Face modules that library's names.
     """
-    first = state.groups.rank_in(CommGroup.RDP_GROUP) == 0
-    with noting_gathered(is_wanted=first or not partial) as gathered:
-        whole, states = _state_dicts(model, optimizer, partial=partial, first=first)
-    if translate and not partial and whole:
-        for to_huggingface, _ in state.module_manager.translate_functions:
-            whole = to_huggingface(whole)
+    random = random_states() if partial and model is not None else None
+    content = _parts(model, optimizer) if partial else _whole(model, optimizer, translate=translate)
     return Snapshot(
         folder=folder,
         tag=tag,
         partial=partial,
-        model=whole if first else None,
-        optimizer=states if first else None,
+        model=content.model,
+        optimizer=content.optimizer,
         user_content=user_content,
-        random=random_states() if partial and model is not None else None,
+        random=random,
         kept=kept,
         weights_only=weights_only,
-        gathered=gathered,
+        gathered=content.gathered,
     )
 
 
-def _state_dicts(
-    model: ModelState | None, optimizer: SavedOptimizer | None, *, partial: bool, first: bool
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The model's and the optimizer's; called on all ranks, also those whose replica is not the ``first``."""
+@dataclass(frozen=True)
+class _Content:
+    """State dicts of model and optimizer, and what was gathered for them."""
+
+    model: Any
+    optimizer: Any
+    gathered: Gathered | None = None
+
+
+def _whole(model: ModelState | None, optimizer: SavedOptimizer | None, *, translate: bool) -> _Content:
+    """On the first rank; called on all."""
+    first = state.groups.rank_in(CommGroup.RDP_GROUP) == 0
     whole: dict[str, Any] | None = None
     states: dict[str, Any] | None = None
-    if optimizer is not None:
-        # where replicas share the optimizer's state out, all of them give their slices
-        states = optimizer.local_state_dict() if partial else optimizer.state_dict(gather_to_rank0=True)
-    if model is not None and (first or state.cfg.shards_parameters):  # or all replicas have parts of it
-        whole = model.local_state_dict() if partial else model.state_dict(gather_to_rank0=True)
-    if partial and state.cfg.shards_parameters:
-        whole, states = _with_sharded_names(whole, states, optimizer)
-    return whole, states
+    with noting_gathered() as gathered:
+        if optimizer is not None:
+            # where replicas share the optimizer's state out, all of them give their slices
+            states = optimizer.state_dict(gather_to_rank0=True)
+        if model is not None and (first or state.cfg.shards_parameters):  # or all replicas have parts of it
+            whole = model.state_dict(gather_to_rank0=True)
+    if not first:
+        return _Content(None, None)
+    if translate and whole:
+        for to_huggingface, _ in state.module_manager.translate_functions:
+            whole = to_huggingface(whole)
+    return _Content(whole, states, gathered)
 
 
-def _with_sharded_names(
-    whole: dict[str, Any] | None, states: dict[str, Any] | None, optimizer: SavedOptimizer | None
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """With what scripts look up; called on all ranks."""
-    if states is not None and optimizer is not None and isinstance(state.model, ModelState):
-        values = state.model.local_state_dict() if whole is None else whole
-        if state.groups.rank_in(CommGroup.RDP_GROUP) == 0:  # others write nothing
-            states = with_flat_groups(states, values, optimizer._smp_names())
-    return None if whole is None else with_module(whole), states
+def _parts(model: ModelState | None, optimizer: SavedOptimizer | None) -> _Content:
+    """This rank's part, or its pieces of the first replica's part."""
+    rank = state.groups.rank_in(CommGroup.RDP_GROUP)
+    has_pieces = state.cfg.shards_parameters or state.cfg.shard_optimizer_state
+    if rank >= (state.groups.shards.size() if has_pieces else 1):
+        return _Content(None, None)
+    with left_in_pieces() as pieces:
+        own = None if model is None else model.local_state_dict()
+        states = None if optimizer is None else optimizer.local_state_dict()
+        values = own
+        if own is None and state.cfg.shards_parameters:  # scripts look them up in the optimizer's file
+            values = cast("ModelState", state.model).local_state_dict()
+    own, states, values = (with_entries(each, pieces.of) for each in (own, states, values))
+    if state.cfg.shards_parameters and own is not None:
+        own = with_module(own)
+    if state.cfg.shards_parameters and states is not None and optimizer is not None:
+        states = with_flat_groups(states, values or {}, optimizer._smp_names(), pieces)
+    return _Content(own, states) if rank == 0 else _Content(spread_in(own), spread_in(states))
 
 
 class HostCopies:
@@ -202,16 +222,29 @@ def _names_in(snapshot: Snapshot) -> Callable[[Tensor], str]:
 
     def name_of(tensor: Tensor) -> str:
         place = _place(tensor)
-        for name, each in (snapshot.model or {}).items():
-            if isinstance(each, Tensor) and _place(each) == place:
-                return name
-        for number, entries in (snapshot.optimizer or {}).get("state", {}).items():
-            for key, each in entries.items() if isinstance(entries, dict) else ():
-                if isinstance(each, Tensor) and _place(each) == place:
+        for name, each in _items(snapshot.model):
+            if _is_at(each, place):
+                return str(name)
+        for number, entries in _items(_entry(snapshot.optimizer, "state")):
+            for key, each in _items(entries):
+                if _is_at(each, place):
                     return f"the optimizer's {key} of parameter {number}"
         return f"a tensor of shape {tuple(tensor.shape)}"
 
     return name_of
+
+
+def _items(found: Any) -> Iterable[tuple[Any, Any]]:
+    return found.items() if isinstance(found, Mapping) else ()
+
+
+def _entry(found: Any, name: str) -> Any:
+    return found.get(name) if isinstance(found, Mapping) else None
+
+
+def _is_at(value: Any, place: tuple[Any, ...]) -> bool:
+    tensor = value.piece if isinstance(value, Spread) else value
+    return isinstance(tensor, Tensor) and _place(tensor) == place
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

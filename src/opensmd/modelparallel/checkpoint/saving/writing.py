@@ -15,6 +15,7 @@ from opensmd.modelparallel.checkpoint.agreement import together
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
 from opensmd.modelparallel.checkpoint.newest import write_newest
 from opensmd.modelparallel.checkpoint.save_load import save_part
+from opensmd.modelparallel.checkpoint.saving.collecting import Collecting, send_pieces
 from opensmd.modelparallel.checkpoint.saving.random_states import random_file
 from opensmd.modelparallel.checkpoint.saving.snapshot import Snapshot
 from opensmd.modelparallel.checkpoint.seal import Label
@@ -31,10 +32,12 @@ class SavingGroups:
     Attributes:
         world: all ranks.
         replica: this rank's replica.
+        shards: those that have pieces of what the first of them writes.
     """
 
     world: dist.ProcessGroup
     replica: dist.ProcessGroup
+    shards: dist.ProcessGroup
 
 
 def write_snapshot(snapshot: Snapshot, groups: SavingGroups) -> None:
@@ -58,6 +61,8 @@ def write_snapshot(snapshot: Snapshot, groups: SavingGroups) -> None:
     def write() -> None:
         if state.groups.rank_in(CommGroup.RDP_GROUP) == 0:
             (_write_partial if snapshot.partial else _write_full)(snapshot, groups)
+        elif snapshot.partial:
+            send_pieces([snapshot.model, snapshot.optimizer], groups.shards)
 
     def finish() -> None:
         if state.rank == 0:
@@ -79,11 +84,19 @@ def _write_partial(snapshot: Snapshot, groups: SavingGroups) -> None:
         if state.groups.rank_in(CommGroup.MP_GROUP) == 0 and snapshot.user_content is not None:
             _write(snapshot.user_content, folder / "user_content.pt", "user_content", snapshot)
 
-    _on_the_replica(write_content, folder, groups)
+    collecting = Collecting([snapshot.model, snapshot.optimizer], groups.shards)
+    try:
+        _on_the_replica(write_content, folder, groups)
+        _write_parts(folder, snapshot, groups, collecting)
+    finally:
+        collecting.receive_rest()
+
+
+def _write_parts(folder: Path, snapshot: Snapshot, groups: SavingGroups, collecting: Collecting) -> None:
     for name, own in (("model", snapshot.model), ("optimizer", snapshot.optimizer)):
         if own is not None:
             save_part(
-                own,
+                collecting.in_turn(own),
                 folder / name,
                 suffix=".pt",
                 group=groups.replica,

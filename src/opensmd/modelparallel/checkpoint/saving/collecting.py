@@ -1,0 +1,126 @@
+"""Bringing the pieces of tensors to the rank that writes them, one tensor at a time.
+
+The ranks that share out parameters or the optimizer's state save into one file of whole tensors. Each sends
+its pieces in the order in which the file has them::
+
+    rank 0      writes | asks for tensor 1, receives, writes | asks for tensor 2, receives, writes | ...
+    the others  send their pieces of tensor 1 | of tensor 2 | ...        each waits until it is received
+
+So no rank ever has more of the others' than one tensor, and nothing of it holds up training.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from opensmd.modelparallel.checkpoint.saving.tensors_later import LaterMemory, TensorLater
+from opensmd.modelparallel.ranks.spread import Spread
+from opensmd.modelparallel.state_dicts.merge import with_versions
+
+__all__ = ["Collecting", "send_pieces", "spread_in", "with_entries"]
+
+
+class Collecting:
+    """What rank 0 of the group receives while it writes.
+
+    Args:
+        contents: the contents of the files, in the order in which they are written.
+        group: the ranks that have pieces.
+    """
+
+    def __init__(self, contents: Sequence[Any], group: dist.ProcessGroup) -> None:
+        self._coming = _unique(contents)
+        self._group = group
+
+    def in_turn(self, content: Any) -> Any:
+        """What to write for a content: its tensors in pieces are received when their turn comes."""
+        memory: dict[int, LaterMemory] = {}
+
+        def later(value: Any) -> Any:
+            if not isinstance(value, Spread):
+                return value
+            if value.number not in memory:
+                memory[value.number] = self._later(value)
+            return TensorLater(memory[value.number], value.shape, value.dtype)
+
+        return with_entries(content, later)
+
+    def receive_rest(self) -> None:
+        """Take what no file wants after a failure, because the others wait until it is received."""
+        while self._coming:
+            self._receive(self._coming[0])
+
+    def _later(self, spread: Spread) -> LaterMemory:
+        """Memory that is received when it is asked for."""
+        return TensorLater.memory_for(
+            sum(spread.sizes), spread.dtype, functools.partial(self._receive, spread)
+        )
+
+    def _receive(self, spread: Spread) -> Tensor:
+        assert self._coming[0].number == spread.number, "tensors are written in another order than sent"
+        del self._coming[0]
+        whole = torch.empty(sum(spread.sizes), dtype=spread.dtype)
+        first = 0
+        for rank, size in enumerate(spread.sizes):
+            part = whole[first : first + size]
+            first += size
+            if rank == 0:
+                part.copy_(spread.piece)
+            elif size:
+                _receive_into(part, spread, rank, self._group)
+        return whole
+
+
+def _receive_into(part: Tensor, spread: Spread, rank: int, group: dist.ProcessGroup) -> None:
+    device = spread.piece.device
+    there = part if device.type == "cpu" else torch.empty_like(part, device=device)
+    dist.recv(there, group=group, group_src=rank)
+    if there is not part:
+        part.copy_(there)
+
+
+def send_pieces(contents: Sequence[Any], group: dist.ProcessGroup) -> None:
+    """Send this rank's pieces to rank 0 of the group, which receives each when its turn comes."""
+    for spread in _unique(contents):
+        if spread.piece.numel():
+            dist.send(spread.piece, group=group, group_dst=0)
+
+
+def spread_in(content: Any) -> list[Spread]:
+    """The tensors in pieces of a state dict, in the order in which they are written."""
+    found: list[Spread] = []
+
+    def note(value: Any) -> Any:
+        if isinstance(value, Spread):
+            found.append(value)
+        return value
+
+    with_entries(content, note)
+    return found
+
+
+def with_entries(content: Any, change: Callable[[Any], Any]) -> Any:
+    """A content whose mappings and lists have what ``change`` makes of their values; itself if all stay."""
+    if isinstance(content, Mapping):
+        made = {name: with_entries(each, change) for name, each in content.items()}
+        stays = all(made[name] is each for name, each in content.items())
+        return content if stays else with_versions(made, content)
+    if isinstance(content, list):
+        row = [with_entries(each, change) for each in content]
+        return content if all(map(operator.is_, row, content)) else row
+    return change(content)
+
+
+def _unique(contents: Sequence[Any]) -> list[Spread]:
+    """Of each file every tensor once; in another file it is written again."""
+    found: list[Spread] = []
+    for content in contents:
+        found += {spread.number: spread for spread in spread_in(content)}.values()
+    return found
