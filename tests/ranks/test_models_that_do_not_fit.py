@@ -14,6 +14,9 @@ import torch.distributed.fsdp  # code, which is not to count
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel.torch.sharded_data_parallel_checkpoint import (
+    get_full_state_dict_from_sharded_data_parallel_checkpoint,
+)
 from tests.support.ranks import run_once
 
 MIB = 2**20
@@ -65,8 +68,8 @@ def allow(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (now + more, resource.RLIM_INFINITY))
 
 
-def trains_within_the_limit(settings: dict[str, Any]) -> tuple[list[float], float]:
-    """Losses, and which part of the model's parameters, gradients and state this rank has."""
+def trains_within_the_limit(settings: dict[str, Any], folder: str) -> tuple[list[float], float]:
+    """Losses, and which part of the model's parameters, gradients and state this rank has; it saves, too."""
     smp.init({"ddp": True, **settings})
     allow(LIMIT)
     torch.manual_seed(0)
@@ -89,6 +92,7 @@ def trains_within_the_limit(settings: dict[str, Any]) -> tuple[list[float], floa
         optimizer.zero_grad()
         losses.append(step(x).reduce_mean().item())
         optimizer.step()
+    smp.save_checkpoint(folder, "blocking", model=model, optimizer=optimizer)
     parameters = list(model.parameters())
     state = [each for entries in optimizer.state.values() for each in entries.values() if each.dim() > 0]
     gradients = [each.grad for each in parameters]
@@ -120,13 +124,17 @@ def bytes_in_one_process() -> int:
 
 
 @pytest.mark.newest
-def test_a_model_of_four_times_a_ranks_memory_trains_on_two_ranks() -> None:
+def test_a_model_of_four_times_a_ranks_memory_trains_on_two_ranks_and_is_saved(tmp_path: Path) -> None:
     assert bytes_in_one_process() >= 4 * LIMIT
-    for outcome in run_once(2, trains_within_the_limit, SHARED_OUT):
+    for outcome in run_once(2, trains_within_the_limit, SHARED_OUT, str(tmp_path)):
         assert outcome.kind == "value", outcome.text
         losses, part = outcome.value
         assert losses[-1] < losses[0]
         assert part <= 1.05 / 2
-    refused = run_once(2, trains_within_the_limit, {})
+    whole = get_full_state_dict_from_sharded_data_parallel_checkpoint(str(tmp_path))
+    assert {name: each.shape for name, each in whole.items()} == {
+        name: each.shape for name, each in make().state_dict().items()
+    }
+    refused = run_once(2, trains_within_the_limit, {}, str(tmp_path))
     assert any("allocate" in outcome.text for outcome in refused), refused
     assert all(outcome.kind == "error" for outcome in refused), refused

@@ -415,8 +415,8 @@ def test_training_goes_on_beside_the_copies_of_a_save(
     pool(2).run(train_beside_a_save, str(tmp_path), settings)
 
 
-def save_what_is_gathered(folder: str, settings: dict[str, Any]) -> tuple[int, int]:
-    """Bytes that are copied of a save, and those that are saved."""
+def save_and_count(folder: str, settings: dict[str, Any], partial: bool) -> tuple[int, int]:
+    """Bytes that this rank copies for a save, and those that are saved."""
     restart(**settings)
     torch.manual_seed(0)
     model = smp.DistributedModel(nn.Sequential(nn.Linear(WIDE, 2 * WIDE), nn.Linear(2 * WIDE, WIDE)))
@@ -437,24 +437,35 @@ def save_what_is_gathered(folder: str, settings: dict[str, Any]) -> tuple[int, i
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(snapshot, "_buffer_for", counted)
-        smp.save_checkpoint(folder, "one", model=model, optimizer=optimizer, blocking=False).wait()
+        smp.save_checkpoint(folder, "one", partial, model=model, optimizer=optimizer, blocking=False).wait()
     communicate.barrier()
-    return copied, sum(file.stat().st_size for file in Path(folder, "one_partial").glob("[mo]*"))
+    return copied, sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+
+
+# Of four parts: the parameters, twice in files of sharded ones, and two moments of Adam.
+SHARDED = {"ddp": True, "sharded_data_parallel_degree": 2}
 
 
 @pytest.mark.parametrize(
-    ("settings", "most"),
+    ("settings", "partial", "copied", "saved"),
     [
-        ({"ddp": True, "sharded_data_parallel_degree": 2}, 0.01),
-        ({"ddp": True, "shard_optimizer_state": True}, 1 / 3 + 0.01),  # the parameters
-        ({"ddp": True}, 1.0),
+        (SHARDED, True, (1.5, 1.5), 4),
+        ({"ddp": True, "shard_optimizer_state": True}, True, (2, 1), 3),
+        ({"ddp": True}, True, (3, 0), 3),
+        (SHARDED, False, (0, 0), 3),  # gathered for the save alone
     ],
 )
-def test_what_is_gathered_for_a_save_is_not_copied(
-    pool: Callable[[int], RankPool], tmp_path: Path, settings: dict[str, Any], most: float
+def test_a_rank_copies_for_a_save_what_only_it_writes_or_sends(
+    pool: Callable[[int], RankPool],
+    tmp_path: Path,
+    settings: dict[str, Any],
+    partial: bool,
+    copied: tuple[float, float],
+    saved: float,
 ) -> None:
-    copied, saved = pool(2).run(save_what_is_gathered, str(tmp_path), settings)[0]
-    assert most - 0.05 < copied / saved < most
+    found = pool(2).run(save_and_count, str(tmp_path), settings, partial)
+    for (own, whole), expected in zip(found, copied, strict=True):
+        assert own / whole == pytest.approx(expected / saved, abs=0.04)
 
 
 def write_before_the_copy(folder: str) -> None:

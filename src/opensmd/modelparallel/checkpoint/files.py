@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opensmd.modelparallel.checkpoint.contents import describe, find_unloadable
 from opensmd.modelparallel.checkpoint.names import pending_name, pending_of
@@ -119,7 +120,7 @@ def _naming(error: OSError, path: Path) -> OSError:
 
 def _check_that_it_loads(obj: Any, aside: Path, caller: Caller) -> None:
     try:
-        load_without_trust(aside, map_location="cpu", mmap=True)  # no data is read
+        _load_without_data(aside)
     except (OSError, MemoryError):
         raise
     except Exception as error:
@@ -132,6 +133,17 @@ def _check_that_it_loads(obj: Any, aside: Path, caller: Caller) -> None:
             "Save plain values of it instead, such as its vars() or state_dict(). If only you will load the "
             f"file, give weights_only=False to {caller.save} and to {caller.load}"
         ) from error
+
+
+def _load_without_data(path: Path) -> None:
+    """Load what a file has beside the data of tensors; as it is mapped, or more slowly where it cannot be."""
+    try:
+        load_without_trust(path, map_location="cpu", mmap=True)
+    except RuntimeError as error:
+        if "unable to mmap" not in str(error):
+            raise
+        with FakeTensorMode():  # under a limit on memory that counts the map
+            load_without_trust(path, map_location="cpu")
 
 
 def commit(aside: Path, path: Path, *, alone: bool) -> None:

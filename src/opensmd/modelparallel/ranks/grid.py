@@ -14,6 +14,7 @@ replicas of a stage   0246 1357               0123 4567
 from __future__ import annotations
 
 import enum
+import functools
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ class RankGrid:
 
     def members(self, group: CommGroup, rank: int) -> tuple[int, ...]:
         """The global ranks, ascending, that make up ``group`` as ``rank`` sees it."""
-        return next(ranks for ranks in self.partition(group) if rank in ranks)
+        return _members(self, group, rank)
 
     def rank_in(self, group: CommGroup, rank: int) -> int:
         """The number of a global rank within its ``group``."""
@@ -126,3 +127,8 @@ class RankGrid:
 
     def _length(self, letter: str) -> int:
         return {"D": self.data, "P": self.pipeline, "T": self.tensor}[letter]
+
+
+@functools.cache  # asked for once a parameter, and there may be thousands of ranks
+def _members(grid: RankGrid, group: CommGroup, rank: int) -> tuple[int, ...]:
+    return next(ranks for ranks in grid.partition(group) if rank in ranks)

@@ -12,7 +12,7 @@ import time
 
 __all__ = ["Pace"]
 
-SHARE = 0.02  # of a busy core
+SHARE = 0.005  # of a busy core
 PIECE = 0.003  # seconds of work before it looks
 BUSY = 1.5  # times the work is what it takes on a core that others want
 LONGEST = 600.0  # seconds in which it may rest: then others have waited enough

@@ -54,7 +54,7 @@ def test_on_a_busy_core_it_takes_its_share(clock: Clock, share: float) -> None:
 
 
 def test_on_a_core_that_leaves_less_it_does_not_rest_besides(clock: Clock) -> None:
-    assert clock.save(2.0, share=0.01) == pytest.approx(200.0)
+    assert clock.save(2.0, share=SHARE / 2) == pytest.approx(4.0 / SHARE)
 
 
 def test_when_somebody_waits_it_rests_no_more(clock: Clock) -> None:
