@@ -26,7 +26,7 @@ PEERS = {
     "izb": pipelining.ScheduleInterleavedZeroBubble,
     "zbv": pipelining.ScheduleZBVZeroBubble,
 }
-WARM_UP = 2  # steps of each
+WARM_UP = 8  # steps of each: "interleaved" measures until its seventh which backwards it splits
 Step = Callable[[], object]
 
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def measured(steps: Mapping[str, Step], count: int) -> dict[str, list[Times]]:
-    """So many steps of each, in turn; the first two rounds do not count."""
+    """So many steps of each, in turn; the first rounds do not count."""
     times: dict[str, list[Times]] = {name: [] for name in steps}
     for _ in range(count + WARM_UP):
         for name, step in steps.items():

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from opensmd.modelparallel.planning.patience import SHARE, Patience
 from opensmd.modelparallel.planning.schedule import Policy
 from opensmd.modelparallel.runtime.messages.transport import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
+from opensmd.modelparallel.runtime.turns.parts import Done, Waiting
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.threads import Threads
-from opensmd.modelparallel.runtime.turns.turns import Done, Turns, Waiting
+from opensmd.modelparallel.runtime.turns.turns import Turns
 
 __all__ = ["Pass", "Played", "Rank", "Stage", "draw", "play", "table"]
 
@@ -54,6 +56,7 @@ class Stage:
         delays: ticks that a microbatch's first forward takes longer.
         lost: what its transport raises where it would wait.
         just_missed: a message comes right after it has first been asked for.
+        patience: ticks that it waits for what its table has next.
     """
 
     policy: Policy
@@ -65,6 +68,7 @@ class Stage:
     delays: dict[int, int] = field(default_factory=dict)
     lost: Exception | None = None
     just_missed: bool = False
+    patience: int = 0
 
 
 class _Clocks:
@@ -144,6 +148,7 @@ class Rank:
         self._missed: set[Message] = set()
         self.left: list[tuple[int, int]] = []
         self.microbatches = [Microbatch(index) for index in range(microbatches)]
+        self.patience = Patience(stage.patience / SHARE)
         self.turns = Turns(
             self.microbatches,
             policy=stage.policy,
@@ -152,6 +157,7 @@ class Rank:
             record=Record(),
             threads=Threads(),
             swapped_state=self,
+            patience=self.patience,
         )
 
     def play(self, function: Callable[[Pass], None]) -> None:
@@ -177,6 +183,16 @@ class Rank:
         if self.stage.lost is not None:
             raise self.stage.lost
         return self._clocks.wait_any(self.rank, messages)
+
+    def comes_within(self, messages: Sequence[Message], seconds: float) -> bool:
+        if self.stage.lost is not None:
+            raise self.stage.lost
+        end = self._clocks.now(self.rank) + seconds
+        while not any(map(self.ready, messages)):
+            if self._clocks.now(self.rank) >= end:
+                return False
+            self._clocks.go_to(self.rank, self._clocks.now(self.rank) + 1, 0)
+        return True
 
     def send(self, target: int, tag: int) -> None:
         self._clocks.send(self.rank, target, tag)

@@ -28,12 +28,14 @@ from typing import NamedTuple, Protocol
 from opensmd.modelparallel.planning.schedules.tables import Action
 
 __all__ = [
+    "MOST_AHEAD",
     "Choice",
     "FixedOrder",
     "Policy",
     "Progress",
     "Standing",
     "TableOrder",
+    "forwards_ahead",
     "in_flight",
     "most_active",
     "split_backwards",
@@ -79,10 +81,12 @@ class Choice(NamedTuple):
     Attributes:
         microbatch: which one.
         weights: the chunk whose weight gradients are computed; None to go on with the microbatch itself.
+        instead_of: what the table has before that, if it only waits for a message.
     """
 
     microbatch: int
     weights: int | None = None
+    instead_of: Action | None = None
 
 
 class Policy(Protocol):
@@ -108,21 +112,30 @@ class Policy(Protocol):
         """Whether a microbatch must wait before its backward for others, whatever has come."""
 
 
+MOST_AHEAD = 2  # forwards, beyond those that a chain must have under way
+
+
 def most_active(partitions: int, wanted: int | None) -> int:
     """How many microbatches may be under way at once: the setting ``active_microbatches``, or its default."""
-    return partitions + 2 if wanted is None else wanted
+    return partitions + MOST_AHEAD if wanted is None else wanted
 
 
 def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int) -> int:
     """How many microbatches may be between forward and backward on a stage at once.
 
-    In a chain the stage needs as many as there are stages from it to the end, and one more, so that the next
-    stage finds its input when it has finished a backward; the last stage needs one. Placements that come back
-    to a stage need one for each stage everywhere. ``active_microbatches`` bounds all.
+    In a chain the stage needs as many as there are stages from it to the end, and a few more, so that it has
+    something to do while a gradient is late; the last stage needs one. Placements that come back to a stage
+    need one for each stage everywhere. ``active_microbatches`` bounds all.
     """
-    last = stage == partitions - 1
-    needed = partitions if not chain else 1 if last else partitions - stage + 1
+    after = partitions - 1 - stage
+    ahead = min(after, max(1, forwards_ahead(partitions, active_microbatches)))
+    needed = after + ahead + 1 if chain else partitions
     return max(1, min(needed, active_microbatches))
+
+
+def forwards_ahead(partitions: int, active_microbatches: int) -> int:
+    """How many forwards further ahead a chain goes than it must, as far as memory and the chain allow."""
+    return min(MOST_AHEAD, partitions - 1, max(0, active_microbatches - partitions))
 
 
 def in_flight(*, partitions: int, microbatches: int, active_microbatches: int, chain: bool) -> list[int]:
@@ -170,7 +183,7 @@ class TableOrder:
         most_active: how many microbatches may be under way at once.
         most_kept: for how many, counted once a chunk, activations may be kept until their weight gradients.
         window: how many may be between forward and backward; None for as many as ``most_kept``.
-        early: forwards may begin before their place in the row.
+        early: forwards may begin before their place in the row, as soon as the row would make the rank wait.
         weights_last: weight gradients wait for a time in which nothing else can be done, or for memory.
         forwards_first: no backward begins before all forwards have ended.
         last_goes_last: the last microbatch goes backward after all others: replicas reduce gradients in it.
@@ -206,11 +219,19 @@ class TableOrder:
 
     def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
         """See :class:`Policy`."""
+        place = self._ended = self._first_left(standing)
         if self._in_row:
             # What comes first in the row nearly always can go on, and then nobody looks at the others.
-            choice = self._first_of_row(standing, can_go_on)
+            choice = self._at_place(place, standing, can_go_on)
             if choice is not None:
                 return choice
+        choice = self._first_that_can(standing, can_go_on)
+        if choice is None or self._early or not self._is_late(place, standing, can_go_on):
+            return choice
+        return choice._replace(instead_of=self._row[place])
+
+    def _first_that_can(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
+        """Of all that can go on, what comes first in the row."""
         progress, chunks, weights = standing
         first, count, last_chunk = self._done, len(progress), self.chunks - 1
         while first < count and progress[first] is _DONE:
@@ -256,23 +277,36 @@ class TableOrder:
                 return self._choices[microbatch]
         return None if left is None else Choice(*left)
 
-    def _first_of_row(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
-        """The first action of the row that has not ended, if it can go on; all others come later."""
+    def _first_left(self, standing: Standing) -> int:
+        """The place in the row of the first action that has not ended, if weight gradients have a place."""
         row, place = self._row, self._ended
-        while place < len(row) and _has_ended(row[place], standing):
+        while place < len(row) and (
+            (self._weights_last and row[place].kind == "W") or _has_ended(row[place], standing)
+        ):
             place += 1
-        self._ended = place
-        if place == len(row):
+        return place
+
+    def _at_place(self, place: int, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
+        """The action at that place of the row, if it can go on."""
+        if place == len(self._row):
             return None
-        kind, microbatch, chunk = row[place]
+        kind, microbatch, chunk = self._row[place]
         if kind == "W":
             return Choice(microbatch, chunk) if (microbatch, chunk) in standing.weights else None
-        state = standing.progress[microbatch]
-        if state is not _NEW:
-            elsewhere = standing.chunks[microbatch] != chunk or (kind == "F") != (state in _FORWARDS)
-            if elsewhere or not can_go_on(microbatch):
-                return None
+        if standing.progress[microbatch] is not _NEW and (
+            not _is_next(self._row[place], standing) or not can_go_on(microbatch)
+        ):
+            return None
         return self._choices[microbatch]
+
+    def _is_late(self, place: int, standing: Standing, can_go_on: Callable[[int], bool]) -> bool:
+        """Whether the action at that place of the row only waits for a message."""
+        if place == len(self._row):
+            return False
+        action = self._row[place]
+        if action.kind == "W" or standing.progress[action.microbatch] is _NEW:
+            return False
+        return _is_next(action, standing) and not can_go_on(action.microbatch)
 
     def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
         """See :class:`Policy`."""
@@ -315,6 +349,13 @@ class TableOrder:
         if action.kind == "F":
             return progress not in _FORWARDS or chunk + (progress is _FORWARD) > action.chunk
         return progress not in _FORWARDS and chunk < action.chunk
+
+
+def _is_next(action: Action, standing: Standing) -> bool:
+    """Whether a forward or backward is what its microbatch does next: the program may have gone elsewhere."""
+    kind, microbatch, chunk = action
+    in_forward = standing.progress[microbatch] in _FORWARDS
+    return standing.chunks[microbatch] == chunk and (kind == "F") == in_forward
 
 
 def _has_ended(action: Action, standing: Standing) -> bool:

@@ -10,15 +10,23 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
 
+from opensmd.modelparallel.planning.patience import Patience
 from opensmd.modelparallel.planning.plan import StageLoad
-from opensmd.modelparallel.planning.schedule import Policy, Progress, Standing, TableOrder
+from opensmd.modelparallel.planning.schedule import (
+    MOST_AHEAD,
+    Policy,
+    Progress,
+    Standing,
+    TableOrder,
+    forwards_ahead,
+)
 from opensmd.modelparallel.planning.schedules.tables import Action, ChunkTimes, Kind, fused
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
-from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1
+from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble
 
 __all__ = ["Part", "RankPlayed", "parts_of_step", "play_policies", "seconds_of_step"]
 
@@ -51,20 +59,20 @@ class RankPlayed:
         stages: of the model, by chunk.
         times: of these stages.
         splits_from: the microbatches from this one on compute weight gradients apart.
+        patience: how long it waits for what its table has next.
     """
 
     policy: Policy
     stages: Sequence[int]
     times: Sequence[ChunkTimes]
     splits_from: int = 0
+    patience: Patience = field(default_factory=Patience)
 
 
 def parts_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool = False) -> list[Part]:
     """What the stages do, in the order of its beginning; see :func:`seconds_of_step`."""
-    ranks = [_of_chain(load, stage, len(loads), microbatches) for stage, load in enumerate(loads)]
-    if in_a_v:
-        ranks = _of_a_v(loads, microbatches)
-    return play_policies(ranks, microbatches)
+    of = _of_a_v if in_a_v else _of_chain
+    return play_policies(of(loads, microbatches), microbatches)
 
 
 def seconds_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool = False) -> float:
@@ -93,15 +101,23 @@ def play_policies(
     return _SimulatedStep(ranks, microbatches, sending, delays or {}).run()
 
 
-def _of_chain(load: StageLoad, stage: int, stages: int, microbatches: int) -> RankPlayed:
-    late = load.late_seconds if load.late else 0.0
-    row = zero_bubble_h1(stages, microbatches).rows[stage]
-    policy = TableOrder(
-        row, most_active=microbatches, most_kept=load.late or microbatches, window=load.in_flight
-    )
-    times = ChunkTimes(load.forward_seconds, load.backward_seconds - late, late)
-    # Two ranks gain nothing by splitting more than the last backwards.
-    return RankPlayed(policy, (stage,), (times,), microbatches - load.late if stages == 2 else 0)
+def _of_chain(loads: Sequence[StageLoad], microbatches: int) -> list[RankPlayed]:
+    first, stages = loads[0].in_flight, len(loads)
+    # As many in flight as there are microbatches do not tell how many more might be.
+    active = stages + MOST_AHEAD if first == microbatches else first
+    table = zero_bubble(stages, microbatches, forwards_ahead(stages, active))
+    ranks = []
+    for stage, (load, row) in enumerate(zip(loads, table.rows, strict=True)):
+        if first >= min(stages, microbatches):
+            policy = TableOrder(row, most_active=math.inf, early=False, weights_last=False)
+        else:
+            kept = load.late or microbatches
+            policy = TableOrder(row, most_active=microbatches, most_kept=kept, window=load.in_flight)
+        late = load.late_seconds if load.late else 0.0
+        times = ChunkTimes(load.forward_seconds, load.backward_seconds - late, late)
+        # Two ranks gain nothing by splitting more than the last backwards.
+        ranks.append(RankPlayed(policy, (stage,), (times,), microbatches - load.late if stages == 2 else 0))
+    return ranks
 
 
 def _of_a_v(loads: Sequence[StageLoad], microbatches: int) -> list[RankPlayed]:
@@ -124,7 +140,10 @@ class _Rank:
 
     def __init__(self, rank: RankPlayed, microbatches: int) -> None:
         self.busy = False
+        self.waits_until = -math.inf
         self._rank = rank
+        self._awaited: Action | None = None
+        self._given_up: Action | None = None
         self._standing = Standing([Progress.NEW] * microbatches, [0] * microbatches, [])
         self._come: set[tuple[Literal["F", "B"], int, int]] = set()  # kind, microbatch, chunk
 
@@ -132,16 +151,16 @@ class _Rank:
         """An input or a gradient has come."""
         self._come.add((kind, microbatch, self._rank.stages.index(stage)))
 
-    def begin(self) -> Action | None:
+    def begin(self, now: float) -> Action | None:
         """What the rank does next."""
         progress, chunks, weights = self._standing
         while not self.busy:
             choice = self._rank.policy.pick(self._standing, self._can_go_on)
-            if choice is None:
+            if choice is None or self._waits(choice.instead_of, now):
                 return None
             microbatch = choice.microbatch
             if choice.weights is not None:
-                weights.remove(choice)  # type: ignore[attr-defined]
+                weights.remove((microbatch, choice.weights))  # type: ignore[attr-defined]
                 return Action("W", microbatch, choice.weights)
             state, chunk = progress[microbatch], chunks[microbatch]
             if state is Progress.AT_BACKWARD:
@@ -150,6 +169,20 @@ class _Rank:
                 return Action("F", microbatch, chunk)
             progress[microbatch] = Progress.FORWARD  # type: ignore[index]
         return None
+
+    def _waits(self, late: Action | None, now: float) -> bool:
+        """Whether there is patience for something late; see ``Turns``."""
+        patience = self._rank.patience
+        if self._awaited is not None:
+            if late == self._awaited and now * SAME_TIME < self.waits_until:
+                return True
+            patience.has_waited(came=late != self._awaited)
+            self._awaited = None
+        if late is None or late == self._given_up or not patience.seconds:
+            return False
+        self._awaited = self._given_up = late
+        self.waits_until = now + patience.seconds
+        return True
 
     def _can_go_on(self, microbatch: int) -> bool:
         at_backward = self._standing.progress[microbatch] is Progress.AT_BACKWARD
@@ -180,6 +213,10 @@ class _Rank:
             state, chunk = (Progress.AT_BACKWARD, chunk - 1) if chunk else (Progress.DONE, 0)
         self._standing.progress[microbatch] = state  # type: ignore[index]
         self._standing.chunks[microbatch] = chunk  # type: ignore[index]
+
+
+def _look_again() -> None:
+    """Patience may have ended: then ranks are asked anew, as after every event."""
 
 
 class _SimulatedStep:
@@ -217,8 +254,10 @@ class _SimulatedStep:
 
     def _begin(self, now: float) -> None:
         for index, rank in enumerate(self._ranks):
-            action = rank.begin()
+            action = rank.begin(now)
             if action is None:
+                if rank.waits_until > now * SAME_TIME:
+                    self._at(rank.waits_until, _look_again)
                 continue
             rank.busy = True
             end = now + rank.seconds(action) + self._delays.get((index, action), 0.0)

@@ -17,6 +17,7 @@ from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.planning.measured import StageTimes, with_times
+from opensmd.modelparallel.planning.patience import Patience
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.predict import comes_back
 from opensmd.modelparallel.planning.simulate import parts_of_step
@@ -175,6 +176,7 @@ class Engine:
             virtual_stages=config.virtual_stages,
         )
         self._split_choice = SplitChoice(self._schedule)
+        self._patience = Patience()
 
     @property
     def tells_times(self) -> bool:
@@ -255,6 +257,7 @@ class Engine:
             detach=detach,
             backwards=backwards,
             threads=self._threads,
+            patience=self._patience,
             reducer=self.reducer,
             sum_warning=self._sum_warning,
         )
@@ -263,6 +266,7 @@ class Engine:
             with self._inner_hooks.watched():
                 results = step.run()
             self._split_choice.step_has_ended(len(calls), step.record)
+            self._patience.step_has_ended([each * 1e-9 for each in step.record.spent("backward").values()])
             return results
         except BaseException as error:
             self.errors.add(error, step.failed_at)

@@ -13,7 +13,8 @@ from opensmd.modelparallel.runtime.calls.transfers import Transfers
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.results import Results
-from opensmd.modelparallel.runtime.turns.turns import Done, Turns, Waiting
+from opensmd.modelparallel.runtime.turns.parts import Done, Waiting
+from opensmd.modelparallel.runtime.turns.turns import Turns
 
 __all__ = ["MicrobatchRun"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from opensmd.modelparallel.planning.patience import Patience
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass, Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
@@ -41,6 +42,7 @@ class StepRun:
         detach: detach what is returned from its graph.
         backwards: counts them.
         threads: where further microbatches run.
+        patience: of this rank, over all steps.
         reducer: of replicas; None without them.
         sum_warning: sees every backward of torch's own.
 
@@ -60,6 +62,7 @@ class StepRun:
         detach: bool,
         backwards: Backwards,
         threads: Threads,
+        patience: Patience,
         reducer: Reducer | None,
         sum_warning: SumWarning,
     ) -> None:
@@ -82,6 +85,7 @@ class StepRun:
             record=self.record,
             threads=threads,
             swapped_state=self._state_per_microbatch,
+            patience=patience,
         )
         backward_pass = BackwardPass(
             context,

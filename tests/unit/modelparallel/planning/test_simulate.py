@@ -109,7 +109,7 @@ def test_what_comes_first_in_the_row_is_found_without_looking_at_all_microbatche
     rows = enumerate(fused(zero_bubble_v(ranks, microbatches)).rows)
     delays = {(rank, action): draw.expovariate(5.0) for rank, row in rows for action in row}
     quick = followed("v", ranks, microbatches, delays=delays, sending=0.1)
-    monkeypatch.setattr(TableOrder, "_first_of_row", lambda *_: None)
+    monkeypatch.setattr(TableOrder, "_at_place", lambda *_: None)
     assert followed("v", ranks, microbatches, delays=delays, sending=0.1) == quick
 
 

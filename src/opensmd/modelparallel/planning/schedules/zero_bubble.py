@@ -15,9 +15,26 @@ and its last::
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from opensmd.modelparallel.planning.schedules.tables import Action, Table, looped, require_counts
 
-__all__ = ["zero_bubble_h1", "zero_bubble_h2"]
+__all__ = ["zero_bubble", "zero_bubble_h1", "zero_bubble_h2"]
+
+
+def zero_bubble(ranks: int, microbatches: int, more: int) -> Table:
+    """H1 with up to ``more`` forwards further ahead: no rank keeps more than ``ranks + more`` microbatches.
+
+    A rank that is so far ahead still has something to do while a gradient is late.
+
+    Raises:
+        ValueError: there are no ranks or no microbatches.
+    """
+    require_counts(ranks, microbatches)
+    after = range(ranks - 1, -1, -1)  # that many ranks come after each
+    ahead = [each + min(more, each) for each in after]
+    rows = tuple(_row(microbatches, each, ranks - 1 + more - each) for each in ahead)
+    return Table(f"zero bubble, {ranks + more} kept", rows, looped(ranks))
 
 
 def zero_bubble_h1(ranks: int, microbatches: int) -> Table:
@@ -26,9 +43,7 @@ def zero_bubble_h1(ranks: int, microbatches: int) -> Table:
     Raises:
         ValueError: there are no ranks or no microbatches.
     """
-    require_counts(ranks, microbatches)
-    rows = tuple(_row(microbatches, ranks - 1 - rank, rank) for rank in range(ranks))
-    return Table("zero bubble H1", rows, looped(ranks))
+    return replace(zero_bubble(ranks, microbatches, 0), name="zero bubble H1")
 
 
 def zero_bubble_h2(ranks: int, microbatches: int) -> Table:
@@ -37,9 +52,7 @@ def zero_bubble_h2(ranks: int, microbatches: int) -> Table:
     Raises:
         ValueError: there are no ranks or no microbatches.
     """
-    require_counts(ranks, microbatches)
-    rows = tuple(_row(microbatches, 2 * (ranks - 1 - rank), 2 * rank) for rank in range(ranks))
-    return Table("zero bubble H2", rows, looped(ranks))
+    return replace(zero_bubble(ranks, microbatches, ranks - 1), name="zero bubble H2")
 
 
 def _row(microbatches: int, ahead: int, left: int) -> tuple[Action, ...]:

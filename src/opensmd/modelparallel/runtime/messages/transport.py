@@ -40,6 +40,7 @@ __all__ = [
 Message = tuple[int, int]  # (pipeline rank of the sender, tag)
 Expect = Callable[[], None]
 
+_LOOK_AGAIN = 20e-6  # seconds: a short wait is for less than waking up from a long one takes
 _REMEMBERED = 4096  # messages that have been sent, for a chart of the latest step
 _MICROBATCH_BITS, _NUMBER_BITS, _CHECK_BITS = 10, 16, 10
 
@@ -106,6 +107,9 @@ class Transport(Protocol):
 
     def wait_any(self, messages: Sequence[Message]) -> int:
         """Wait until one of the messages has come, and say which."""
+
+    def comes_within(self, messages: Sequence[Message], seconds: float) -> bool:
+        """Wait at most so long until one of the messages has come, and say whether it has."""
 
     def flush(self) -> None:
         """Wait until everything sent may be changed."""
@@ -192,6 +196,15 @@ class MailboxTransport:
             source, tag = self._aborts[found - len(messages)]
             raise PeerFailed(self._receive_object(source, tag))
         return found
+
+    def comes_within(self, messages: Sequence[Message], seconds: float) -> bool:
+        end = time.perf_counter() + seconds
+        while not any(map(self.ready, messages)):
+            left = end - time.perf_counter()
+            if left <= 0:
+                return False
+            time.sleep(min(left, _LOOK_AGAIN))
+        return True
 
     def flush(self) -> None:
         self._mailbox.flush()
@@ -282,6 +295,9 @@ class GroupTransport:
 
     def wait_any(self, messages: Sequence[Message]) -> int:
         return 0
+
+    def comes_within(self, messages: Sequence[Message], seconds: float) -> bool:
+        return True
 
     def flush(self) -> None:
         while self._leaving:

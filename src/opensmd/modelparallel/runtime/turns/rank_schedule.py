@@ -12,6 +12,7 @@ from opensmd.modelparallel.planning.schedule import (
     FixedOrder,
     Policy,
     TableOrder,
+    forwards_ahead,
     split_backwards,
     splits_at_the_end,
     window,
@@ -25,7 +26,7 @@ from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
 from opensmd.modelparallel.planning.schedules.searched import searched
 from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, fused, looped
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
-from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
+from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, zero_bubble_h1, zero_bubble_h2
 
 __all__ = ["RankSchedule"]
 
@@ -38,6 +39,11 @@ def _table(make: Callable[[int, int], Table], ranks: int, microbatches: int) -> 
 @lru_cache(maxsize=32)
 def _interleaved(chunks: int) -> Callable[[int, int], Table]:
     return partial(interleaved, chunks=chunks)
+
+
+@lru_cache(maxsize=32)
+def _zero_bubble(more: int) -> Callable[[int, int], Table]:
+    return partial(zero_bubble, more=more)
 
 
 def _fused_v(ranks: int, microbatches: int) -> Table:
@@ -124,6 +130,11 @@ class RankSchedule:
             return self._follow(
                 table, reduces, most_active=active, most_kept=active, early=False, weights_last=False
             )
+        if self.pipeline != "1f1b" and self.chain and active >= self.partitions:
+            table = _table(
+                _zero_bubble(forwards_ahead(self.partitions, active)), self.partitions, microbatches
+            )
+            return self._follow(table, reduces, most_active=math.inf, early=False, weights_last=False)
         make = one_forward_one_backward if self.pipeline == "1f1b" else zero_bubble_h1
         table = _table(make, self.partitions, microbatches)
         return self._follow(table, reduces, most_active=active, most_kept=active, window=self._window)

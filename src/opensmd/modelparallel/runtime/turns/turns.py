@@ -26,82 +26,27 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.planning.patience import Patience
 from opensmd.modelparallel.planning.schedule import Choice, Policy, Progress, Standing
+from opensmd.modelparallel.planning.schedules.tables import Action
 from opensmd.modelparallel.runtime.messages.transport import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.step_errors import located, stopped
+from opensmd.modelparallel.runtime.turns.parts import Arrivals, Run, SwappedState, Waiting, WeightWork
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.modelparallel.runtime.turns.threads import Threads
 
-__all__ = ["Arrivals", "Done", "Run", "StepAborted", "SwappedState", "Turns", "Waiting", "WeightWork"]
+__all__ = ["StepAborted", "Turns"]
 
 # Enum members are slow to reach
 _NEW, _RUNNING, _FORWARD, _AT_FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress
 _IN_FORWARD = (_NEW, _RUNNING, _FORWARD, _AT_FORWARD)
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A microbatch has only its backward left, which goes on when one of ``messages`` has come."""
-
-    messages: Sequence[Message]
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A microbatch has ended."""
-
-
-class Run(Protocol):
-    """A microbatch's pass through the step, as its turns see it."""
-
-    def advance(self) -> Waiting | Done:
-        """Go on as far as the user's function, or what it has left, keeps the thread's stack."""
-
-
-class Arrivals(Protocol):
-    """What can say which messages have come: the part of a transport that turns need."""
-
-    def ready(self, message: Message) -> bool:
-        """Whether a message has come."""
-
-    def wait_any(self, messages: Sequence[Message]) -> int:
-        """Wait until one of the messages has come, and say which."""
-
-
-class WeightWork(Protocol):
-    """The weight gradients that backwards have left for later."""
-
-    @property
-    def left(self) -> Sequence[tuple[int, int]]:
-        """Of which microbatches and chunks, earliest first; the same object throughout a step."""
-
-    def run(self, microbatch: int, chunk: int) -> None:
-        """Compute the weight gradients of one microbatch."""
-
-
-class SwappedState(Protocol):
-    """What every microbatch has to itself although they take turns."""
-
-    def begin(self, microbatch: int, *, backward: bool) -> None:
-        """A microbatch begins, or a backward that it has deferred."""
-
-    def suspend(self, microbatch: int, *, through: bool) -> None:
-        """A microbatch lets others go on; ``through`` its forward or not."""
-
-    def resume(self, microbatch: int) -> None:
-        """A microbatch goes on after others have."""
-
-    def end(self, microbatch: int, *, backward_left: bool) -> None:
-        """A microbatch's function has returned, or also the backward that it has deferred."""
 
 
 class StepAborted(BaseException):
@@ -128,6 +73,7 @@ class Turns:
         record: notes what ran when.
         threads: where further microbatches run.
         swapped_state: what microbatches have to themselves.
+        patience: how long it is worth waiting for what the policy would have chosen first.
 
     Attributes:
         error: the first of any microbatch, or of waiting for messages.
@@ -145,6 +91,7 @@ class Turns:
         record: Record,
         threads: Threads,
         swapped_state: SwappedState,
+        patience: Patience,
     ) -> None:
         count = len(microbatches)
         self.progress = [_NEW] * count
@@ -161,6 +108,8 @@ class Turns:
         self._arrivals = arrivals
         self._weight_work = weight_work
         self._record = record
+        self._patience = patience
+        self._given_up: Action | None = None  # the latest that patience was in vain for
         self._state_per_microbatch = swapped_state
         self._messages: list[Sequence[Message]] = [()] * count
         self._until: list[Callable[[], bool] | None] = [None] * count
@@ -215,7 +164,7 @@ class Turns:
         self._set(microbatch.index, progress, messages)
         choice = self._pick()
         self.progress[microbatch.index] = _RUNNING
-        return choice == (microbatch.index, None)
+        return choice == Choice(microbatch.index)
 
     # --- the course of a step --------------------------------------------------------------------------
 
@@ -372,6 +321,8 @@ class Turns:
                 choice = self._pick()
                 if choice is None:
                     self._wait_for_any()
+                elif choice.instead_of is not None and self._comes_in_time(choice.instead_of):
+                    continue
                 elif choice.weights is None:
                     return choice.microbatch
                 else:
@@ -423,15 +374,33 @@ class Turns:
             for message in self._messages[index]
         ]
         assert messages, list(self.progress)
+        self._wait_idle(messages)
+
+    def _comes_in_time(self, action: Action) -> bool:
+        """Wait a little for what an action needs, once."""
+        seconds, messages = self._patience.seconds, self._messages[action.microbatch]
+        in_vain = action == self._given_up or self._is_held(action.microbatch)
+        if in_vain or not (seconds and messages):
+            return False
+        self._given_up = action
+        came = self._wait_idle(messages, seconds)
+        self._patience.has_waited(came=came)
+        return came
+
+    def _wait_idle(self, messages: Sequence[Message], at_most: float | None = None) -> bool:
+        """Wait where nothing else is done meanwhile, and say whether one has come."""
         self._record.begin(-1, "wait")
         try:
-            self._wait_for(messages)
+            return self._wait_for(messages, at_most)
         finally:
             self._record.end()
 
-    def _wait_for(self, messages: Sequence[Message]) -> None:
+    def _wait_for(self, messages: Sequence[Message], at_most: float | None = None) -> bool:
         try:
+            if at_most is not None:
+                return self._arrivals.comes_within(messages, at_most)
             self._arrivals.wait_any(messages)
+            return True
         except DistBackendError as error:
             raise self._stopped(error) from error
 

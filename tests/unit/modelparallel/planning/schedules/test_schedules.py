@@ -16,7 +16,7 @@ from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
 from opensmd.modelparallel.planning.schedules.playing import play
 from opensmd.modelparallel.planning.schedules.tables import Action, Kind, Table, fused, in_a_v, looped
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
-from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
+from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, zero_bubble_h1, zero_bubble_h2
 
 ALIKE: dict[Kind, float] = {"F": 1, "B": 1, "W": 1}
 
@@ -107,6 +107,7 @@ def all_tables(ranks: int, microbatches: int) -> list[Table]:
         fill_drain(ranks, microbatches),
         one_forward_one_backward(ranks, microbatches),
         zero_bubble_h1(ranks, microbatches),
+        zero_bubble(ranks, microbatches, min(1, ranks - 1)),
         zero_bubble_h2(ranks, microbatches),
         zero_bubble_v(ranks, microbatches),
         interleaved(ranks, -(-microbatches // ranks) * ranks, chunks=3),
@@ -161,6 +162,9 @@ def test_zero_bubble_tables_keep_their_promise_where_all_actions_take_as_long(
     second = play(zero_bubble_h2(ranks, microbatches), ALIKE)
     assert second.idle == [0] * ranks
     assert max(second.kept) == 2 * ranks - 1
+    for more in range(ranks):
+        between = play(zero_bubble(ranks, microbatches, more), ALIKE)
+        assert (between.seconds, max(between.kept)) == (first.seconds, min(ranks + more, microbatches))
     third = play(zero_bubble_v(ranks, microbatches), ALIKE)
     assert third.idle == [0] * ranks
     assert max(third.kept) <= 2 * ranks  # of half a stage each: as many as 1F1B

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from opensmd.modelparallel.planning.plan import Crossing, Plan
 from opensmd.modelparallel.planning.schedule import FixedOrder, Progress, TableOrder
+from opensmd.modelparallel.planning.schedules.tables import ChunkTimes
+from opensmd.modelparallel.planning.simulate import Part, RankPlayed, play_policies
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from tests.support.rank_schedules import rank_schedules
 
@@ -28,9 +31,9 @@ def test_a_chain_is_what_goes_to_higher_stages_only() -> None:
     assert not schedule().chain
 
 
-@pytest.mark.parametrize(("stage", "window"), [(0, 4), (1, 3), (2, 1)])
+@pytest.mark.parametrize(("stage", "window"), [(0, 5), (1, 3), (2, 1)])
 def test_a_rank_of_a_chain_has_the_window_of_its_stage(stage: int, window: int) -> None:
-    policy = schedule((0, 1), (1, 2), stage=stage).policy(8, reduces=False)
+    policy = schedule((0, 1), (1, 2), stage=stage, pipeline="1f1b").policy(8, reduces=False)
     assert isinstance(policy, TableOrder)
     assert (policy.window, policy.most_kept, policy.chunks, policy.forwards_first) == (window, 5, 1, False)
 
@@ -41,12 +44,22 @@ def test_a_placement_that_comes_back_has_the_same_window_everywhere() -> None:
         assert isinstance(policy, TableOrder) and policy.window == 3
 
 
-@pytest.mark.parametrize(("active", "kept"), [(4, 4), (5, 5), (9, 5)])
-def test_zero_bubble_takes_the_memory_that_it_may(active: int, kept: int) -> None:
-    policy = schedule((0, 1), (1, 2), pipeline="zero_bubble", active_microbatches=active).policy(
-        8, reduces=False
+@pytest.mark.parametrize("active", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("pipeline", ["interleaved", "zero_bubble"])
+def test_a_chain_takes_the_memory_that_it_may_and_finds_useful(pipeline: str, active: int) -> None:
+    ranks = rank_schedules(4, pipeline, active_microbatches=active)
+    times = [ChunkTimes(1.0, 1.0, 1.0)]
+    parts = play_policies(
+        [RankPlayed(rank.policy(12, reduces=False), (rank.stage,), times) for rank in ranks], 12
     )
-    assert isinstance(policy, TableOrder) and policy.most_kept == kept
+    most = min(active, 4 + 3 if pipeline == "zero_bubble" else 4 + 2)
+    assert [most_kept([part for part in parts if part.stage == stage]) for stage in range(4)] == [most] * 4
+
+
+def most_kept(parts: list[Part]) -> int:
+    """Microbatches between the beginning of their forward and the end of their weight gradients."""
+    kept = [{"F": 1, "B": 0, "W": -1}[part.kind] for part in parts]
+    return max(itertools.accumulate(kept))
 
 
 V = ((0, 1), (1, 2), (2, 1), (1, 0))

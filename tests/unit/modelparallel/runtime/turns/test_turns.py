@@ -14,6 +14,7 @@ from torch.distributed import DistBackendError
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import StageLoad
 from opensmd.modelparallel.planning.schedule import FixedOrder, TableOrder, in_flight
+from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
 from opensmd.modelparallel.planning.simulate import parts_of_step
 from opensmd.modelparallel.runtime.turns.turns import StepAborted
@@ -134,9 +135,9 @@ WITH_WEIGHTS = {
         rank 1   .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 F4 B4 F5 B5 W4 W5
         """,
     ("interleaved", 3, 6): """
-        rank 0   F0 F1 F2 F3 .  B0 B0 B1 B1 F4 B2 B2 F5 B3 B3 B4 B4 B5 B5
-        rank 1   .  F0 F1 F2 B0 F3 B1 W0 B2 W1 F4 B3 W2 F5 B4 W3 B5 W4 W5
-        rank 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 W3 W4 W5
+        rank 0   F0 F1 F2 F3 F4 B0 B0 F5 B1 B1 B2 B2 B3 B3 B4 B4 B5 B5
+        rank 1   .  F0 F1 F2 B0 F3 B1 F4 B2 W0 F5 B3 W1 B4 W2 B5 W3 W4 W5
+        rank 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 F5 B5 W1 W2 W3 W4 W5
         """,
     ("zero_bubble", 3, 6): """
         rank 0   F0 F1 F2 F3 F4 B0 B0 F5 B1 B1 B2 B2 B3 B3 B4 B4 B5 B5
@@ -189,10 +190,59 @@ def test_a_forward_that_is_late_holds_up_only_what_needs_it() -> None:
     first, second = chain(2, 6)
     assert show(play([replace(first, delays={1: 4}), second], 6)) == picture(
         """
-        rank 0   F0 F1 F1 F1 F1 F1 B0 B0 F2 B1 B1 F3 B2 B2 F4 B3 B3 F5 B4 B4 .  B5 B5
+        rank 0   F0 F1 F1 F1 F1 F1 F2 B0 B0 F3 B1 B1 F4 B2 B2 F5 B3 B3 B4 B4 .  B5 B5
         rank 1   .  F0 B0 B0 .  .  F1 B1 B1 F2 B2 B2 F3 B3 B3 F4 B4 B4 F5 B5 B5
         """
     )
+
+
+def gradients_in_reverse(patience: int, *sent: tuple[int, int], lost: Exception | None = None) -> list[Rank]:
+    """Rank 0 sends gradients of microbatches after some ticks each; the row of rank 1 is F0 F1 B0 B1."""
+
+    def function(run: Pass) -> None:
+        if run.rank.rank == 1:
+            run.rank.work("F", run.index, 1)
+            run.rank.turns.before_backward(run.microbatch, [(0, run.index)])
+            run.rank.work("B", run.index, 1)
+        elif run.index == 0:
+            for microbatch, ticks in sent:
+                run.rank.work("F", 0, ticks)
+                run.rank.send(1, microbatch)
+
+    row = fill_drain(1, 2).rows[0]
+    policy = TableOrder(row, most_active=math.inf, early=False, weights_last=False)
+    waiting = Stage(policy, range(2), patience=patience, lost=lost)
+    return play([Stage(loop(2, window=2), range(2)), waiting], 2, function)
+
+
+@pytest.mark.parametrize(
+    ("patience", "late", "expected"),
+    [
+        (0, 1, "F0 F1 .  .  B1 B0"),
+        (1, 1, "F0 F1 .  .  .  B0 B1"),
+        (1, 3, "F0 F1 .  .  .  B1 .  B0"),
+    ],
+)
+def test_what_is_next_in_the_table_is_waited_for_a_little(patience: int, late: int, expected: str) -> None:
+    assert show(gradients_in_reverse(patience, (1, 4), (0, late))).splitlines()[1] == f"rank 1   {expected}"
+
+
+def test_a_rank_that_is_lost_during_a_short_wait_is_reported() -> None:
+    lost = DistBackendError("rank 0 has died")
+    error = gradients_in_reverse(1, (1, 1), (0, 9), lost=lost)[1].error
+    assert isinstance(error, SMPError)
+    assert "microbatch 0 waits before backward" in str(error)
+
+
+@pytest.mark.parametrize("patience", [1, 2, 5])
+@pytest.mark.parametrize(("pipeline", "count"), [("v", 3), ("v", 4), ("interleaved", 4)])
+def test_patience_never_stops_a_step(pipeline: str, count: int, patience: int) -> None:
+    """Also where what is waited for needs what the rank does not do meanwhile."""
+    stages = [
+        replace(stage, patience=patience, delays={(3 * place) % 7: 4, (5 * place) % 7: 2})
+        for place, stage in enumerate(chain(count, 7, pipeline, splits=True))
+    ]
+    assert [rank.error for rank in play(stages, 7)] == [None] * count
 
 
 @pytest.mark.parametrize("count", [3, 4])
