@@ -1,4 +1,4 @@
-"""What turns are made of: runs that can go on, messages that come, weight gradients, state of each microbatch."""
+"""What turns are made of: runs that go on, messages that come, weight gradients, state per microbatch."""
 
 from __future__ import annotations
 
