@@ -16,7 +16,7 @@ ALONE = "layers alone"  # in plain PyTorch: no schedule can do better than the b
 
 OURS: dict[str, Callable[[int, int], Table]] = {
     "v": zero_bubble_v,
-    "interleaved": zero_bubble_h1,
+    "interleaved": zero_bubble_h1,  # as long as with forwards further ahead
     "zero_bubble": zero_bubble_h2,
     "1f1b": one_forward_one_backward,
 }

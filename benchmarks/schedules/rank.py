@@ -26,7 +26,8 @@ PEERS = {
     "izb": pipelining.ScheduleInterleavedZeroBubble,
     "zbv": pipelining.ScheduleZBVZeroBubble,
 }
-WARM_UP = 8  # steps of each: "interleaved" measures until its seventh which backwards it splits
+WARM_UP = 2  # steps of each
+MEASURING = 7  # steps, in which "interleaved" finds out which backwards it splits
 Step = Callable[[], object]
 
 
@@ -59,7 +60,8 @@ def main() -> None:
     }
     for peer in options.peers:
         steps[f"torch {peer}"] = peers(peer, options.microbatches, gloo)
-    for name, times in measured(steps, options.steps).items():
+    warm_up = MEASURING if options.schedule == "interleaved" else WARM_UP
+    for name, times in measured(steps, options.steps, warm_up).items():
         results.rows.append(row(str(ranks), options.microbatches, name, [each.taken for each in times]))
         slept = [each.slept for each in times]
         results.rows.append(row(str(ranks), options.microbatches, f"{name}, slept", slept))
@@ -68,13 +70,13 @@ def main() -> None:
     dist.barrier()
 
 
-def measured(steps: Mapping[str, Step], count: int) -> dict[str, list[Times]]:
-    """So many steps of each, in turn; the first rounds do not count."""
+def measured(steps: Mapping[str, Step], count: int, warm_up: int) -> dict[str, list[Times]]:
+    """So many steps of each, in turn, after ``warm_up`` that do not count."""
     times: dict[str, list[Times]] = {name: [] for name in steps}
-    for _ in range(count + WARM_UP):
+    for _ in range(count + warm_up):
         for name, step in steps.items():
             times[name].append(once(step))
-    return {name: each[WARM_UP:] for name, each in times.items()}
+    return {name: each[warm_up:] for name, each in times.items()}
 
 
 def once(step: Step) -> Times:

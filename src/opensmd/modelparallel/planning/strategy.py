@@ -16,11 +16,12 @@ from typing import Any
 from opensmd.modelparallel.planning.cost import CPU
 from opensmd.modelparallel.planning.partition import partition
 from opensmd.modelparallel.planning.plan import Plan, StageLoad, ancestors, is_inside
+from opensmd.modelparallel.planning.schedule import forwards_ahead, most_active
 from opensmd.modelparallel.planning.schedules.names import Pipeline
 from opensmd.modelparallel.planning.schedules.playing import Played, play
 from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, in_a_v
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
-from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
+from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, zero_bubble_h2
 from opensmd.modelparallel.planning.trace import ModelTrace, Unit
 from opensmd.modelparallel.planning.units import BYTES_PER_SECOND, MESSAGE_SECONDS
 
@@ -225,8 +226,11 @@ def _predicted(
 
 
 def _table(pipeline: Pipeline, partitions: int, microbatches: int) -> Table:
-    make = {"interleaved": zero_bubble_h1, "zero_bubble": zero_bubble_h2, "v": zero_bubble_v}[pipeline]
-    return make(partitions, microbatches)
+    if pipeline == "interleaved":
+        return zero_bubble(
+            partitions, microbatches, forwards_ahead(partitions, most_active(partitions, None))
+        )
+    return {"zero_bubble": zero_bubble_h2, "v": zero_bubble_v}[pipeline](partitions, microbatches)
 
 
 def _times(plan: Plan, pipeline: Pipeline) -> list[ChunkTimes]:
