@@ -10,7 +10,7 @@ weights::
     .  F0 F1 F2 B0 F3 B1 F4 B2 W0 F5 B3 W1 B4 W2 B5 W3 W4 W5
     .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 F5 B5 W1 W2 W3 W4 W5
 
-What is late by little is waited for (:mod:`.patience`), as anything else takes a whole action.
+What is late by little is waited for (:mod:`.schedules.patience`), as anything else takes a whole action.
 
 *Fixed order* gives every rank the same order of forwards and backwards, whatever has come: for transports
 whose messages must be received in the order in which they were sent, and for ``deterministic_server``.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
 
-from opensmd.modelparallel.planning.patience import Patience
 from opensmd.modelparallel.planning.plan import StageLoad
 from opensmd.modelparallel.planning.schedule import (
     MOST_AHEAD,
@@ -24,6 +23,7 @@ from opensmd.modelparallel.planning.schedule import (
     TableOrder,
     forwards_ahead,
 )
+from opensmd.modelparallel.planning.schedules.patience import Patience
 from opensmd.modelparallel.planning.schedules.tables import Action, ChunkTimes, Kind, fused
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble

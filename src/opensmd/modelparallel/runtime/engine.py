@@ -17,9 +17,9 @@ from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.planning.measured import StageTimes, with_times
-from opensmd.modelparallel.planning.patience import Patience
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.predict import comes_back
+from opensmd.modelparallel.planning.schedules.patience import Patience
 from opensmd.modelparallel.planning.simulate import parts_of_step
 from opensmd.modelparallel.ranks.poisoned_groups import require_sound
 from opensmd.modelparallel.ranks.sendable import control_device

@@ -31,8 +31,8 @@ from functools import partial
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.planning.patience import Patience
 from opensmd.modelparallel.planning.schedule import Choice, Policy, Progress, Standing
+from opensmd.modelparallel.planning.schedules.patience import Patience
 from opensmd.modelparallel.planning.schedules.tables import Action
 from opensmd.modelparallel.runtime.messages.transport import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
