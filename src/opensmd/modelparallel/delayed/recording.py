@@ -265,8 +265,7 @@ def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
         "generator": lambda _: None,
         "pin_memory": lambda _: False,
     }
-    known = {name: changed[name](value) if name in changed else value for name, value in kwargs.items()}
-    return {name: value for name, value in known.items() if not (name == "generator" and value is None)}
+    return {name: changed[name](value) if name in changed else value for name, value in kwargs.items()}
 
 
 def _to_meta(leaf: Any) -> Any:

@@ -1,0 +1,112 @@
+"""While a recording is on, large tensors have no data, and what would be done to them can be done later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.delayed.recording import SMALL_BYTES, Disguise, Recording
+from opensmd.modelparallel.delayed.tape import values_of
+from opensmd.modelparallel.exceptions import SMPError
+
+SIDE = 64  # floats: more than a page
+GENERATOR = torch.Generator()
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    with ExitStack() as stack:
+        recording = stack.enter_context(Recording())
+        stack.enter_context(Disguise(recording))
+        yield recording
+
+
+def later(recording: Recording, tensor: Tensor) -> Tensor:
+    """What the tensor holds once its operations run."""
+    reference = recording.reference(tensor)
+    assert reference is not None
+    return reference.on(values_of([reference.memory])[reference.memory])
+
+
+MAKERS: dict[str, Callable[[], Tensor]] = {
+    "drawn in place": lambda: torch.empty(SIDE, SIDE).normal_(0, 0.02),
+    "computed from others": lambda: torch.randn(SIDE, SIDE) * 0.1 + torch.eye(SIDE),
+    "written in part": lambda: torch.zeros(SIDE, SIDE).index_fill_(0, torch.tensor([1, 3]), 2.0),
+    "a view": lambda: torch.arange(2.0 * SIDE * SIDE).view(2, SIDE, SIDE)[1].t(),
+    "from what has data": lambda: torch.zeros(SIDE, SIDE).copy_(torch.tensor([3.0])),
+    "made by another generator": lambda: torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(5)),
+    "drawn by another generator": lambda: torch.empty(SIDE, SIDE).normal_(generator=GENERATOR.manual_seed(5)),
+    "made where its numbers decide": lambda: torch.randn(SIDE, SIDE).clamp_(
+        max=torch.rand(SIDE).max().item()
+    ),
+}
+
+
+@pytest.mark.parametrize("how", MAKERS)
+def test_what_is_made_later_is_what_would_have_been_made_at_once(how: str) -> None:
+    torch.manual_seed(0)
+    wanted, drawn_afterwards = MAKERS[how](), torch.rand(2)
+    torch.manual_seed(0)
+    with recorded() as recording:
+        tensor = MAKERS[how]()
+        assert torch.equal(torch.rand(2), drawn_afterwards)
+    assert tensor.is_meta
+    assert torch.equal(later(recording, tensor), wanted)
+
+
+def test_small_tensors_and_those_of_a_pause_have_their_data_at_once() -> None:
+    with recorded() as recording:
+        small = torch.ones(SMALL_BYTES // 8)
+        recording.paused = True
+        large = torch.ones(SIDE, SIDE)
+        recording.paused = False
+    assert small.sum().item() == SMALL_BYTES // 8 and large.sum().item() == SIDE * SIDE
+
+
+def test_tensors_without_data_say_that_they_are_where_their_numbers_will_be() -> None:
+    with recorded():
+        tensor = torch.empty(SIDE, SIDE)
+        assert tensor.is_cpu and not tensor.is_meta and tensor.device == torch.device("cpu")
+        meant = torch.empty(SIDE, SIDE, device="meta")
+        assert meant.is_meta
+
+
+def test_what_depends_on_numbers_is_told_them() -> None:
+    torch.manual_seed(0)
+    wanted = torch.randn(SIDE, SIDE)
+    torch.manual_seed(0)
+    with recorded():
+        tensor = torch.randn(SIDE, SIDE)
+        assert tensor.max().item() == wanted.max().item()
+        assert torch.equal(tensor.nonzero(), wanted.nonzero())
+        assert [number.item() for number in tensor[0]] == wanted[0].tolist()
+
+
+def test_a_tensor_with_data_that_would_be_filled_from_one_without_is_filled() -> None:
+    plain = torch.zeros(4)
+    with recorded():
+        plain.copy_(torch.full((SIDE, SIDE), 3.0)[0, :4])
+    assert plain.tolist() == [3.0] * 4
+
+
+def test_an_operation_that_needs_numbers_to_write_is_refused() -> None:
+    with recorded():
+        tensor = torch.zeros(SIDE, SIDE)
+        with pytest.raises(SMPError, match="needs the numbers of parameters whose initialization is delayed"):
+            torch.nonzero(torch.ones(2, 2), out=tensor.view(torch.int64))
+
+
+def test_a_later_recording_goes_on_with_the_memory_of_an_earlier_one() -> None:
+    with recorded() as first:
+        tensor = torch.ones(SIDE, SIDE)
+    reference = first.reference(tensor)
+    assert reference is not None
+    with recorded() as second:
+        assert second.reference(tensor) is None
+        second.know(reference.memory)
+        tensor.mul_(3)
+    assert later(second, tensor).unique().tolist() == [3.0]
