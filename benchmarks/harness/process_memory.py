@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["MIB", "anonymous", "forget_the_most", "most_anonymous", "of_ranks"]
+__all__ = ["MIB", "forget_the_most", "most_anonymous", "of_ranks"]
 
 MIB = 2**20
 
 
-def anonymous() -> int:
-    """Bytes of this process's own, without files and what ranks share."""
-    return _status("RssAnon")
-
-
 def most_anonymous() -> int:
-    """The most of that since :func:`forget_the_most`."""
+    """Bytes of this process's own, without what others share, at their most since :func:`forget_the_most`."""
     return _status("VmHWM") - _status("RssFile") - _status("RssShmem")
 
 

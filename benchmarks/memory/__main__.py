@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.harness.options import command_parser
 from benchmarks.harness.results import Results, machine, row
 from benchmarks.harness.table import Grid
+from benchmarks.harness.turns import Started, found_in_turn
 from benchmarks.memory.cases import CASES, PLAIN
 
-ROOT = Path(__file__).resolve().parents[2]
 FULLEST, TIMES = "memory, MiB", "step, ms"
 # Large blocks are mapped one by one, so that what a rank has is what its tensors need.
 COUNTING = {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
 
 
 def main() -> None:
-    """Fresh jobs of two ranks, all settings in turn."""
-    parser = command_parser(__doc__, seconds=10.0)
+    """Memory of fresh jobs of two ranks; then each beside the plain one, steps in turn."""
+    parser = command_parser(__doc__, seconds=0.0)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--beside", choices=CASES, default=PLAIN, help="what times are compared with")
+    parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()
-    cases = list(dict.fromkeys([PLAIN, *options.cases]))
     results = Results("memory", "2 processes", machine())
-    for case in cases:
-        results.rows.append(row(case, 0, FULLEST, _run(case, 0.0, COUNTING)))
-    found: dict[str, list[float]] = {case: [] for case in cases}
-    for _ in range(options.rounds):
-        for case in cases:
-            found[case] += _run(case, options.seconds / options.rounds, {})
-    # Beside the plain case's of the same round: the machine's speed changes.
-    for case in cases:
-        ratios = [mine / plain for mine, plain in zip(found[case], found[PLAIN], strict=True)]
-        results.rows.append(row(case, 0, TIMES, found[case]))
+    for case in dict.fromkeys([options.beside, *options.cases]):
+        results.rows.append(row(case, 0, FULLEST, _memory(case)))
+        times, ratios = _times(case, options.beside, options.steps)
+        results.rows.append(row(case, 0, TIMES, times))
         results.rows.append(row(case, 0, "ratio", ratios))
     grid(results).print()
     results.save(options.out / "memory.json")
 
 
-def _run(case: str, seconds: float, more: Mapping[str, str]) -> list[float]:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, **more}
-    script = str(ROOT / "benchmarks" / "memory" / "rank.py")
-    smdrun = [sys.executable, "-m", "opensmd.launch.cli", "-n", "2"]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        subprocess.run([*smdrun, script, case, str(seconds), str(file)], env=env, check=True)
-        found: list[float] = json.loads(file.read_text())
+def _memory(case: str) -> list[float]:
+    found: list[float] = found_in_turn({case: _job(case, "memory", COUNTING)}, 2)[case]
     return found
+
+
+def _times(case: str, beside: str, steps: int) -> tuple[list[float], list[float]]:
+    """Of the steps, and as multiples of those beside them: the machine's speed changes."""
+    jobs = {name: _job(name, "times", {}) for name in (beside, case)}
+    found = found_in_turn(jobs, steps)
+    ratios = [mine / plain for mine, plain in zip(found[case], found[beside], strict=True)]
+    return found[case], ratios
+
+
+def _job(case: str, what: str, more: Mapping[str, str]) -> Started:
+    return Started(2, [str(Path(__file__).with_name("rank.py")), case, what], more)
 
 
 def grid(results: Results) -> Grid:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
-import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.fsdp  # code, which is not to count
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from benchmarks.harness.process_memory import MIB, anonymous, forget_the_most, most_anonymous, of_ranks
+from benchmarks.harness.process_memory import MIB, forget_the_most, most_anonymous, of_ranks
+from benchmarks.harness.turns import turns_of
 from benchmarks.memory.cases import CASES
+from opensmd.tools.interpreter_memory import own_bytes
 
 WIDTH, BLOCKS, ROWS, DEPTH = 512, 12, 1024, 4  # rows of both ranks together
 WARM_UP = 2  # steps
@@ -45,9 +44,7 @@ class Job:
     def __init__(self, name: str) -> None:
         case = CASES[name]
         smp.init({"ddp": True, **case.settings})
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # what importing has left free would be taken first
-        self.before = anonymous()
+        self.before = own_bytes()  # what importing has left free would be taken first
         torch.manual_seed(0)
         with smp.model_creation(tensor_parallelism=case.tensor_parallelism):
             net = nn.Sequential(*[Block() for _ in range(BLOCKS)])
@@ -73,43 +70,41 @@ class Job:
         self.optimizer.step()
 
 
-def memory(job: Job) -> list[float]:
+def turns(folder: Path) -> Iterator[None]:
+    """Of this job, one a step."""
+    return turns_of(folder, lambda go: bool(smp.allgather(go, smp.WORLD)[0]), first=smp.rank() == 0)
+
+
+def memory(job: Job, folder: Path) -> list[float]:
     """MiB beyond the libraries at the fullest moment of later steps, of the fuller rank."""
     job.train()
     forget_the_most()
-    for _ in range(WARM_UP):
+    for _ in turns(folder):
         job.train()
     mine = (most_anonymous() + of_ranks() - job.before) / MIB
     return [max(smp.allgather(mine, smp.WORLD))]
 
 
-def times(job: Job, seconds: float) -> list[float]:
-    """Milliseconds of a step, the median."""
+def times(job: Job, folder: Path) -> list[float]:
+    """Milliseconds of each step, which take turns with those of other jobs."""
     for _ in range(WARM_UP):
         job.train()
     found: list[float] = []
-    end = time.perf_counter() + seconds
-    going = True
-    while going:
-        smp.barrier()
+    for _ in turns(folder):
         start = time.perf_counter()
         job.train()
         smp.barrier()
         found.append((time.perf_counter() - start) * 1e3)
-        more = torch.tensor(time.perf_counter() < end)
-        dist.broadcast(more, 0)
-        going = bool(more)
-    return [statistics.median(found)]
+    return found
 
 
 def main() -> None:
-    """``rank.py CASE SECONDS FILE``: memory with 0 seconds."""
+    """``rank.py CASE WHAT FOLDER``, what being one of ``memory`` and ``times``."""
     torch.set_num_threads(1)
-    seconds = float(sys.argv[2])
-    job = Job(sys.argv[1])
-    found = times(job, seconds) if seconds else memory(job)
+    job, folder = Job(sys.argv[1]), Path(sys.argv[3])
+    found = (times if sys.argv[2] == "times" else memory)(job, folder)
     if smp.rank() == 0:
-        Path(sys.argv[3]).write_text(json.dumps(found))
+        (folder / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from benchmarks.harness.options import command_parser
 from benchmarks.harness.process_memory import MIB
 from benchmarks.harness.results import Results, machine, row
 from benchmarks.harness.table import Grid
+from benchmarks.harness.turns import Started, found_in_turn
 from benchmarks.resident.models import FACTORIES, MICROBATCHES, RANKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +26,7 @@ STEP, PEAK, LIVE, PREDICTED = "step, ms", "resident, MiB", "live, MiB", "predict
 
 
 def main() -> None:
-    """Fresh jobs, all settings in turn."""
+    """Fresh jobs of all settings, whose steps take turns."""
     parser = command_parser(__doc__, seconds=0.0)
     parser.add_argument("--cases", nargs="+", choices=RANKS, default=list(RANKS))
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
@@ -41,9 +39,11 @@ def main() -> None:
             for rank, size in enumerate(_predicted(case))
         ]
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.settings}
+        script = str(Path(__file__).with_name("rank.py"))
+        started = {name: Started(RANKS[case], [script, case], SETTINGS[name]) for name in found}
         for _ in range(options.rounds):
-            for name, jobs in found.items():
-                jobs.append(_run(case, options.steps, SETTINGS[name]))
+            for name, job in found_in_turn(started, options.steps).items():
+                found[name].append(job)
         for name, jobs in found.items():
             results.rows.append(row(case, 0, f"{name}: {STEP}", [t for job in jobs for t in job["times"]]))
             for rank in range(RANKS[case]):
@@ -61,18 +61,6 @@ def _predicted(case: str) -> list[float]:
     command = [sys.executable, "-m", "opensmd.tools.cli", "plan", target, *degrees, "--json"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return [rank["resident"] for rank in json.loads(done.stdout)["ranks"]]
-
-
-def _run(case: str, steps: int, variables: Mapping[str, str]) -> dict[str, Any]:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    script = str(ROOT / "benchmarks" / "resident" / "rank.py")
-    smdrun = [sys.executable, "-m", "opensmd.launch.cli", "-n", str(RANKS[case])]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        command = [*smdrun, script, case, str(steps), str(file)]
-        subprocess.run(command, env={**os.environ, "PYTHONPATH": path, **variables}, check=True)
-        found: dict[str, Any] = json.loads(file.read_text())
-    return found
 
 
 def grid(results: Results) -> Grid:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import sys
 import time
@@ -13,9 +12,11 @@ import torch
 from torch import Tensor
 
 import smdistributed.modelparallel.torch as smp
-from benchmarks.harness.process_memory import MIB, anonymous, forget_the_most, most_anonymous, of_ranks
+from benchmarks.harness.process_memory import MIB, forget_the_most, most_anonymous, of_ranks
+from benchmarks.harness.turns import turns_of
 from benchmarks.resident.models import MICROBATCHES, RANKS, VOCABULARY, WORDS, gpt2
 from opensmd.native import core
+from opensmd.tools.interpreter_memory import own_bytes
 
 WARM_UP = 2  # steps
 
@@ -43,9 +44,7 @@ class Job:
 
     def __init__(self, case: str) -> None:
         smp.init({"partitions": RANKS[case], "microbatches": MICROBATCHES})
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # what importing has left free is not the interpreter's
-        self.others = anonymous() - of_c_library()
+        self.others = own_bytes() - of_c_library()
         torch.manual_seed(0)
         self.model = model = smp.DistributedModel(gpt2(case))
         self.optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-4))
@@ -76,18 +75,19 @@ class Job:
 
 
 def main() -> None:
-    """``rank.py CASE STEPS FILE``."""
+    """``rank.py CASE FOLDER``: steps in turn with those of other jobs."""
     torch.set_num_threads(1)
-    job = Job(sys.argv[1])
+    job, folder = Job(sys.argv[1]), Path(sys.argv[2])
     for _ in range(WARM_UP):
         job.train()
     forget_the_most()
-    times = [job.train() for _ in range(int(sys.argv[2]))]
+    turns = turns_of(folder, lambda go: bool(smp.allgather(go, smp.WORLD)[0]), first=smp.rank() == 0)
+    times = [job.train() for _ in turns]
     mine = ((most_anonymous() + of_ranks()) / MIB, job.live() / MIB)
     every = smp.allgather(mine, smp.WORLD)
     if smp.rank() == 0:
         peaks, live = zip(*every, strict=True)
-        Path(sys.argv[3]).write_text(json.dumps({"times": times, "peaks": peaks, "live": live}))
+        (folder / "found.json").write_text(json.dumps({"times": times, "peaks": peaks, "live": live}))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from benchmarks.harness import launch
 from benchmarks.harness.contestants import after_a_call
 from benchmarks.harness.results import Results, human_bytes, human_time, row
@@ -32,6 +35,7 @@ from benchmarks.targets import Found, Target, verdict, worst
 from opensmd.modelparallel.init import shutdown
 from tests.support.forked_jobs import run_job
 from tests.support.forks import ForkedProcess, as_main
+from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankPool
 
 QUICK = ["--seconds", "0.01", "--rounds", "1", "--patience", "0", "--out"]
@@ -158,23 +162,48 @@ def test_small_messages_are_measured_beside_torch_distributed(
     assert names[:3] == ["direct", "torch.ops.opensmd", "torch.distributed"]
 
 
-def memory_and_times(name: str) -> list[float]:
-    """Of small blocks with one of the settings, on a rank."""
+def give_turns(folder: Path, steps: int) -> None:
+    """What a benchmark does for each of its jobs."""
+    wait_until(lambda: (folder / "ready").exists())
+    for _ in range(steps):
+        (folder / "go").touch()
+        wait_until(lambda: not (folder / "go").exists())
+    (folder / "end").touch()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def memory_and_times(name: str, folder: Path) -> list[float]:
+    """Of small blocks with one of the settings, on a rank: the memory, and the times of three steps."""
     memory_rank.WIDTH, memory_rank.BLOCKS, memory_rank.ROWS = 16, 2, 32
     found: list[float] = []
-    for measure in (memory_rank.memory, lambda job: memory_rank.times(job, 0.0)):
+    for measure, steps in ((memory_rank.memory, 1), (memory_rank.times, 3)):
         shutdown()
-        found += measure(memory_rank.Job(name))
+        own = folder / f"{name}-{steps}"
+        job = memory_rank.Job(name)
+        if dist.get_rank() == 0:
+            own.mkdir()
+            threading.Thread(target=give_turns, args=(own, steps)).start()
+        found += measure(job, own)
     return found
 
 
-def test_memory_and_time_are_measured_with_each_setting(pool: Callable[[int], RankPool]) -> None:
+def test_memory_and_time_are_measured_with_each_setting(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
     results = Results("memory", "2 processes")
     for case, number in zip(CASES, range(len(CASES)), strict=True):
         measured = [FULLEST, TIMES]
-        values = pool(2).run(memory_and_times, case)[0] if number % 4 == 1 else [100.0, 5.0]
-        assert len(values) == 2 and values[1] > 0
-        results.rows += [row(case, 0, what, [value]) for what, value in zip(measured, values, strict=True)]
+        is_run = number % 4 == 1
+        values = pool(2).run(memory_and_times, case, tmp_path)[0] if is_run else [100.0, 5.0, 5.0, 5.0]
+        assert len(values) == 4 and min(values[1:]) > 0
+        results.rows += [
+            row(case, 0, what, [value]) for what, value in zip(measured, values[:2], strict=True)
+        ]
         results.rows.append(row(case, 0, "ratio", [2.0]))
     lines = memory_grid(results).lines
     assert list(lines[0]) == ["two replicas", "100", "5", "2.00x"]

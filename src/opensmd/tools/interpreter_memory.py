@@ -9,11 +9,16 @@ from pathlib import Path
 
 from torch import nn
 
-__all__ = ["interpreter_bytes"]
+__all__ = ["interpreter_bytes", "own_bytes"]
 
 
 def interpreter_bytes(model: nn.Module) -> int:
-    """Bytes of this process without ``model``'s, files and what it shares; 0 where the system does not tell.
+    """:func:`own_bytes` without the tensors of ``model``."""
+    return max(0, own_bytes() - _bytes_of(model))
+
+
+def own_bytes() -> int:
+    """Bytes of this process's own, without files and what it shares; 0 where the system does not tell.
 
     What has been freed is given back to the system first.
     """
@@ -23,8 +28,7 @@ def interpreter_bytes(model: nn.Module) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
     except (OSError, AttributeError):
         return 0
-    own = next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)
-    return max(0, own - _bytes_of(model))
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)
 
 
 def _bytes_of(model: nn.Module) -> int:
