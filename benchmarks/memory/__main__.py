@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.harness.options import command_parser
-from benchmarks.harness.results import Results, machine, row
+from benchmarks.harness.results import Results, Row, machine, row
 from benchmarks.harness.table import Grid
 from benchmarks.harness.turns import Started, found_in_turn
 from benchmarks.memory.cases import CASES, PLAIN
@@ -24,11 +24,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args()
     results = Results("memory", "2 processes", machine())
-    for case in dict.fromkeys([options.beside, *options.cases]):
-        results.rows.append(row(case, 0, FULLEST, _memory(case)))
-        times, ratios = _times(case, options.beside, options.steps)
-        results.rows.append(row(case, 0, TIMES, times))
-        results.rows.append(row(case, 0, "ratio", ratios))
+    others = [case for case in options.cases if case != options.beside]
+    memory = {case: _memory(case) for case in (options.beside, *others)}
+    pairs = {case: _times(case, options.beside, options.steps) for case in others}
+    plain = [time for _, besides in pairs.values() for time in besides]
+    results.rows += _rows(options.beside, memory[options.beside], plain, plain)
+    for case, (times, besides) in pairs.items():
+        results.rows += _rows(case, memory[case], times, besides)
     grid(results).print()
     results.save(options.out / "memory.json")
 
@@ -39,11 +41,17 @@ def _memory(case: str) -> list[float]:
 
 
 def _times(case: str, beside: str, steps: int) -> tuple[list[float], list[float]]:
-    """Of the steps, and as multiples of those beside them: the machine's speed changes."""
+    """Of the steps, and of those beside them."""
     jobs = {name: _job(name, "times", {}) for name in (beside, case)}
     found = found_in_turn(jobs, steps)
-    ratios = [mine / plain for mine, plain in zip(found[case], found[beside], strict=True)]
-    return found[case], ratios
+    return found[case], found[beside]
+
+
+def _rows(case: str, memory: list[float], times: list[float], besides: list[float]) -> list[Row]:
+    """With the times as multiples of those beside them: the machine's speed changes."""
+    ratios = [mine / plain for mine, plain in zip(times, besides, strict=True)]
+    found = ((FULLEST, memory), (TIMES, times), ("ratio", ratios))
+    return [row(case, 0, what, values) for what, values in found if values]
 
 
 def _job(case: str, what: str, more: Mapping[str, str]) -> Started:

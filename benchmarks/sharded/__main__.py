@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from benchmarks.harness.steps import measure_steps
 from benchmarks.harness.table import Ratio
+from benchmarks.limits import NO_COMMUNICATION
 
 WIDTHS = [128, 512]
 RATIOS = [
+    Ratio("at most", NO_COMMUNICATION, ["FSDP2 over gloo"]),
     Ratio("FSDP2 over gloo / ours", "opensmd over smddp", ["FSDP2 over gloo"]),
     Ratio("FSDP2 over smddp / ours", "opensmd over smddp", ["FSDP2 over smddp"]),
 ]

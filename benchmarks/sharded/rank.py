@@ -2,17 +2,19 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.rank import Rank
 from benchmarks.harness.sampling import Candidate, timed
 from benchmarks.harness.widths import measure_widths
+from benchmarks.limits import NO_COMMUNICATION
 from opensmd.modelparallel.ranks.groups import Groups
 
 BLOCKS, ROWS = 4, 64
@@ -25,7 +27,7 @@ def main() -> None:
         "sharded step",
         contestants,
         case=lambda width: (f"{BLOCKS} blocks of {width}", 0),
-        backends=["gloo", "smddp"],
+        backends=["gloo", "smddp", "fake"],
         finish=smp.shutdown,
     )
 
@@ -38,7 +40,35 @@ def contestants(me: Rank, width: int) -> list[Candidate]:
     losses = [step().item() for step in steps.values()]
     if max(losses) - min(losses) > 1e-5 * abs(losses[0]):
         raise RuntimeError(f"the losses differ: {dict(zip(steps, losses, strict=True))}")
+    steps[NO_COMMUNICATION] = without_communication(steps["opensmd over smddp"], me)
     return [Candidate(name, timed(step)) for name, step in steps.items()]
+
+
+def without_communication(step: Step, me: Rank) -> Step:
+    """The library's step over torch's backend that does nothing: the least that any communication leaves.
+
+    Its values are of no use, so it comes last; the model is the same, because a job has one.
+    """
+    model = smp.state.model.get_module()
+    units = [each for each in model.modules() if isinstance(each, FSDPModule)]
+    meshes = {id(mesh): mesh for unit in units for mesh in _meshes_of(unit)}.values()
+
+    def over(backend: str) -> None:
+        share_over(me.groups[backend])
+        for mesh in meshes:
+            mesh.shard_process_group = me.groups[backend]
+
+    def alone() -> Tensor:
+        over("fake")
+        loss = step()
+        over("smddp")
+        return loss
+
+    return alone
+
+
+def _meshes_of(unit: FSDPModule) -> list[Any]:
+    return [group.mesh_info for group in unit._get_fsdp_state()._fsdp_param_groups]
 
 
 def stack(width: int) -> nn.Sequential:
