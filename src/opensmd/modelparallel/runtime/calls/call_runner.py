@@ -6,7 +6,6 @@ import functools
 import operator
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +57,7 @@ class CallRunner:
     Attributes:
         checkpointing: how many activation checkpoints are open around the current program point.
         escaped_from_checkpoint: what the innermost reentrant checkpoint has made, while it runs its function.
-        generators: that have been arguments of modules.
+        iterators: that have been arguments of modules, by id.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class CallRunner:
         self.rank = context.rank
         self.checkpointing = 0
         self.escaped_from_checkpoint: EscapedFromCheckpoint | None = None
-        self.generators: WeakSet[Any] = WeakSet()
+        self.iterators: dict[int, Any] = {}
         self._transport = context.transport
         self._changed = ChangedArguments(microbatch, context, transfers, turns)
 
@@ -106,6 +105,7 @@ class CallRunner:
         """Let go of everything."""
         self.transfers.release()
         self._changed.release()
+        self.iterators.clear()
 
     def settle(self) -> None:
         """Run what is left of a backward before something that might see it, or change what it needs."""

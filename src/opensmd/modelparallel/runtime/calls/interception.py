@@ -15,7 +15,7 @@ from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall, passed
-from opensmd.modelparallel.runtime.calls.generators import has_generators, without_generators
+from opensmd.modelparallel.runtime.calls.iterators import has_iterators, without_iterators
 from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
 from opensmd.modelparallel.runtime.tensors.tags import highest_home
 
@@ -150,8 +150,8 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
                 "microbatches of a step share its modules and take turns: switch between steps"
             )
         called = function
-        if has_generators(args, kwargs):
-            called, (args, kwargs) = without_generators(shown, function, args, kwargs, run.generators)
+        if has_iterators(args, kwargs):
+            called, (args, kwargs) = without_iterators(shown, function, args, kwargs, run.iterators)
         # What the runtime itself asks of tensors would be intercepted like the program.
         with internals.WithoutMode(run.microbatch.mode):
             key = module_key(name, module)

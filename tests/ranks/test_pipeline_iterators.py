@@ -1,4 +1,4 @@
-"""A generator as an argument of a module: what it computes comes from several stages."""
+"""Iterators as arguments of a module: what they compute comes from several stages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pyramid(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         low = torch.tanh(self.first(x))
         high = torch.tanh(self.second(low))
-        out: Tensor = self.head((2 * each for each in (x, low, high)), more=(each.exp() for each in (low,)))
+        out: Tensor = self.head((2 * each for each in (x, low, high)), more=map(torch.exp, (low,)))
         return out
 
 
@@ -61,7 +61,7 @@ def trained() -> None:
     smp.shutdown()
 
 
-def test_a_head_gets_generators_of_features_from_two_stages(pool: Pools) -> None:
+def test_a_head_gets_iterators_over_features_of_two_stages(pool: Pools) -> None:
     pool(2).run(trained)
 
 
