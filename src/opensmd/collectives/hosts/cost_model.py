@@ -25,7 +25,7 @@ __all__ = [
 MIB = 1 << 20
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
-MOST_OF_PIECE, FEWEST_IN_CHAIN = MIB, 24
+MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 24
 # To all other hosts together, with the comparison of calls.
 MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 512 << 10, 128 << 10
 LEAST_OF_CUT = 64
@@ -117,7 +117,7 @@ def _ring(cluster: Cluster, nbytes: float) -> Prediction:
 
 def _tree(cluster: Cluster, nbytes: float) -> Prediction:
     """A reduce to one rank and a broadcast from it, over a chain of hosts, or a tree of two branches."""
-    parts = max(1, math.ceil(nbytes / _part(nbytes, MOST_OF_PIECE, _fewest_in_chain(cluster.hosts))))
+    parts = max(1, math.ceil(nbytes / _part_of_chain(cluster.hosts, nbytes)))
     fan, depth = _shape(cluster.hosts, parts)
     each = nbytes / parts
     moving = max(each / cluster.link, each / cluster.sockets + each / cluster.memory)
@@ -180,12 +180,15 @@ def _comparison(cluster: Cluster) -> float:
     return cluster.delay + 2 * (cluster.hosts - 1) * cluster.message
 
 
-def _part(nbytes: float, most: int, fewest: int) -> float:
-    return min(max(nbytes / fewest, LEAST_OF_PART), most)
+def _part(nbytes: float, most: int, fewest: int, least: float = LEAST_OF_PART) -> float:
+    return min(max(nbytes / fewest, least), most)
 
 
-def _fewest_in_chain(hosts: int) -> int:
-    return FEWEST_IN_CHAIN if hosts > 2 else FEWEST_PARTS
+def _part_of_chain(hosts: int, nbytes: float) -> float:
+    if hosts <= 2:
+        return _part(nbytes, MOST_OF_PIECE, FEWEST_PARTS)
+    least = min(max(nbytes / FEWEST_PARTS, LEAST_IN_CHAIN), LEAST_OF_PART)
+    return _part(nbytes, MOST_OF_PIECE, FEWEST_IN_CHAIN, least)
 
 
 def _shape(hosts: int, parts: int) -> tuple[int, int]:

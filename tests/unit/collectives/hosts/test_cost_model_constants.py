@@ -23,7 +23,8 @@ def constant(file: str, name: str) -> int:
     [
         ("MOST_OF_SUM", "torch/hosts/levels/parts.hpp", "kMostOfSum"),
         ("MOST_OF_PIECE", "torch/hosts/levels/parts.hpp", "kMostOfPart"),
-        ("LEAST_OF_PART", "torch/hosts/levels/parts.hpp", "kLeast"),
+        ("LEAST_OF_PART", "torch/hosts/levels/parts.hpp", "kLeastOfPart"),
+        ("LEAST_IN_CHAIN", "torch/hosts/levels/parts.hpp", "kLeastInChain"),
         ("FEWEST_PARTS", "torch/hosts/levels/parts.hpp", "kFewestParts"),
         ("FEWEST_IN_CHAIN", "torch/hosts/levels/parts.hpp", "kFewestInChain"),
         ("LEAST_OF_CUT", "core/memory/arena.hpp", "kLine"),

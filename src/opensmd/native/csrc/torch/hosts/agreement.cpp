@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/memory/parts.hpp"
 #include "core/protocol/clock.hpp"
 #include "core/protocol/context.hpp"
 
@@ -17,6 +18,11 @@ namespace {
 constexpr size_t kMostTogether = 128u << 10;
 // Who waits for its first member to hear from other hosts waits longer than that does.
 constexpr milliseconds kGrace{2000};
+
+size_t most_of_frame(int hosts) {
+  const size_t each = kMostToAll / static_cast<size_t>(std::max(hosts - 1, 1));
+  return std::min(kMostOneWay, each / kLine * kLine);
+}
 
 uint64_t digest_with(uint64_t digest, const Signature& signature) {
   uint64_t mixed = (digest ^ signature.hash()) * 0x9e3779b97f4a7c15u;
@@ -42,7 +48,8 @@ Agreement::Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Back
       name_(names[static_cast<size_t>(gloo->getRank())]),
       hosts_(layout.hosts()),
       host_(layout.host()),
-      payload_bytes_(carried) {
+      carried_(carried),
+      most_(std::max(carried, most_of_frame(hosts_))) {
   if (local_->rank() != 0) return;
   std::vector<int> firsts;
   std::vector<std::string> names_of_firsts;
@@ -51,11 +58,11 @@ Agreement::Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Back
     names_of_firsts.push_back(names[static_cast<size_t>(firsts.back())]);
   }
   links_.emplace(std::move(gloo), std::move(firsts), std::move(names_of_firsts),
-                 Comparison::kHeaderBytes + payload_bytes_);
+                 Comparison::kHeaderBytes + most_);
 }
 
-void Agreement::check(const Signature& signature, const Call& call, Route route) {
-  Comparison comparison(*this, signature, call, route);
+void Agreement::check(const Signature& signature, const Call& call) {
+  Comparison comparison(*this, signature, call);
   comparison.post();
   comparison.conclude();
 }
@@ -132,6 +139,19 @@ Call Agreement::Comparison::later() const { return {call_.text, time_left() + kG
 void Agreement::Comparison::conclude() {
   hear();
   if (route_.leads_to(owner_.host_)) tell_here(nullptr, 0);
+}
+
+void Agreement::Comparison::pass_on(size_t bytes) {
+  const int source = first() ? route_.source(owner_.host_) : -1;
+  if (source < 0) return;
+  for (int host = 0; bytes > 0 && host < owner_.hosts_; ++host) {
+    if (route_.leads(owner_.host_, host)) std::memcpy(payload_for(host), payload(source), bytes);
+  }
+  post(std::vector<size_t>(static_cast<size_t>(owner_.hosts_), bytes));
+}
+
+void Agreement::Comparison::finish() {
+  if (first()) owner_.links_->wait({}, time_left());
 }
 
 void Agreement::Comparison::hear() {

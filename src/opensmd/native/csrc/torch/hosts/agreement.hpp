@@ -9,13 +9,15 @@
 //      rank 0  ───── go on ────>      rank 2 ──>    3. they tell their hosts
 //      rank 1                         rank 3
 //
-// A frame holds a digest of all calls so far. So where a call needs data to go one way only, frames go that way only, and
-// nobody waits for more: hosts that have not heard each other in one call compare it with the next frame between them.
+// A frame holds a digest of all calls so far. So where a call needs data to go one way only, frames go that way only, from
+// host to host of a tree, and nobody waits for more: hosts that have not heard each other in one call compare it with the
+// next frame between them. Large data need not wait for the frames: their tags hold a part of that digest (wire.hpp).
 // Who finds a difference throws DifferentCalls; what that makes of the others is in failure.hpp.
 //
 // Without shared memory every member is a host of its own here.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -33,36 +35,69 @@ namespace opensmd {
 // "all_reduce(sum, float32, count=4) shape [4]"
 std::string describe(const Signature& signature, std::string_view text);
 
+// What goes one way with a comparison, along a tree: more goes in parts, along a chain. And what a frame may take where there
+// are many hosts, each with as many frames.
+constexpr size_t kMostOneWay = 32u << 10;
+constexpr size_t kMostToAll = 128u << 10;
+
 class DifferentCalls : public Mismatch {
  public:
   using Mismatch::Mismatch;
 };
 
-// Which hosts send frames to which others.
-struct Route {
-  enum Way { Everyone, FromHost, ToHost } way = Everyone;
-  int host = -1;
+// Which hosts send frames to which others: all to all, or each to its children or its parent in a tree from `root`.
+class Route {
+ public:
+  Route() = default;
+  static Route from(int root, int hosts, int fan) { return {FromRoot, root, hosts, fan}; }
+  static Route from(int root, int hosts) { return from(root, hosts, hosts - 1); }  // to each other one itself
+  static Route to(int root, int hosts, int fan) { return {ToRoot, root, hosts, fan}; }
+  static Route to(int root, int hosts) { return to(root, hosts, hosts - 1); }
 
   bool leads(int from, int to) const {
     if (from == to) return false;
-    return way == Everyone || (way == FromHost ? from == host : to == host);
+    return way_ == Everyone || (way_ == FromRoot ? parent(to) == from : parent(from) == to);
   }
   // Whether any leads to a host, where there are several.
-  bool leads_to(int to) const { return way == Everyone || (to == host) == (way == ToHost); }
+  bool leads_to(int to) const {
+    if (way_ == Everyone) return true;
+    return way_ == FromRoot ? to != root_ : tree_.fan * steps_to(to) + 1 < hosts_;
+  }
+  // In the tree; -1: the root has none.
+  int parent(int host) const {
+    return host == root_ ? -1 : (root_ + tree_.parent(steps_to(host))) % hosts_;
+  }
+  // From where a host gets what it passes on; -1: it does not pass on what it gets.
+  int source(int host) const { return way_ == FromRoot ? parent(host) : -1; }
+
+ private:
+  enum Way { Everyone, FromRoot, ToRoot };
+
+  Route(Way way, int root, int hosts, int fan) : way_(way), root_(root), hosts_(hosts), tree_{fan, 0} {}
+
+  int steps_to(int host) const { return (host - root_ + hosts_) % hosts_; }
+
+  Way way_ = Everyone;
+  int root_ = -1;
+  int hosts_ = 0;
+  HostTree tree_{1, 0};
 };
 
 class Agreement {
  public:
-  // `names`: of all members, as `gloo` counts them, for messages. `carried`: what a frame takes beside the comparison.
+  // `names`: of all members, as `gloo` counts them, for messages. `carried`: what goes with the comparison where all send
+  // to all.
   Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Backend> gloo, const Layout& layout,
             const std::vector<std::string>& names, size_t carried);
 
-  // Throws DifferentCalls where a host that is heard has called something else, now or before. Who hears all others does
-  // not return before they have called it.
-  void check(const Signature& signature, const Call& call, Route route = {});
+  // Throws DifferentCalls where another host has called something else, now or before. Does not return before all have
+  // called it.
+  void check(const Signature& signature, const Call& call);
 
-  // Whether so many bytes from one host to another are better sent with the comparison than after it.
-  bool carries(size_t bytes) const { return bytes <= payload_bytes_; }
+  // Whether so many bytes from each host to each other one are better sent with the comparison than beside it.
+  bool carries(size_t bytes) const { return bytes <= carried_; }
+  // Likewise where they go one way, along a tree.
+  bool carries_one_way(size_t bytes) const { return bytes <= std::max(carried_, kMostOneWay) && bytes <= most_; }
 
   class Comparison;
 
@@ -71,7 +106,8 @@ class Agreement {
   const std::string name_;
   const int hosts_;
   const int host_;  // this one
-  const size_t payload_bytes_;
+  const size_t carried_;
+  const size_t most_;  // that a frame may take
   std::optional<Links> links_;  // on first members
   uint64_t sequence_ = 0;       // of comparisons
   uint64_t digest_ = 0;         // of the calls that were compared
@@ -85,6 +121,8 @@ class Agreement::Comparison {
   // 1. Of the members of this host. `detail` may differ between members; same_detail() says whether it does.
   Comparison(Agreement& owner, const Signature& signature, const Call& call, Route route = {}, uint64_t detail = 0);
 
+  // Of all calls so far, the same on all members that have made the same.
+  uint64_t digest() const { return owner_.digest_; }
   bool first() const { return owner_.links_.has_value(); }
   // On first members: where the payload for a host is to be written, as much as the agreement carries.
   std::byte* payload_for(int host);
@@ -94,6 +132,7 @@ class Agreement::Comparison {
   void post_to_all(size_t bytes);
   void conclude();  // 3.
   void conclude_on_first() { hear(); }  // likewise, where the others of this host need not wait for what it hears
+  void finish();  // on first members that have posted after 3: until that has left
   // Likewise. All members of this host then have `bytes` at `data`, which fill(where) writes on the first one, out of what
   // has come: few of them in the same round as what it has heard. `keeps`: this member has them, and its `data` may not be
   // written to.
@@ -103,6 +142,8 @@ class Agreement::Comparison {
 
   // On first members, after 3: what came from a host, or was written for this one.
   const std::byte* payload(int host);
+  // Of what goes from the root to all: what came, or on its host was written for this one.
+  const std::byte* arrived() { return payload(route_.source(owner_.host_) < 0 ? owner_.host_ : route_.source(owner_.host_)); }
 
  private:
   struct Header {
@@ -119,6 +160,7 @@ class Agreement::Comparison {
   // many.
   std::byte* together(size_t bytes);
   void hear();  // on first members, from the others
+  void pass_on(size_t bytes);  // on first members, what has come from the source, so many bytes
   void tell_here(std::byte* together, size_t bytes);
   milliseconds time_left() const;
   Call later() const;
@@ -137,16 +179,17 @@ class Agreement::Comparison {
 template <typename Fill>
 void Agreement::Comparison::conclude(void* data, size_t bytes, Fill fill, bool keeps) {
   hear();
+  pass_on(bytes);
   std::byte* joined = together(bytes);
   std::byte* at = joined ? joined + sizeof(uint64_t) : static_cast<std::byte*>(data);
   if (first() && bytes > 0 && !(keeps && at == data)) fill(at);
   tell_here(joined, bytes);
-  if (bytes == 0) return;
-  if (!joined) {
+  if (bytes > 0 && !joined) {
     owner_.local_->broadcast(data, bytes, DType::U8, 0, later());
-  } else if (!keeps) {
+  } else if (bytes > 0 && !keeps) {
     std::memcpy(data, at, bytes);
   }
+  finish();
 }
 
 }  // namespace opensmd

@@ -83,6 +83,11 @@ struct HostTree {
     const HostTree chain{1, hosts - 1}, tree{2, depth};
     return chain.steps(parts) <= tree.steps(parts) ? chain : tree;
   }
+  // Of what goes in one part: it takes time to send it more than once, unless it is little.
+  static int fan_for(size_t bytes) {
+    constexpr size_t kLittle = 4u << 10;
+    return bytes <= kLittle ? 4 : 2;
+  }
   // As many parts as these follow one another on the busiest link, until all have arrived.
   size_t steps(size_t parts) const {
     return static_cast<size_t>(fan) * (parts + static_cast<size_t>(std::max(depth - 1, 0)));

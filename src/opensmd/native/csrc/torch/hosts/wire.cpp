@@ -9,7 +9,7 @@
 namespace opensmd {
 namespace {
 
-int tag_of(Stream stream) { return kFirstStreamTag + static_cast<int>(stream); }
+constexpr int kStreams = 2;
 
 }  // namespace
 
@@ -33,14 +33,20 @@ at::Tensor bytes_at(const void* data, size_t bytes) {
   return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
 }
 
-Crossing::Crossing(Wire& wire, const Call& call)
-    : wire_(wire), timeout_(call.timeout), deadline_(std::chrono::steady_clock::now() + call.timeout) {}
+Crossing::Crossing(Wire& wire, const Call& call, uint64_t digest)
+    : wire_(wire), digest_(digest), timeout_(call.timeout), deadline_(std::chrono::steady_clock::now() + call.timeout) {}
+
+int Crossing::tag_of(Stream stream, size_t bytes) const {
+  constexpr uint64_t kTags = (kNobodysTag - kTagLimit) / kStreams;
+  const uint64_t mixed = digest_ ^ (bytes * 0x9e3779b97f4a7c15u >> 20);
+  return kTagLimit + static_cast<int>(mixed % kTags) * kStreams + static_cast<int>(stream);
+}
 
 size_t Crossing::receive(void* data, size_t bytes, int member, Stream stream) {
   receives_.push_back({nullptr, member});
   if (bytes > 0) {
     std::vector<at::Tensor> into{bytes_at(data, bytes)};
-    receives_.back().work = wire_.gloo().recv(into, member, tag_of(stream));
+    receives_.back().work = wire_.gloo().recv(into, member, tag_of(stream, bytes));
   }
   return receives_.size() - 1;
 }
@@ -49,7 +55,7 @@ size_t Crossing::send(const void* data, size_t bytes, int member, Stream stream)
   sends_.push_back({nullptr, member});
   if (bytes > 0) {
     std::vector<at::Tensor> from{bytes_at(data, bytes)};
-    sends_.back().work = wire_.gloo().send(from, member, tag_of(stream));
+    sends_.back().work = wire_.gloo().send(from, member, tag_of(stream, bytes));
   }
   return sends_.size() - 1;
 }

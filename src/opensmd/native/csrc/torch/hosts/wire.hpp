@@ -16,12 +16,11 @@
 
 namespace opensmd {
 
-// Tags of frames (links.hpp) and of the two streams of a collective, and one that no message ever has. Programs have
-// those below.
+// Tags of frames (links.hpp), and one that no message ever has. Collectives have those between (Crossing), programs those
+// below.
 constexpr int kFrameTag = 0x7fffffff;
 constexpr int kNobodysTag = kFrameTag - 1;
-constexpr int kFirstStreamTag = kFrameTag - 3;
-constexpr int kTagLimit = kFirstStreamTag;
+constexpr int kTagLimit = 0x40000000;
 
 // Closes all connections of torch's Gloo, which then throws in all its calls, also on the other members. Any thread.
 void close_connections(c10d::Backend& gloo);
@@ -43,14 +42,17 @@ class Wire {
   const std::vector<std::string> names_;
 };
 
-// Within one collective, messages of a pair keep their order in each of these.
+// Within one collective, messages of a pair that have one size keep their order in each of these.
 enum class Stream : int { Inputs = 0, Results = 1 };
 
 // The messages of one collective that cross between hosts. Their memory must live as long as this, or until they are known to be done.
+//
+// Their tags follow from all calls so far and from their sizes, so that they may leave before those are compared: nobody
+// takes them for messages of another call.
 class Crossing {
  public:
-  // The call's timeout counts from now.
-  Crossing(Wire& wire, const Call& call);
+  // `digest`: of the calls (agreement.hpp). The call's timeout counts from now.
+  Crossing(Wire& wire, const Call& call, uint64_t digest);
 
   // Both return at once, with a number to wait for. Empty messages do not travel.
   size_t receive(void* data, size_t bytes, int member, Stream stream = Stream::Inputs);
@@ -68,8 +70,10 @@ class Crossing {
   };
 
   void await(Message& message, const char* missing);
+  int tag_of(Stream stream, size_t bytes) const;
 
   Wire& wire_;
+  const uint64_t digest_;
   const milliseconds timeout_;
   const std::chrono::steady_clock::time_point deadline_;
   std::vector<Message> receives_;

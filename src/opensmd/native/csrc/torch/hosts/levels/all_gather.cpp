@@ -87,13 +87,15 @@ class LargeAllGather {
         counts_(counts),
         me_(on.layout.here()[static_cast<size_t>(on.layout.place())]),
         parts_(Parts::of(*std::max_element(counts, counts + on.layout.size()) * width_, kMostOfPart, kFewestParts)),
-        crossing_(on.wire, calling.call) {}
+        comparison_(on.agreement, calling.signature, calling.call),
+        crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
+    comparison_.post();
     for (size_t i = 0; i < parts_.count(); ++i) expect(i);
-    on_.agreement.check(calling_.signature, calling_.call);
     for (size_t i = 0; i < parts_.count(); ++i) send(i);
     share_here(on_, calling_, in_, outs_, counts_);
+    comparison_.conclude();
     size_t arrived = 0;
     for (size_t i = 0; i < parts_.count(); ++i) {
       for (int step = 1; step < on_.layout.hosts(); ++step) share(i, on_.layout.after(step), arrived);
@@ -153,6 +155,7 @@ class LargeAllGather {
   const int me_;
   const Parts parts_;  // of the largest piece; smaller ones have less in the last parts
   std::vector<size_t> receives_;
+  Agreement::Comparison comparison_;
   Crossing crossing_;
 };
 

@@ -72,18 +72,18 @@ class LargeAllReduce {
         coding_(coding),
         data_(static_cast<char*>(data)),
         parts_(Parts::of(calling.signature.count * size_of(dtype_), kMostOfSum, kFewestParts)),
-        crossing_(on.wire, calling.call) {}
+        comparison_(on.agreement, calling.signature, calling.call),
+        crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    Agreement::Comparison comparison(on_.agreement, calling_.signature, calling_.call);
-    comparison.post();
+    comparison_.post();
     const size_t count = parts_.count();
     for (size_t i = 0; i < std::min(kAhead, count); ++i) expect(i);
     // Parts follow one another through the three steps, and something is always on its way.
     for (size_t i = 0; i < count + kAhead - 1; ++i) {
       if (i < count) add_up_here(i);
-      if (i == 0) comparison.conclude();  // the other hosts' frames have travelled meanwhile
       if (i < count) send_inputs(i);
+      if (i == 0) comparison_.conclude();  // the other hosts' frames have travelled meanwhile
       if (i >= 1 && i - 1 < count) add_up_hosts(i - 1);
       if (i >= kAhead - 1) collect(i - kAhead + 1);
     }
@@ -224,6 +224,7 @@ class LargeAllReduce {
   const Coding coding_;
   char* const data_;
   const Parts parts_;
+  Agreement::Comparison comparison_;
   std::deque<Travelling> travelling_;  // in order, without those collected
   size_t collected_ = 0;
   std::vector<char> decoded_;

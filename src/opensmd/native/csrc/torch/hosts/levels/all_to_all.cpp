@@ -125,10 +125,12 @@ void compare_counts(Levels& on, const Calling& calling, const Exchange& data) {
   }
 }
 
-void exchange_between(Levels& on, const Calling& calling, const Exchange& data) {
+// `meanwhile`: what is done while pieces are on their way. Those of whose size their two ends disagree go nowhere.
+template <typename Meanwhile>
+void exchange_between(Levels& on, const Calling& calling, const Exchange& data, uint64_t digest, Meanwhile meanwhile) {
   const Layout& layout = on.layout;
   const size_t width = size_of(calling.signature.dtype);
-  Crossing crossing(on.wire, calling.call);
+  Crossing crossing(on.wire, calling.call, digest);
   std::vector<size_t> receives;
   for (int step = 1; step < layout.hosts(); ++step) {
     for (int member : layout.members(layout.after(layout.hosts() - step))) {
@@ -140,7 +142,7 @@ void exchange_between(Levels& on, const Calling& calling, const Exchange& data) 
       crossing.send(data.ins[member], data.in_counts[member] * width, member);
     }
   }
-  exchange_here(on, calling, data);
+  meanwhile();
   for (size_t receive : receives) crossing.await_received(receive);
   crossing.await_all_sent();
 }
@@ -154,18 +156,24 @@ void all_to_all(Levels& on, const Calling& calling, const void* const* ins, cons
   const auto most = static_cast<size_t>(on.layout.most_on_a_host());
   const size_t piece = in_counts[0] * size_of(calling.signature.dtype);
   Agreement::Comparison comparison(on.agreement, calling.signature, calling.call, {}, detail);
-  const bool carried = detail != 0 && comparison.same_detail() && on.carries(piece * most * most);
-  if (carried) {
+  const bool one_count = detail != 0 && comparison.same_detail();
+  const uint64_t digest = comparison.digest();
+  if (one_count && on.carries(piece * most * most)) {
     give_to_first(on, calling, comparison, data);
     conclude_with_arrived(on, calling, comparison, data);
-  } else {
-    comparison.post();
-    comparison.conclude();
+    if (!comparison.same_detail()) {
+      compare_counts(on, calling, data);
+      exchange_between(on, calling, data, digest, [] {});
+    }
+    return exchange_here(on, calling, data);
   }
-  const bool one_count = detail != 0 && comparison.same_detail();
-  if (one_count && carried) return exchange_here(on, calling, data);
-  if (!one_count) compare_counts(on, calling, data);
-  exchange_between(on, calling, data);
+  comparison.post();
+  exchange_between(on, calling, data, digest, [&] {
+    if (one_count) exchange_here(on, calling, data);
+    comparison.conclude();
+    if (!one_count || !comparison.same_detail()) compare_counts(on, calling, data);
+    if (!one_count) exchange_here(on, calling, data);
+  });
 }
 
 }  // namespace opensmd::levels

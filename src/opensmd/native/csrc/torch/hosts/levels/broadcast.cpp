@@ -16,7 +16,8 @@ void carry_broadcast(Levels& on, const Calling& calling, void* data) {
   const bool here = on.layout.host() == root_host;
   const int root_place = on.layout.place_of(signature.root);
   const bool before = here && root_place != 0;  // the first member of the root's host gets them, and with it all others
-  Agreement::Comparison comparison(on.agreement, signature, call, {Route::FromHost, root_host});
+  Agreement::Comparison comparison(on.agreement, signature, call,
+                                   Route::from(root_host, on.layout.hosts(), HostTree::fan_for(bytes)));
   if (here) {
     if (before) on.local.broadcast(data, signature.count, signature.dtype, root_place, call);
     if (comparison.first() && bytes > 0) std::memcpy(comparison.payload_for(root_host), data, bytes);
@@ -24,7 +25,7 @@ void carry_broadcast(Levels& on, const Calling& calling, void* data) {
   }
   if (before) return comparison.conclude();
   comparison.conclude(
-      data, bytes, [&](void* at) { std::memcpy(at, comparison.payload(root_host), bytes); },
+      data, bytes, [&](void* at) { std::memcpy(at, comparison.arrived(), bytes); },
       here && comparison.first());
 }
 
@@ -32,7 +33,7 @@ void large_broadcast(Levels& on, const Calling& calling, void* data) {
   const auto& [signature, call] = calling;
   const Layout& layout = on.layout;
   const size_t width = size_of(signature.dtype);
-  const Parts parts = Parts::of(signature.count * width, kMostOfPart, fewest_parts(layout.hosts()));
+  const Parts parts = Parts::along(layout.hosts(), signature.count * width);
   const HostTree tree = HostTree::of(layout.hosts(), parts.count());
   const int root_host = layout.host_of(signature.root);
   const int here = (layout.host() - root_host + layout.hosts()) % layout.hosts();
@@ -41,29 +42,35 @@ void large_broadcast(Levels& on, const Calling& calling, void* data) {
   };
   const bool crosses = layout.here()[static_cast<size_t>(layout.place())] == crosser(here);
   const int source = layout.place_of(crosser(here));
-  Crossing crossing(on.wire, call);
-  std::vector<size_t> receives;
+  Agreement::Comparison comparison(on.agreement, signature, call, Route::from(root_host, layout.hosts(), tree.fan));
+  comparison.post();
+  Crossing crossing(on.wire, call, comparison.digest());
   const auto at = [&](size_t i) { return static_cast<char*>(data) + parts.part(i).offset; };
-  for (size_t i = 0; crosses && here > 0 && i < parts.count(); ++i) {
-    receives.push_back(crossing.receive(at(i), parts.part(i).bytes, crosser(tree.parent(here))));
-  }
-  on.agreement.check(signature, call);
-  for (size_t i = 0; i < parts.count(); ++i) {
-    const size_t bytes = parts.part(i).bytes;
-    if (!receives.empty()) crossing.await_received(receives[i]);
-    for (int child : tree.children(here, layout.hosts())) {
-      if (crosses) crossing.send(at(i), bytes, crosser(child));
+  const auto pass_on = [&](size_t i) {
+    for (int child : tree.children(here, layout.hosts())) crossing.send(at(i), parts.part(i).bytes, crosser(child));
+  };
+  std::vector<size_t> receives;
+  for (size_t i = 0; crosses && i < parts.count(); ++i) {
+    if (here == 0) {
+      pass_on(i);
+    } else {
+      receives.push_back(crossing.receive(at(i), parts.part(i).bytes, crosser(tree.parent(here))));
     }
-    if (here > 0) on.local.broadcast(at(i), bytes / width, signature.dtype, source, call);
   }
+  comparison.conclude();
   if (here == 0) on.local.broadcast(data, signature.count, signature.dtype, source, call);
+  for (size_t i = 0; here > 0 && i < parts.count(); ++i) {
+    if (crosses) crossing.await_received(receives[i]);
+    if (crosses) pass_on(i);
+    on.local.broadcast(at(i), parts.part(i).bytes / width, signature.dtype, source, call);
+  }
   crossing.await_all_sent();
 }
 
 }  // namespace
 
 void broadcast(Levels& on, const Calling& calling, void* data) {
-  if (on.carries_instead_of_chain(calling.signature.count * size_of(calling.signature.dtype))) {
+  if (on.carries_one_way(calling.signature.count * size_of(calling.signature.dtype))) {
     carry_broadcast(on, calling, data);
   } else {
     large_broadcast(on, calling, data);

@@ -57,7 +57,7 @@ void carry_gather(Levels& on, const Calling& calling, const void* in, void* cons
   const Layout& layout = on.layout;
   const size_t bytes = signature.count * size_of(signature.dtype);
   const int root_host = layout.host_of(signature.root);
-  Agreement::Comparison comparison(on.agreement, signature, call, {Route::ToHost, root_host});
+  Agreement::Comparison comparison(on.agreement, signature, call, Route::to(root_host, layout.hosts()));
   if (layout.host() == root_host) {
     gather_here(on, calling, in, outs);
   } else {
@@ -79,19 +79,18 @@ void large_gather(Levels& on, const Calling& calling, const void* in, void* cons
   const Layout& layout = on.layout;
   const size_t bytes = signature.count * size_of(signature.dtype);
   const int root_host = layout.host_of(signature.root);
-  Crossing crossing(on.wire, call);
+  Agreement::Comparison comparison(on.agreement, signature, call, Route::to(root_host, layout.hosts()));
+  comparison.post();
+  Crossing crossing(on.wire, call, comparison.digest());
   std::vector<size_t> receives;
   for (int step = 1; outs != nullptr && step < layout.hosts(); ++step) {
     for (int member : layout.members(layout.after(step))) {
       receives.push_back(crossing.receive(outs[member], bytes, member));
     }
   }
-  on.agreement.check(signature, call, {Route::FromHost, root_host});  // that the root waits for the pieces
-  if (layout.host() == root_host) {
-    gather_here(on, calling, in, outs);
-  } else {
-    crossing.send(in, bytes, signature.root);
-  }
+  if (layout.host() != root_host) crossing.send(in, bytes, signature.root);
+  comparison.conclude();
+  if (layout.host() == root_host) gather_here(on, calling, in, outs);
   for (size_t receive : receives) crossing.await_received(receive);
   crossing.await_all_sent();
 }

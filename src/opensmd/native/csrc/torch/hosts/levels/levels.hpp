@@ -23,9 +23,7 @@ struct Levels {
   bool framed;
 
   bool carries(size_t bytes) const { return framed && agreement.carries(bytes); }
-  // Likewise of what the host of a root sends or gets of each other one, where a chain of hosts would carry it once: half of
-  // what an all_reduce in parts carries.
-  bool carries_instead_of_chain(size_t bytes) const { return carries(layout.hosts() > 2 ? 2 * bytes : bytes); }
+  bool carries_one_way(size_t bytes) const { return framed && agreement.carries_one_way(bytes); }
 };
 
 // One call: what it is, as compared between members, and its text and timeout.

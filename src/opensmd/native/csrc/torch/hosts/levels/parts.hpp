@@ -18,7 +18,8 @@ constexpr size_t kMostOfSum = 2u << 20;
 constexpr size_t kFewestParts = 4;
 constexpr size_t kFewestInChain = 24;
 
-inline size_t fewest_parts(int hosts) { return hosts > 2 ? kFewestInChain : kFewestParts; }
+constexpr size_t kLeastOfPart = 64u << 10;
+constexpr size_t kLeastInChain = 16u << 10;
 
 // Parts whose memory is posted ahead of them: as many as may be on their way, and one that is being worked on.
 constexpr size_t kAhead = 4;
@@ -28,10 +29,14 @@ struct Parts {
   size_t bytes;  // of all
   size_t each;
 
-  // Parts of about `most` bytes; of less where it would be fewer than `fewest` parts, but not less than 64 KiB.
-  static Parts of(size_t bytes, size_t most, size_t fewest) {
-    constexpr size_t kLeast = 64u << 10;
-    return {bytes, round_up(std::clamp(bytes / fewest, kLeast, most), kLine)};
+  // Parts of about `most` bytes; of less where it would be fewer than `fewest` parts, but not less than `least`.
+  static Parts of(size_t bytes, size_t most, size_t fewest, size_t least = kLeastOfPart) {
+    return {bytes, round_up(std::clamp(bytes / fewest, least, most), kLine)};
+  }
+  // Of what goes along a chain of so many hosts.
+  static Parts along(int hosts, size_t bytes) {
+    if (hosts <= 2) return of(bytes, kMostOfPart, kFewestParts);
+    return of(bytes, kMostOfPart, kFewestInChain, std::clamp(bytes / kFewestParts, kLeastInChain, kLeastOfPart));
   }
 
   size_t count() const { return bytes == 0 ? 0 : (bytes + each - 1) / each; }

@@ -16,18 +16,30 @@ void carry_reduce(Levels& on, const Calling& calling, const void* in, void* out,
   const size_t count = signature.count, bytes = count * size_of(signature.dtype);
   const TwoSums sums(on.layout, signature.dtype, signature.reduction, factor);
   const int root_host = on.layout.host_of(signature.root), root_place = on.layout.place_of(signature.root);
-  Agreement::Comparison comparison(on.agreement, signature, call, {Route::ToHost, root_host});
-  void* own = comparison.first() ? comparison.payload_for(root_host) : nullptr;
+  const int host = on.layout.host(), hosts = on.layout.hosts();
+  const Route route = Route::to(root_host, hosts, HostTree::fan_for(bytes));
+  const int next = host == root_host ? host : route.parent(host);
+  Agreement::Comparison comparison(on.agreement, signature, call, route);
+  void* own = comparison.first() ? comparison.payload_for(next) : nullptr;
   on.local.reduce(in, own, count, signature.dtype, sums.here, 0, sums.factor, call);
-  std::vector<size_t> sizes(static_cast<size_t>(on.layout.hosts()), 0);
-  sizes[static_cast<size_t>(root_host)] = bytes;
-  comparison.post(sizes);
+  // What came from the hosts before this one in the tree, and its own.
   const auto add_up = [&](void* at) {
-    std::vector<const void*> hosts;
-    for (int host = 0; host < on.layout.hosts(); ++host) hosts.push_back(comparison.payload(host));
-    sums.conclude(&at, 1, hosts.data(), on.layout.hosts(), bytes);
+    std::vector<const void*> parts;
+    for (int from = 0; from < hosts; ++from) {
+      if (from == host) parts.push_back(own);
+      if (route.leads(from, host)) parts.push_back(comparison.payload(from));
+    }
+    const Reducer& reducer = host == root_host ? sums.conclude : sums.combine;
+    reducer(&at, 1, parts.data(), static_cast<int>(parts.size()), bytes);
   };
-  if (on.layout.host() != root_host || root_place == 0) {
+  if (host != root_host) {
+    comparison.conclude_on_first();
+    if (comparison.first() && bytes > 0 && route.leads_to(host)) add_up(own);
+    std::vector<size_t> sizes(static_cast<size_t>(hosts), bytes);
+    comparison.post(sizes);
+    return comparison.finish();
+  }
+  if (root_place == 0) {
     comparison.conclude_on_first();
     if (out != nullptr && bytes > 0) add_up(out);
     return;
@@ -46,23 +58,27 @@ class LargeReduce {
         sums_(on.layout, dtype_, calling.signature.reduction, factor),
         in_(static_cast<const char*>(in)),
         out_(static_cast<char*>(out)),
-        parts_(Parts::of(calling.signature.count * size_of(dtype_), kMostOfPart, fewest_parts(on.layout.hosts()))),
+        parts_(Parts::along(on.layout.hosts(), calling.signature.count * size_of(dtype_))),
         tree_(HostTree::of(on.layout.hosts(), parts_.count())),
         root_host_(on.layout.host_of(calling.signature.root)),
         here_((on.layout.host() - root_host_ + on.layout.hosts()) % on.layout.hosts()),
         children_(tree_.children(here_, on.layout.hosts())),
         crosses_(on.layout.here()[static_cast<size_t>(on.layout.place())] == crosser(here_)),
-        crossing_(on.wire, calling.call) {}
+        comparison_(on.agreement, calling.signature, calling.call,
+                    on.framed ? Route::to(root_host_, on.layout.hosts(), tree_.fan) : Route()),
+        crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
+    comparison_.post();
     slots_.resize(kAhead);
     for (auto& slot : slots_) {
       if (crosses_) slot.memory = std::make_unique_for_overwrite<char[]>(parts_.each * (children_.size() + 1));
     }
     for (size_t i = 0; i < std::min(kAhead, parts_.count()); ++i) expect(i);
-    on_.agreement.check(calling_.signature, calling_.call);
+    if (parts_.count() > 0) add_up_here(0);
+    comparison_.conclude();
     for (size_t i = 0; i < parts_.count(); ++i) {
-      add_up_here(i);
+      if (i > 0) add_up_here(i);
       if (crosses_) add_up_hosts(i);
       if (i + kAhead < parts_.count()) expect(i + kAhead);
     }
@@ -128,13 +144,14 @@ class LargeReduce {
   const std::vector<int> children_;
   const bool crosses_;
   std::vector<Slot> slots_;
+  Agreement::Comparison comparison_;
   Crossing crossing_;  // goes before the memory that it writes to
 };
 
 }  // namespace
 
 void reduce(Levels& on, const Calling& calling, const void* in, void* out, double factor) {
-  if (on.carries_instead_of_chain(calling.signature.count * size_of(calling.signature.dtype))) {
+  if (on.carries_one_way(calling.signature.count * size_of(calling.signature.dtype))) {
     carry_reduce(on, calling, in, out, factor);
   } else {
     LargeReduce(on, calling, in, out, factor).run();

@@ -87,14 +87,16 @@ class LargeReduceScatter {
         me_(on.layout.here()[static_cast<size_t>(on.layout.place())]),
         parts_(Parts::of(*std::max_element(counts, counts + on.layout.size()) * width_, kMostOfPart, kFewestParts)),
         slots_(kAhead),
-        crossing_(on.wire, calling.call) {}
+        comparison_(on.agreement, calling.signature, calling.call),
+        crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
+    comparison_.post();
     for (size_t i = 0; i < std::min(kAhead, parts_.count()); ++i) expect(i);
-    on_.agreement.check(calling_.signature, calling_.call);
     // Something is always on its way: sums of a part leave before those of the part before it are waited for.
     for (size_t i = 0; i < parts_.count() + 1; ++i) {
       if (i < parts_.count()) give(i);
+      if (i == 0) comparison_.conclude();
       if (i >= 1) take(i - 1);
     }
     crossing_.await_all_sent();
@@ -188,6 +190,7 @@ class LargeReduceScatter {
   const int me_;
   const Parts parts_;  // of the largest slice; smaller ones have less in the last parts
   std::vector<Slot> slots_;
+  Agreement::Comparison comparison_;
   Crossing crossing_;  // goes before the memory that it writes to
 };
 

@@ -50,7 +50,7 @@ void carry_scatter(Levels& on, const Calling& calling, const void* const* ins, v
   const Layout& layout = on.layout;
   const size_t bytes = signature.count * size_of(signature.dtype);
   const int root_host = layout.host_of(signature.root);
-  Agreement::Comparison comparison(on.agreement, signature, call, {Route::FromHost, root_host});
+  Agreement::Comparison comparison(on.agreement, signature, call, Route::from(root_host, layout.hosts()));
   if (layout.host() == root_host) hand_to_first(on, calling, comparison, ins);
   if (layout.host() == root_host && layout.place_of(signature.root) != 0) {
     comparison.conclude();
@@ -78,12 +78,14 @@ void large_scatter(Levels& on, const Calling& calling, const void* const* ins, v
   const size_t bytes = signature.count * size_of(signature.dtype);
   const int root_host = layout.host_of(signature.root);
   const bool here = layout.host() == root_host;
-  Crossing crossing(on.wire, call);
+  Agreement::Comparison comparison(on.agreement, signature, call, Route::from(root_host, layout.hosts()));
+  comparison.post();
+  Crossing crossing(on.wire, call, comparison.digest());
   const size_t piece = here ? 0 : crossing.receive(out, bytes, signature.root);
-  on.agreement.check(signature, call, {Route::ToHost, root_host});  // that they wait for their pieces
   for (int step = 1; ins != nullptr && step < layout.hosts(); ++step) {
     for (int member : layout.members(layout.after(step))) crossing.send(ins[member], bytes, member);
   }
+  comparison.conclude();
   if (here) {
     scatter_here(on, calling, ins, out);
   } else {
