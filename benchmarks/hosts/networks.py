@@ -11,8 +11,10 @@ __all__ = ["ADDRESSES", "CABLE", "networks", "two_networks"]
 
 CABLE = "cable"  # the network interface in all
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-# What may wait at an end of the cable: enough that nothing is lost, and sent at most at once.
-QUEUE_MS, BURST_BYTES = 1000, 1 << 20
+# What may wait at an end of the cable: enough that nothing is lost.
+QUEUE_MS = 1000
+# What a rested cable lets pass at once: little, so that small messages take their time, too.
+LEAST_AT_ONCE, SECONDS_AT_ONCE = 32 << 10, 100e-6
 
 
 @contextmanager
@@ -40,6 +42,7 @@ def networks(count: int, megabits: float | None = None) -> Iterator[tuple[str, .
     """
     hosts = [f"opensmd-{os.getpid()}-{chr(ord('a') + index)}" for index in range(count)]
     made: list[str] = []
+    owner = os.getpid()
     try:
         try:
             ends = _two_ends(hosts, made) if count == 2 else _ends_at_a_switch(hosts, made)
@@ -51,11 +54,12 @@ def networks(count: int, megabits: float | None = None) -> Iterator[tuple[str, .
         for name, end in ends:
             _run("ip", "-n", name, "link", "set", end, "up")
             if megabits is not None:
-                limit = ("rate", f"{megabits}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms")
+                burst = max(LEAST_AT_ONCE, int(megabits * 125e3 * SECONDS_AT_ONCE))
+                limit = ("rate", f"{megabits}mbit", "burst", str(burst), "latency", f"{QUEUE_MS}ms")
                 _run("tc", "-n", name, "qdisc", "add", "dev", end, "root", "tbf", *limit)
         yield tuple(hosts)
     finally:
-        for name in made:
+        for name in made if os.getpid() == owner else []:  # a forked process leaves them alone
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
