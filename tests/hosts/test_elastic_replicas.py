@@ -13,7 +13,10 @@ from typing import Any
 from benchmarks.hosts.networks import ADDRESSES
 
 from tests.faults.elastic_replicas import require_undisturbed, run_killing
+from tests.scripts.test_several_hosts import SSH
+from tests.scripts.test_smddp_scripts import environment
 from tests.support.forked_jobs import start_job
+from tests.support.jobs import start_interpreter
 from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
@@ -71,6 +74,21 @@ def test_a_replica_that_loses_a_process_drops_out_and_joins_from_another_host(
 
     run = run_killing(tmp_path, 2, random.Random(3), env, start=start)
     require_undisturbed(run, kills=2)
+
+
+def test_one_command_runs_the_replicas_of_all_its_hosts(hosts: tuple[str, str], tmp_path: Path) -> None:
+    places = ["--hosts", ",".join(f"{address}:2" for address in ADDRESSES), "--ssh", SSH]
+    places += ["--master-port", str(free_port())]
+    namespaces = ",".join(f"{address}={name}" for address, name in zip(ADDRESSES, hosts, strict=True))
+    env = environment(OMP_NUM_THREADS="1", SSH_NAMESPACES=namespaces)
+
+    def start(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], stderr: Path) -> Any:
+        at = command.index("-n")
+        return start_interpreter(
+            [*command[:at], *places, *command[at + 2 :]], cwd=cwd, env=env, stderr=stderr
+        )
+
+    require_undisturbed(run_killing(tmp_path, 2, random.Random(5), env, start=start), kills=2)
 
 
 def test_the_hosts_end_together_with_the_failures_of_their_own_ranks(
