@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib
 import os
@@ -17,7 +18,8 @@ import torch
 
 from opensmd.environment.settings import Settings
 from opensmd.native import build
-from tests.faults.campaign.kinds import COLLECTIVES, SPLIT
+from tests.faults.campaign.hosts import Hosts, two_hosts
+from tests.faults.campaign.kinds import COLLECTIVES, ON_HOSTS, SPLIT, Kind
 from tests.faults.campaign.leftovers import named_memory, named_since
 from tests.faults.campaign.load import busy_loops
 from tests.faults.campaign.processes import become_subreaper, die_with_parent
@@ -34,6 +36,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--world", type=int, nargs="+", default=[2, 3, 4], help="sizes of jobs")
     parser.add_argument("--backend", default="smddp", choices=["smddp", "gloo"])
     parser.add_argument("--split", action="store_true", help="in the training of a split model")
+    parser.add_argument("--hosts", action="store_true", help="on two hosts, which are network namespaces")
     parser.add_argument(
         "--timeout", type=float, help="of the groups, in seconds (default: 3; 5 with --split)"
     )
@@ -89,10 +92,18 @@ def work(options: argparse.Namespace, job: int, link: Connection) -> int:
     # In a session of its own: the kernel wakes stopped processes of a group that loses its last parent.
     os.setsid()
     become_subreaper()
-    kind = SPLIT if options.split else COLLECTIVES
+    kind = SPLIT if options.split else ON_HOSTS if options.hosts else COLLECTIVES
+    with two_hosts() if options.hosts else contextlib.nullcontext() as hosts:
+        return try_share(options, job, link, kind, hosts)
+
+
+def try_share(
+    options: argparse.Namespace, job: int, link: Connection, kind: Kind, hosts: Hosts | None
+) -> int:
+    """As :func:`work`."""
     for trial in range(options.first + job, options.first + options.trials, options.jobs):
         case = kind.draw(options.seed, trial, options.world, options.timeout or kind.timeout)
-        result = try_case(kind, case, options.backend)
+        result = try_case(kind, case, options.backend, hosts)
         if isinstance(result, int):
             return result
         link.send_bytes(pickle.dumps(result))

@@ -12,13 +12,16 @@ from dataclasses import dataclass, replace
 __all__ = [
     "DEADLY",
     "FAULTS",
+    "FAULTS_ON_HOSTS",
     "HARMLESS",
     "MESSAGES",
     "MISMATCHES",
+    "OF_LINKS",
     "OPERATIONS",
     "SILENT",
     "Case",
     "draw",
+    "draw_on_hosts",
 ]
 
 # Deadly: peers are told soon. Silent: at the timeout. Mismatches: as soon as all have called.
@@ -28,6 +31,9 @@ SILENT = ("stop", "absent")
 MISMATCHES = ("other operation", "other size", "other dtype", "other reduction", "other root")
 HARMLESS = ("late", "pause", "forked child", "refused arguments", "signals")
 FAULTS = (*DEADLY, *SILENT, *MISMATCHES, *HARMLESS)
+# Between hosts.
+OF_LINKS = ("cut link", "slow link")
+FAULTS_ON_HOSTS = ("kill", "stop", *OF_LINKS, *MISMATCHES)
 
 COLLECTIVES = (
     "all_reduce",
@@ -99,7 +105,7 @@ class Case:
     @property
     def ends_the_group(self) -> bool:
         """Whether every other member must get an error."""
-        return self.fault not in HARMLESS and not self.is_refused_message
+        return self.fault not in (*HARMLESS, "slow link") and not self.is_refused_message
 
     @property
     def is_refused_message(self) -> bool:
@@ -127,7 +133,9 @@ class Case:
         return self.members[self.root], self.members[(self.root + 1) % len(self.members)]
 
 
-def draw(seed: int, trial: int, ranks: list[int], timeout: float = 3.0) -> Case:
+def draw(
+    seed: int, trial: int, ranks: list[int], timeout: float = 3.0, faults: tuple[str, ...] = FAULTS
+) -> Case:
     """Case ``trial`` of the campaign ``seed``; the same for every backend."""
     chance = random.Random(seed * 1_000_003 + trial)
     size = chance.choice(ranks)
@@ -135,7 +143,7 @@ def draw(seed: int, trial: int, ranks: list[int], timeout: float = 3.0) -> Case:
     if size > 2 and chance.random() < 0.5:
         members = tuple(sorted(chance.sample(members, chance.randint(2, size - 1))))
     # Faults in turn, so that a short campaign has all kinds.
-    fault = FAULTS[trial % len(FAULTS)]
+    fault = faults[trial % len(faults)]
     operation = chance.choice([name for name in OPERATIONS if applies(fault, name)])
     case = Case(
         trial=trial,
@@ -162,6 +170,16 @@ def draw(seed: int, trial: int, ranks: list[int], timeout: float = 3.0) -> Case:
     return case
 
 
+def draw_on_hosts(seed: int, trial: int, ranks: list[int], timeout: float = 3.0) -> Case:
+    """Likewise on two hosts; every member is one of the job, so that the group spans both."""
+    case = draw(seed, trial, ranks, timeout, FAULTS_ON_HOSTS)
+    members = tuple(range(case.ranks))
+    case = replace(case, members=members, root=case.root % len(members))
+    if case.operation == "send and recv":
+        case = replace(case, victim=case.parties[0])
+    return case
+
+
 def applies(fault: str, operation: str) -> bool:
     """Whether a fault can be told from a sound call of the operation."""
     if fault in ("other size", "other dtype"):
@@ -181,7 +199,7 @@ def moments(fault: str, operation: str) -> list[str]:
     """When a fault can come."""
     if fault in ("kill", "stop"):
         return ["instead", "within", "anytime", "anytime"]
-    if fault == "pause":
+    if fault in ("pause", *OF_LINKS):
         return ["anytime"]
     if fault in ("exit", "abort"):
         return ["instead", "within"]

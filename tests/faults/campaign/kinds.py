@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.faults.campaign import cases, member, oracle
@@ -15,7 +15,7 @@ from tests.faults.campaign.split import member as split_member
 from tests.faults.campaign.split import oracle as split_oracle
 from tests.faults.campaign.split.aftermath import look_at
 
-__all__ = ["COLLECTIVES", "SPLIT", "Kind"]
+__all__ = ["COLLECTIVES", "ON_HOSTS", "SPLIT", "Kind"]
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,21 @@ def _judge_split(case: Any, fates: list[Fate], job: Job, smddp: bool, started: b
 
 COLLECTIVES = Kind(
     draw=cases.draw,
-    run_rank=lambda case, rank, backend, port, job: member.run_rank(case, rank, backend, port, job.board),
+    run_rank=lambda case, rank, backend, port, job: member.run_rank(
+        case, rank, backend, f"{job.store}:{port}", job.board
+    ),
     judge=lambda case, fates, job, smddp, started: oracle.judge(
         case, fates, job.board.struck, smddp=smddp, started=started
     ),
     silences=cases.SILENT,
     timeout=3.0,
+)
+ON_HOSTS = replace(
+    COLLECTIVES,
+    draw=cases.draw_on_hosts,
+    judge=lambda case, fates, job, smddp, started: oracle.judge(
+        case, fates, job.board.struck, smddp=smddp, started=started, on_hosts=True
+    ),
 )
 SPLIT = Kind(
     draw=split_cases.draw,

@@ -24,15 +24,15 @@ SOUND_CALLS_UNDER_BLOWS = 40  # of cases in which a process is stopped and goes 
 LONGEST_SILENCE = 200.0  # timeout of the groups in which nothing goes wrong, in seconds
 
 
-def run_rank(case: Case, rank: int, backend: str, port: int, board: Board) -> Record:
-    """Run the case on this rank.
+def run_rank(case: Case, rank: int, backend: str, store: str, board: Board) -> Record:
+    """Run the case on this rank; ``store`` is the address and port where ranks meet.
 
     Raises:
         Exception: the victim's own, if that is the fault.
     """
     record = Record()
     try:
-        group, others = _groups(case, rank, backend, port)
+        group, others = _groups(case, rank, backend, store)
         board.say_ready(rank)
         while not board.ready(case.ranks):
             time.sleep(0.001)
@@ -50,19 +50,20 @@ def run_rank(case: Case, rank: int, backend: str, port: int, board: Board) -> Re
     return record
 
 
-def _groups(case: Case, rank: int, backend: str, port: int) -> tuple[Any, Any]:
+def _groups(case: Case, rank: int, backend: str, store: str) -> tuple[Any, Any]:
     """The group in which something goes wrong, and one of all ranks but the victim, if there are several."""
     if backend == "smddp":
         import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
     dist.init_process_group(
         backend,
-        init_method=f"tcp://127.0.0.1:{port}",
+        init_method=f"tcp://{store}",
         rank=rank,
         world_size=case.ranks,
         timeout=timedelta(seconds=LONGEST_SILENCE),
     )
     group = dist.new_group(list(case.members), timeout=timedelta(seconds=case.timeout))
-    rest = [other for other in range(case.ranks) if other != case.victim]
+    cut = case.fault == "cut link"
+    rest = [other for other in range(case.ranks) if other != case.victim and not cut]
     others = dist.new_group(rest) if len(rest) > 1 else None
     return group, others if rank != case.victim else None
 

@@ -6,11 +6,13 @@ import re
 from dataclasses import dataclass, field
 
 from tests.faults.campaign.cases import DEADLY, MESSAGES, MISMATCHES, SILENT, Case
+from tests.faults.campaign.hosts import host_of
 from tests.faults.campaign.operations import SHOWN_AS
 from tests.faults.campaign.records import Failure, Fate
 
 __all__ = ["GRACE", "KINDS", "LONGEST_END", "REPEAT", "Finding", "Seen", "blamed", "judge", "last_line"]
 
+GRACE_ON_HOSTS = 5.0
 GRACE = 15.0  # seconds that an error may come after the timeout
 LONGEST_END = 120.0  # of a process that has reported: an interpreter looks through all that torch is made of
 MOMENT = 0.1  # seconds in which members of a group hear of what one has found
@@ -43,17 +45,21 @@ class Seen:
 
     Attributes:
         findings: every broken promise.
+        on_hosts: whether it happened on two hosts.
         seconds: from the fault to the last rank's error, for faults that end the group.
     """
 
     findings: list[Finding] = field(default_factory=list)
+    on_hosts: bool = False
     seconds: float | None = None
 
     def add(self, kind: str, text: str) -> None:
         self.findings.append(Finding(kind, text))
 
 
-def judge(case: Case, fates: list[Fate], struck: float, *, smddp: bool, started: bool) -> Seen:
+def judge(
+    case: Case, fates: list[Fate], struck: float, *, smddp: bool, started: bool, on_hosts: bool = False
+) -> Seen:
     """Compare what became of the ranks with what is promised.
 
     Args:
@@ -63,8 +69,9 @@ def judge(case: Case, fates: list[Fate], struck: float, *, smddp: bool, started:
         smddp: whether errors are to name ranks and operations as the backend promises; else it is only noted
             whether they name the victim and the operation anywhere.
         started: whether all groups were made.
+        on_hosts: whether the ranks are on two hosts.
     """
-    seen = Seen()
+    seen = Seen(on_hosts=on_hosts)
     if not started:
         seen.add("not started", "; ".join(last_line(fate.output) for fate in fates))
         return seen
@@ -130,13 +137,14 @@ def _judge_failure(
     if rank == case.victim and not _must_fail(case, rank):
         return
     seconds = failure.ended - max(failure.began, struck)
-    if seconds > case.timeout + GRACE:
+    if seconds > case.timeout + (GRACE_ON_HOSTS if seen.on_hosts else GRACE):
         seen.add("hang", f"rank {rank}: the error came {seconds:.1f} s after the fault: {failure.text}")
     if not case.is_refused_message:
         seen.seconds = max(seen.seconds or 0.0, failure.ended - struck)
     if smddp and failure.kind != "DistBackendError":
         seen.add("wrong class", f"rank {rank}: {failure.kind}: {failure.text}")
-    _judge_text(case, rank, failure, seen, _late(case, failure, fates), smddp=smddp)
+    judge_text = _judge_text_of_hosts if seen.on_hosts and smddp else _judge_text
+    judge_text(case, rank, failure, seen, _late(case, failure, fates), smddp=smddp)
     if smddp and not case.is_refused_message:
         _judge_repetition(rank, fate, seen)
 
@@ -187,6 +195,42 @@ def _judge_text(
         seen.add("wrong operation", f"rank {rank} in {failure.operation}: {failure.text}")
 
 
+def _judge_text_of_hosts(
+    case: Case, rank: int, failure: Failure, seen: Seen, excused: set[int], *, smddp: bool
+) -> None:
+    names = blamed_on_hosts(failure.text)
+    across = {other for other in case.members if host_of(other, case.ranks) != host_of(rank, case.ranks)}
+    accused = across if case.fault == "cut link" else case.accused
+    if case.fault in MISMATCHES:
+        right = bool(names & accused)
+    else:
+        right = bool(names & accused) and names - excused <= accused
+    if not right:
+        seen.add("wrong rank", f"rank {rank}: {sorted(names)} for {sorted(accused)}: {failure.text}")
+    elsewhere = {other for other in names if not _named_with_host(other, case.ranks, failure.text)}
+    if elsewhere:
+        seen.add("wrong rank", f"rank {rank}: {sorted(elsewhere)} without their hosts: {failure.text}")
+    shown = SHOWN_AS.get(failure.operation, (failure.operation,))
+    strayed = rank == case.victim and case.fault == "other operation"
+    if not strayed and not any(name in failure.text for name in shown):
+        seen.add("wrong operation", f"rank {rank} in {failure.operation}: {failure.text}")
+
+
+def _named_with_host(rank: int, ranks: int, text: str) -> bool:
+    """Hosts of one name are numbered, as those of a campaign are."""
+    return re.search(rf"rank {rank} on [^ ,;:]+#{host_of(rank, ranks) + 1}\b", text) is not None
+
+
+def blamed_on_hosts(text: str) -> set[int]:
+    """Likewise of a group that spans hosts."""
+    plain = re.sub(r" on [^ ,;:)]+#\d+", "", text)
+    waited_for = re.findall(r"(?:not arrived|nothing taken by|lost the connection to):? ([^;:(]*)", plain)
+    waited_for += re.findall(r"receive from (rank \d+) .*Timed out", plain)
+    waited_for += re.findall(r"((?:rank \d+(?:, | and )?)+) have died", plain)
+    numbers = re.findall(r"rank (\d+)", " ".join(waited_for))
+    return {int(number) for number in numbers} | blamed(plain)
+
+
 def blamed(text: str) -> set[int]:
     """The ranks that a message of the backend holds responsible."""
     numbers = re.findall(r"rank (\d+) has (?:died|left)", text)
@@ -201,7 +245,7 @@ def blamed(text: str) -> set[int]:
     if late:
         numbers += re.findall(r"rank (\d+) \(", late[1])
     for who in re.findall(r"(rank [^;:]*?) called |rank (\d+ sends \d+ elements to rank \d+)", text):
-        numbers += re.findall(r"(?:rank )?(\d+)(?! elements)", " ".join(who))
+        numbers += re.findall(r"(?:rank )?(\d+)\b(?! elements)", " ".join(who))
     return {int(number) for number in numbers}
 
 

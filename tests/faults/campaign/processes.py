@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from tests.faults.campaign.hosts import Hosts
 from tests.faults.campaign.records import Board, Fate, Record
 
 __all__ = ["Job", "become_subreaper", "die_with_parent"]
@@ -44,8 +45,10 @@ def become_subreaper() -> None:
 class Job:
     """The ranks of one case."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, hosts: Hosts | None = None) -> None:
         self.ranks = ranks
+        self.hosts = hosts
+        self.store = hosts.store if hosts else "127.0.0.1"
         self.board = Board()
         # No TemporaryDirectory: ranks whose interpreters end would remove it.
         self.folder = Path(tempfile.mkdtemp(prefix="campaign-"))
@@ -91,6 +94,8 @@ class Job:
             WORLD_SIZE=str(self.ranks),
             LOCAL_WORLD_SIZE=str(self.ranks),
         )
+        if self.hosts is not None:
+            self.hosts.enter(rank, self.ranks)
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.faults.campaign.cases import OF_LINKS
+from tests.faults.campaign.hosts import Hosts
 from tests.faults.campaign.kinds import Kind
 from tests.faults.campaign.oracle import GRACE, Seen
 from tests.faults.campaign.processes import Job
@@ -35,9 +37,9 @@ class Result:
     output: str = ""
 
 
-def try_case(kind: Kind, case: Any, backend: str) -> Result | int:
+def try_case(kind: Kind, case: Any, backend: str, hosts: Hosts | None = None) -> Result | int:
     """Run a case; in its ranks' own processes, their exit code."""
-    job = Job(case.ranks)
+    job = Job(case.ranks, hosts)
     port = free_port()
     for rank in range(case.ranks):
         if job.fork():
@@ -53,6 +55,8 @@ def try_case(kind: Kind, case: Any, backend: str) -> Result | int:
         job.show_stacks(waits_for)
     fates = job.end(silent if started else set(range(case.ranks)))
     seen = kind.judge(case, fates, job, backend == "smddp", started)
+    if hosts is not None and case.fault in OF_LINKS:
+        hosts.mend()
     left = job.close()
     wrong = seen.findings or left
     output = "\n".join(f"--- rank {rank}\n{fate.output}" for rank, fate in enumerate(fates)) if wrong else ""
@@ -60,6 +64,12 @@ def try_case(kind: Kind, case: Any, backend: str) -> Result | int:
 
 
 def _strike(case: Any, job: Job) -> None:
+    if job.hosts is not None and case.fault in OF_LINKS:
+        job.board.strike()
+        job.hosts.cut() if case.fault == "cut link" else job.hosts.slow_down()
+        if case.fault == "slow link":
+            time.sleep(case.timeout / 4)
+            job.hosts.mend()
     if case.fault not in BLOWS:
         return
     job.board.strike()
