@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from tests.faults.campaign.hosts import host_of
+
 __all__ = [
     "DEADLY",
     "FAULTS",
@@ -83,6 +85,7 @@ class Case:
         asynchronous: whether calls are made with ``async_op``, a few at once.
         timeout: of the group, in seconds.
         tidy: whether the ranks' interpreters end as a script's does, which takes each of them half a second.
+        on_hosts: whether the ranks are on two hosts.
     """
 
     trial: int
@@ -101,6 +104,7 @@ class Case:
     asynchronous: bool
     timeout: float
     tidy: bool
+    on_hosts: bool = False
 
     @property
     def ends_the_group(self) -> bool:
@@ -110,7 +114,8 @@ class Case:
     @property
     def is_refused_message(self) -> bool:
         """Whether a message does not fit its receiver: that call fails there, and the group goes on."""
-        return self.operation == "send and recv" and self.fault in ("other size", "other dtype")
+        wrong = self.operation == "send and recv" and self.fault in ("other size", "other dtype")
+        return wrong and not self.crosses
 
     def operation_of(self, number: int) -> str:
         """What all members call as call ``number``."""
@@ -119,9 +124,15 @@ class Case:
         return self.others[number % len(self.others)]
 
     @property
+    def crosses(self) -> bool:
+        """Whether the message of a call "send and recv" goes from one host to the other."""
+        return self.on_hosts and len({host_of(rank, self.ranks) for rank in self.parties}) == 2
+
+    @property
     def accused(self) -> set[int]:
         """The ranks one of which an error must name, by global ranks, and no others."""
-        if self.operation == "send and recv" and self.fault == "other operation":
+        waits = "other size" if self.crosses else "other operation"
+        if self.operation == "send and recv" and self.fault in ("other operation", waits):
             return set(
                 self.parties
             )  # each waits for the other, and the first to lose patience speaks for all
@@ -174,9 +185,11 @@ def draw_on_hosts(seed: int, trial: int, ranks: list[int], timeout: float = 3.0)
     """Likewise on two hosts; every member is one of the job, so that the group spans both."""
     case = draw(seed, trial, ranks, timeout, FAULTS_ON_HOSTS)
     members = tuple(range(case.ranks))
-    case = replace(case, members=members, root=case.root % len(members))
+    case = replace(case, members=members, root=case.root % len(members), on_hosts=True)
     if case.operation == "send and recv":
-        case = replace(case, victim=case.parties[0])
+        # Gloo knows no dtypes.
+        fault = "other size" if case.fault == "other dtype" else case.fault
+        case = replace(case, victim=case.parties[0], fault=fault)
     return case
 
 

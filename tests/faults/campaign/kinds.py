@@ -54,13 +54,7 @@ COLLECTIVES = Kind(
     silences=cases.SILENT,
     timeout=3.0,
 )
-ON_HOSTS = replace(
-    COLLECTIVES,
-    draw=cases.draw_on_hosts,
-    judge=lambda case, fates, job, smddp, started: oracle.judge(
-        case, fates, job.board.struck, smddp=smddp, started=started, on_hosts=True
-    ),
-)
+ON_HOSTS = replace(COLLECTIVES, draw=cases.draw_on_hosts)
 SPLIT = Kind(
     draw=split_cases.draw,
     run_rank=lambda case, rank, backend, port, job: split_member.run_rank(

@@ -45,21 +45,17 @@ class Seen:
 
     Attributes:
         findings: every broken promise.
-        on_hosts: whether it happened on two hosts.
         seconds: from the fault to the last rank's error, for faults that end the group.
     """
 
     findings: list[Finding] = field(default_factory=list)
-    on_hosts: bool = False
     seconds: float | None = None
 
     def add(self, kind: str, text: str) -> None:
         self.findings.append(Finding(kind, text))
 
 
-def judge(
-    case: Case, fates: list[Fate], struck: float, *, smddp: bool, started: bool, on_hosts: bool = False
-) -> Seen:
+def judge(case: Case, fates: list[Fate], struck: float, *, smddp: bool, started: bool) -> Seen:
     """Compare what became of the ranks with what is promised.
 
     Args:
@@ -69,9 +65,8 @@ def judge(
         smddp: whether errors are to name ranks and operations as the backend promises; else it is only noted
             whether they name the victim and the operation anywhere.
         started: whether all groups were made.
-        on_hosts: whether the ranks are on two hosts.
     """
-    seen = Seen(on_hosts=on_hosts)
+    seen = Seen()
     if not started:
         seen.add("not started", "; ".join(last_line(fate.output) for fate in fates))
         return seen
@@ -137,13 +132,13 @@ def _judge_failure(
     if rank == case.victim and not _must_fail(case, rank):
         return
     seconds = failure.ended - max(failure.began, struck)
-    if seconds > case.timeout + (GRACE_ON_HOSTS if seen.on_hosts else GRACE):
+    if seconds > case.timeout + (GRACE_ON_HOSTS if case.on_hosts else GRACE):
         seen.add("hang", f"rank {rank}: the error came {seconds:.1f} s after the fault: {failure.text}")
     if not case.is_refused_message:
         seen.seconds = max(seen.seconds or 0.0, failure.ended - struck)
     if smddp and failure.kind != "DistBackendError":
         seen.add("wrong class", f"rank {rank}: {failure.kind}: {failure.text}")
-    judge_text = _judge_text_of_hosts if seen.on_hosts and smddp else _judge_text
+    judge_text = _judge_text_of_hosts if case.on_hosts and smddp else _judge_text
     judge_text(case, rank, failure, seen, _late(case, failure, fates), smddp=smddp)
     if smddp and not case.is_refused_message:
         _judge_repetition(rank, fate, seen)
@@ -201,8 +196,10 @@ def _judge_text_of_hosts(
     names = blamed_on_hosts(failure.text)
     across = {other for other in case.members if host_of(other, case.ranks) != host_of(rank, case.ranks)}
     accused = across if case.fault == "cut link" else case.accused
-    if case.fault in MISMATCHES:
-        right = bool(names & accused)
+    if case.fault in MISMATCHES or (case.fault == "kill" and case.victim == 0):
+        right = bool(
+            names & accused
+        )  # the store of a job without a launcher ends with rank 0, and with it all reports
     else:
         right = bool(names & accused) and names - excused <= accused
     if not right:
@@ -211,6 +208,7 @@ def _judge_text_of_hosts(
     if elsewhere:
         seen.add("wrong rank", f"rank {rank}: {sorted(elsewhere)} without their hosts: {failure.text}")
     shown = SHOWN_AS.get(failure.operation, (failure.operation,))
+    shown += ("receive",) if "recv" in shown else ()
     strayed = rank == case.victim and case.fault == "other operation"
     if not strayed and not any(name in failure.text for name in shown):
         seen.add("wrong operation", f"rank {rank} in {failure.operation}: {failure.text}")
@@ -224,8 +222,10 @@ def _named_with_host(rank: int, ranks: int, text: str) -> bool:
 def blamed_on_hosts(text: str) -> set[int]:
     """Likewise of a group that spans hosts."""
     plain = re.sub(r" on [^ ,;:)]+#\d+", "", text)
+    if silent := re.search(r"no answer from: ([^;]*)", plain):
+        return {int(number) for number in re.findall(r"rank (\d+)", silent[1])}
     waited_for = re.findall(r"(?:not arrived|nothing taken by|lost the connection to):? ([^;:(]*)", plain)
-    waited_for += re.findall(r"receive from (rank \d+) .*Timed out", plain)
+    waited_for += re.findall(r"(?:receive from|send to) (rank \d+) .*Timed out", plain)
     waited_for += re.findall(r"((?:rank \d+(?:, | and )?)+) have died", plain)
     numbers = re.findall(r"rank (\d+)", " ".join(waited_for))
     return {int(number) for number in numbers} | blamed(plain)

@@ -70,6 +70,15 @@ std::string difference_in(c10d::Store& store, const std::vector<std::string>& na
   return first_difference(names, texts).value_or("");
 }
 
+std::vector<std::string> silent_of(c10d::Store& store, const std::vector<std::string>& names,
+                                   const std::vector<std::string>& keys) {
+  std::vector<std::string> silent;
+  for (size_t member = 0; member < names.size(); ++member) {
+    if (!store.check({keys[member]})) silent.push_back(names[member]);
+  }
+  return silent;
+}
+
 // Whether a member has lost others, without a word of how.
 bool tells_of_closed_connections(const std::string& text) {
   static constexpr std::array<const char*, 5> kWords{"lost the connection", "Connection closed by peer",
@@ -221,12 +230,16 @@ void Failure::part(const std::vector<std::string>& lost) const {
 std::string Failure::compared_calls(const std::string& known, std::chrono::milliseconds time) const {
   const auto rank = static_cast<size_t>(gloo_->getRank());
   const auto compared = within(time + kStoresTime, [store = store_, names = names_, keys = keys_of(kCallsKey),
-                                                    own = own_calls(), time, rank] {
+                                                    own = own_calls(), time, rank, known] {
     store->set(keys[rank], own);
     come(*store, keys, time, kVerdictKey);
-    return difference_in(*store, names, keys);
+    const std::string difference = difference_in(*store, names, keys);
+    if (!difference.empty()) return in_words(difference);
+    // Who waits may wait for one that waits itself.
+    const auto silent = silent_of(*store, names, keys);
+    return known.empty() || silent.empty() ? known : known + "; no answer from: " + join_names(silent);
   });
-  const std::string words = compared.empty() ? known : in_words(compared);
+  const std::string words = compared.empty() ? known : compared;
   const std::string first = words.empty() ? await(kVerdictKey, time) : report(kVerdictKey, words);
   return first.empty() ? words : first;
 }

@@ -276,14 +276,14 @@ class GlooTransport final : public Transport {
 
   std::shared_ptr<Request> send_on_wire(const Posting& posting) {
     Tensors bytes{bytes_at(posting.tensor.const_data_ptr(), posting.tensor.nbytes())};
-    return post(bytes, posting, [&] { return gloo_->send(bytes, posting.peer, static_cast<int>(posting.tag)); });
+    return post(bytes, posting, [&] { return gloo_->send(bytes, posting.peer, tag_on_wire(posting.tag, bytes[0].nbytes())); });
   }
 
   std::shared_ptr<Request> receive_on_wire(const Posting& posting) {
     Tensors bytes{bytes_at(posting.tensor.data_ptr(), posting.tensor.nbytes())};
+    const int tag = tag_on_wire(posting.tag, bytes[0].nbytes());
     return post(bytes, posting, [&] {
-      return posting.peer == kAnySource ? gloo_->recvAnysource(bytes, static_cast<int>(posting.tag))
-                                        : gloo_->recv(bytes, posting.peer, static_cast<int>(posting.tag));
+      return posting.peer == kAnySource ? gloo_->recvAnysource(bytes, tag) : gloo_->recv(bytes, posting.peer, tag);
     });
   }
 

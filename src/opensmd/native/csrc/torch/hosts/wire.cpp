@@ -10,6 +10,9 @@ namespace opensmd {
 namespace {
 
 constexpr int kStreams = 2;
+constexpr int kSmallTagBits = 14, kSizeBits = 15;
+
+uint64_t mixed(size_t bytes) { return bytes * 0x9e3779b97f4a7c15u >> 20; }
 
 }  // namespace
 
@@ -27,6 +30,12 @@ void close_connections(c10d::Backend& gloo) {
   }
 }
 
+int tag_on_wire(int64_t tag, size_t bytes) {
+  if (tag >> kSmallTagBits != 0) return static_cast<int>(tag);
+  const auto of_size = static_cast<int>(mixed(bytes) % (1u << kSizeBits));
+  return kTagLimit + (of_size << kSmallTagBits) + static_cast<int>(tag);
+}
+
 at::Tensor bytes_at(const void* data, size_t bytes) {
   // Gloo does not write to what it sends, but torch has no read-only tensors.
   if (bytes == 0) return at::empty({0}, at::kByte);
@@ -37,9 +46,8 @@ Crossing::Crossing(Wire& wire, const Call& call, uint64_t digest)
     : wire_(wire), digest_(digest), timeout_(call.timeout), deadline_(std::chrono::steady_clock::now() + call.timeout) {}
 
 int Crossing::tag_of(Stream stream, size_t bytes) const {
-  constexpr uint64_t kTags = (kNobodysTag - kTagLimit) / kStreams;
-  const uint64_t mixed = digest_ ^ (bytes * 0x9e3779b97f4a7c15u >> 20);
-  return kTagLimit + static_cast<int>(mixed % kTags) * kStreams + static_cast<int>(stream);
+  constexpr uint64_t kTags = (kNobodysTag - kFirstCallTag) / kStreams;
+  return kFirstCallTag + static_cast<int>((digest_ ^ mixed(bytes)) % kTags) * kStreams + static_cast<int>(stream);
 }
 
 size_t Crossing::receive(void* data, size_t bytes, int member, Stream stream) {

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,11 +17,14 @@
 
 namespace opensmd {
 
-// Tags of frames (links.hpp), and one that no message ever has. Collectives have those between (Crossing), programs those
-// below.
+// Tags of frames (links.hpp), and one that no message ever has. Collectives have those from kFirstCallTag on (Crossing).
 constexpr int kFrameTag = 0x7fffffff;
 constexpr int kNobodysTag = kFrameTag - 1;
-constexpr int kTagLimit = 0x40000000;
+constexpr int kFirstCallTag = 0x40000000;
+// Programs have tags below this. For small ones there are as many tags on the wire as a few bits of a message's size say:
+// Gloo ends the process that receives more than it expects.
+constexpr int kTagLimit = 0x20000000;
+int tag_on_wire(int64_t tag, size_t bytes);
 
 // Closes all connections of torch's Gloo, which then throws in all its calls, also on the other members. Any thread.
 void close_connections(c10d::Backend& gloo);
