@@ -81,9 +81,11 @@ class RankGrid:
     def __post_init__(self) -> None:
         replica = self.pipeline * self.tensor
         if self.size % replica:
+            ranks = "1 rank" if self.size == 1 else f"{self.size} ranks"
+            partitions = "1 partition" if self.pipeline == 1 else f"{self.pipeline} partitions"
             raise ValueError(
-                f"{self.size} ranks cannot hold whole replicas of {replica} ranks each "
-                f"({self.pipeline} partitions{self._shares}); start a multiple of {replica} processes, as in "
+                f"{ranks} cannot hold whole replicas of {replica} ranks each "
+                f"({partitions}{self._shares}); start a multiple of {replica} processes, as in "
                 f"smdrun -n {replica} train.py"
             )
 

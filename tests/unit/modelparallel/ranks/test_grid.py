@@ -85,6 +85,10 @@ def test_every_rank_is_in_one_group_of_each_kind_and_sizes_multiply(
 
 
 def test_ranks_that_do_not_fill_replicas_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^1 rank cannot hold whole replicas of 2 ranks each \(1 partition of"
+    ):
+        RankGrid(1, tensor=2)
     with pytest.raises(ValueError, match="3 ranks cannot hold whole replicas of 2 ranks"):
         RankGrid(3, 2)
 
