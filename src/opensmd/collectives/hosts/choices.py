@@ -15,7 +15,7 @@ from opensmd.collectives.hosts.cost_model import (
 
 __all__ = ["NEVER", "Thresholds", "in_words", "thresholds"]
 
-LEAST_CARRIED = 4 << 10  # which takes as long as an empty message
+LEAST_CARRIED = 8 << 10  # which hardly takes longer than an empty message
 LARGEST = 256 * MIB
 NEVER = 1 << 62
 
