@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
+from opensmd.modelparallel.runtime.calls.iterators import is_iterator
 
 __all__ = ["split_arguments"]
 
@@ -35,7 +36,8 @@ def split_arguments(
     goes to each microbatch as it is.
 
     Raises:
-        ValueError: a size that ``microbatches`` does not divide, or an option that names no argument.
+        ValueError: a size that ``microbatches`` does not divide, an iterator, or an option that names no
+            argument.
     """
     axes = dict(input_split_axes or {})
     _check_names(function, [*non_split_inputs, *axes])
@@ -131,6 +133,12 @@ def _pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:
         return [type(value)(pieces[mb] for pieces in members) for mb in range(count)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _dataclass_pieces(value, axis, count, where)
+    if count > 1 and is_iterator(value):
+        raise ValueError(
+            f"smp.step: {where} is a {type(value).__name__}, of which {count} microbatches would each get "
+            "what the others have left. Pass a list of its elements; or name the argument in "
+            "non_split_inputs, if the microbatches are to share it"
+        )
     return [value] * count
 
 

@@ -110,3 +110,13 @@ def test_pieces_of_a_tensor_with_a_graph_stay_in_it() -> None:
     for args, _ in split_arguments(step, (None, batch), {}, microbatches=2):
         torch.autograd.backward(args[1].sum())
     assert torch.equal(batch.grad, torch.ones(4, 2))
+
+
+def test_an_iterator_for_several_microbatches_is_refused_unless_they_are_to_share_it() -> None:
+    rows = (row for row in torch.ones(4, 2))
+    says = r"argument 'data'\[1\] is a generator, of which 2 microbatches would each get what the others"
+    with pytest.raises(ValueError, match=says):
+        split_arguments(fixed, ([1, rows], None), {}, microbatches=2)
+    assert split_arguments(fixed, (rows, None), {}, microbatches=1)[0][0][0] is rows
+    shared = split_arguments(fixed, (rows, None), {}, microbatches=2, non_split_inputs=["data"])
+    assert [args[0] for args, _ in shared] == [rows, rows]

@@ -13,7 +13,7 @@ from typing import Any
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 
-__all__ = ["has_iterators", "without_iterators"]
+__all__ = ["has_iterators", "is_iterator", "without_iterators"]
 
 MOST = 10_000  # elements: one that has more may have no end
 # Not every iterator: files and data loaders are some, too, and what they do concerns one rank.
@@ -42,6 +42,11 @@ class _Elements(list[Any]):
     """What an iterator has given."""
 
 
+def is_iterator(value: Any) -> bool:
+    """Whether this computes its elements once, one after the other, and is nothing else besides."""
+    return type(value) in _KINDS
+
+
 def has_iterators(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether one is itself an argument."""
     return not _KINDS.isdisjoint(map(type, args)) or not _KINDS.isdisjoint(map(type, kwargs.values()))
@@ -68,7 +73,7 @@ def without_iterators(
     """
 
     def elements(value: Any) -> Any:
-        return _elements(name, value, used) if type(value) in _KINDS else value
+        return _elements(name, value, used) if is_iterator(value) else value
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*map(_again, args), **{key: _again(value) for key, value in kwargs.items()})
