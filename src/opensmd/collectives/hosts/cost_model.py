@@ -27,7 +27,7 @@ MIB = 1 << 20
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
 MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 24
 # To all other hosts together, with the comparison of calls.
-MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 512 << 10, 128 << 10
+MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 32 << 10, 128 << 10
 LEAST_OF_CUT = 64
 # Bytes that a float32 number travels as, of its four.
 SHARES = {"exact": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
