@@ -39,7 +39,7 @@ class Snapshot:
         kept: how many partial checkpoints stay in the folder; None keeps all.
         weights_only: refuse what loads only with trust.
         gathered: what was made for this snapshot alone, which needs no copies.
-        between: called between pieces of what is written.
+        between: called between pieces of the work.
         copying: of what is copied beside training; None where the snapshot has the tensors themselves.
     """
 
@@ -55,6 +55,11 @@ class Snapshot:
     gathered: Gathered | None = None
     between: Callable[[], None] | None = None
     copying: Copying | None = None
+
+    def rest(self) -> None:
+        """Between pieces of the work: leave the core to training, where that needs it."""
+        if self.between is not None:
+            self.between()
 
     def require_untouched(self) -> None:
         """Return when everything has been copied.

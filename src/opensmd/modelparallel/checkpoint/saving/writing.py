@@ -51,7 +51,9 @@ def write_snapshot(snapshot: Snapshot, groups: SavingGroups) -> None:
 
     def prepare() -> None:
         folder, tag = snapshot.folder, snapshot.tag
+        snapshot.rest()
         snapshot.require_untouched()
+        snapshot.rest()
         folder.mkdir(parents=True, exist_ok=True)
         if snapshot.random is not None:
             own = folder / f"{tag}_partial"
@@ -95,6 +97,7 @@ def _write_partial(snapshot: Snapshot, groups: SavingGroups) -> None:
 def _write_parts(folder: Path, snapshot: Snapshot, groups: SavingGroups, collecting: Collecting) -> None:
     for name, own in (("model", snapshot.model), ("optimizer", snapshot.optimizer)):
         if own is not None:
+            snapshot.rest()
             save_part(
                 collecting.in_turn(own),
                 folder / name,
