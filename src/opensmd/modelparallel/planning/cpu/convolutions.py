@@ -24,8 +24,6 @@ class _Shape(NamedTuple):
     channels: tuple[int, int]  # of a group: in, out
     groups: int
     taps: int  # of a kernel
-    apart: bool  # kernels do not overlap
-    smaller: bool  # an image's side is smaller than the kernel's
     elements: int
     bytes: float
     weight_bytes: float
@@ -46,7 +44,7 @@ def convolution_seconds(args: Sequence[Any], result: Tensor, needs_gradient: boo
 
 
 def _shape(args: Sequence[Any], result: Tensor) -> _Shape:
-    data, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], args[8]
+    data, weight, transposed, groups = args[0], args[1], args[6], args[8]
     small, kernel = (data if transposed else result), weight.shape[2:]
     channels = (weight.shape[0] // groups, weight.shape[1])
     return _Shape(
@@ -55,8 +53,6 @@ def _shape(args: Sequence[Any], result: Tensor) -> _Shape:
         channels=channels if transposed else (channels[1], channels[0]),
         groups=groups,
         taps=math.prod(kernel),
-        apart=all(step >= side for step, side in zip(stride, kernel, strict=False)),
-        smaller=any(image < side for image, side in zip(data.shape[2:], kernel, strict=True)),
         elements=result.numel(),
         bytes=data.numel() * data.element_size() + result.numel() * result.element_size(),
         weight_bytes=weight.numel() * weight.element_size(),
@@ -73,7 +69,11 @@ def _of_single_pixels(shape: _Shape, of_data: bool, of_weight: bool) -> tuple[fl
     large = max(0.0, shape.weight_bytes - RATES.large) / RATES.large_gradients
     start = RATES.pixel_start * 1e-6
     like_forward = max(seconds * _filled(shape) / shape.pixels, MEMORY.seconds(shape.bytes)) + order
-    of_weights = RATES.weight_gradient * seconds * (1 + RATES.last / 2 / shape.pixels) + 2 * order + large
+    if shape.pixels == 1:  # a product of two matrices, as in a Linear layer
+        rest, large = 1.0, 0.0
+    else:
+        rest = 1 + RATES.last / 2 / shape.pixels
+    of_weights = RATES.weight_gradient * seconds * rest + 2 * order + large
     backward = of_data * like_forward + of_weight * of_weights + 2 * start
     return like_forward + start, backward
 
@@ -96,25 +96,27 @@ def _of_single_channels(shape: _Shape, wanted: bool) -> tuple[float, float]:
     forward = max(element * 1e-9 * shape.elements, memory) + start + 0.08 * channels
     if not wanted:
         return forward, 0.0
-    slow = 2.2 * element if shape.taps == 9 else RATES.slow_tap * shape.taps
-    small = RATES.small_image * channels if shape.smaller else 0.0
-    return forward, max(slow * 1e-9 * shape.elements, 2 * memory) + 2.5 * start + small
+    if shape.taps == 9:
+        slow, each = 1.6 * element, RATES.channel
+    else:
+        slow, each = RATES.slow + RATES.slow_tap * shape.taps, RATES.slow_channel
+    return forward, max(slow * 1e-9 * shape.elements, 2 * memory) + 2 * start + each * channels
 
 
 def _of_groups(shape: _Shape, of_data: bool, of_weight: bool) -> tuple[float, float]:
     """All others: channels fill vectors, and data and weights are brought into another order first."""
-    order = shape.weight_bytes / RATES.weights
-    seconds = shape.flops / _rate(shape) + MEMORY.seconds(2 * shape.bytes)
+    product, data = shape.flops / _rate(shape), shape.bytes / RATES.data
+    large = max(0.0, shape.weight_bytes - RATES.large) / RATES.large_weights
+    order = shape.weight_bytes / RATES.weights + large
     start = RATES.start * 1e-6
-    large = max(0.0, shape.weight_bytes - RATES.large) / RATES.large_gradients
-    backward = (of_data + of_weight) * (seconds + 2 * order) + of_weight * large + 2.5 * start
-    return seconds + order + start, backward
+    backward = (of_data + of_weight) * (product + 1.6 * data + 2 * order) + 1.8 * start
+    return product + data + order + start, backward
 
 
 def _rate(shape: _Shape) -> float:
     inside, out = shape.channels
     if shape.groups == 1 and inside <= 4:
-        return RATES.flops if shape.apart else RATES.first_flops
+        return RATES.flops
     if shape.groups == 1:
         return RATES.flops * inside * out / (_vectors(inside) * _vectors(out))
     few = min(inside, out)

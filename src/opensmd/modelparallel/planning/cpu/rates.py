@@ -42,18 +42,18 @@ class Rate:
 RATES = {
     # of the larger of input and result
     "arithmetic": Rate(),
-    "exponential": Rate(forward=0.6, backward=0.8),  # exp, log, sigmoid, SiLU, GELU
+    "exponential": Rate(forward=0.5, backward=0.65),  # exp, log, sigmoid, SiLU, GELU
     "tangent": Rate(forward=2.1, backward=0.6),  # tanh, sine, softplus, ELU
     "GELU by tangent": Rate(forward=1.8, backward=1.9),
     "mish": Rate(forward=3.9, backward=4.6),
     "random": Rate(forward=12.0, backward=0.5),  # dropout
     "mask": Rate(forward=0.9, backward=0.9),
-    "transposed copy": Rate(forward=1.2, backward=1.0),
+    "transposed copy": Rate(forward=1.5, backward=1.0),
     "moved copy": Rate(forward=0.4, backward=0.4),  # pad, roll
     "softmax": Rate(forward=0.65, backward=0.45),
     "layer norm": Rate(forward=0.3, backward=0.5, row=25, start=9, backward_start=9),
     "group norm": Rate(forward=0.45, backward=0.65, start=12, backward_start=35),
-    "batch norm": Rate(forward=2.0, backward=0.9, start=22, backward_start=20),  # in training
+    "batch norm": Rate(forward=1.6, backward=0.9, start=22, backward_start=20),  # in training
     "fixed batch norm": Rate(forward=0.3, backward=0.9, start=22, backward_start=20),
     "mean": Rate(forward=0.1, backward=0.45),
     "extreme": Rate(forward=0.1, backward=1.5),  # maxima and norms of rows
@@ -68,8 +68,8 @@ RATES = {
     "mixed pixels": Rate(forward=1.9, backward=3.8),
     "cubic pixels": Rate(forward=8.5, backward=21.0),
     # of all windows together
-    "maximum of windows": Rate(forward=3.0, backward=0.2),
-    "mean of windows": Rate(forward=1.0, backward=1.0),
+    "maximum of windows": Rate(forward=3.7, backward=0.2),
+    "mean of windows": Rate(forward=0.8, backward=1.0),
 }
 
 
@@ -86,7 +86,7 @@ class MemoryRates:
         return min(size, self.caches) / self.cached + max(0.0, size - self.caches) / self.beyond
 
 
-MEMORY = MemoryRates(cached=50e9, caches=12 << 20, beyond=6e9)
+MEMORY = MemoryRates(cached=42e9, caches=15 << 20, beyond=7.5e9)
 # bytes a second of adding gradients to those that are there, and seconds to start
 ACCUMULATION = (40e9, 3e-6)
 
@@ -108,10 +108,10 @@ class Products:
 
 
 PRODUCTS = Products(
-    flops=95e9,
+    flops=125e9,
     half=12,
-    factors=13e9,
-    start=7,
+    factors=11e9,
+    start=6,
     backward_start=15,
     attention_flops=65e9,
     attention_start=40,
@@ -124,29 +124,30 @@ class Convolutions:
 
     Attributes:
         flops: a second, of kernels of several pixels; channels are filled up to multiples of 16.
-        first_flops: of up to four channels, as in pictures, unless kernels do not overlap.
         unordered_flops: of groups of one or two channels, but as many groups as channels.
         group_half: at so many channels a group, half of ``flops``.
         start: microseconds to begin one.
-        weights: bytes a second of bringing weights into order, in each product.
-        large, large_gradients: bytes of weights, and bytes a second of the gradients of what is beyond.
+        data, weights: bytes a second of bringing them into order, in each product.
+        large, large_weights: bytes of weights, and bytes a second that what is beyond takes in addition.
+        large_gradients: the same for the gradients of single pixels' weights.
         pixel_flops, pixel_half: of single pixels; at so many channels half as many.
         pixel_start: microseconds to begin one of those.
         register, fewer, last: pixels of an image that are computed together; images of fewer (but of several)
             take as long as this many, and a rest as long as so many more.
         weight_gradient: of single pixels: how much longer than a product forward.
         depthwise, depthwise_tap: nanoseconds an element of the result, and more a weight of its kernel.
-        slow_tap: backward of other kernels than 3 x 3, for each weight of the kernel.
-        small_image: microseconds a channel, backward, where images are smaller than kernels.
+        slow, slow_tap: the same backward for other kernels than 3 x 3.
+        channel, slow_channel: microseconds a channel, backward, of 3 x 3 and of others.
     """
 
     flops: float
-    first_flops: float
     unordered_flops: float
     group_half: float
     start: float
+    data: float
     weights: float
     large: float
+    large_weights: float
     large_gradients: float
     pixel_flops: float
     pixel_half: float
@@ -157,28 +158,33 @@ class Convolutions:
     weight_gradient: float
     depthwise: float
     depthwise_tap: float
+    slow: float
     slow_tap: float
-    small_image: float
+    channel: float
+    slow_channel: float
 
 
 CONVOLUTIONS = Convolutions(
-    flops=115e9,
-    first_flops=55e9,
+    flops=129e9,
     unordered_flops=5e9,
     group_half=8,
-    start=52,
-    weights=7e9,
+    start=85,
+    data=7e9,
+    weights=12e9,
     large=2 << 20,
-    large_gradients=0.5e9,
-    pixel_flops=95e9,
-    pixel_half=16,
-    pixel_start=8,
+    large_weights=6e9,
+    large_gradients=0.6e9,
+    pixel_flops=80e9,
+    pixel_half=15,
+    pixel_start=10,
     register=16,
     fewer=48,
     last=12,
-    weight_gradient=1.2,
-    depthwise=0.7,
+    weight_gradient=1.0,
+    depthwise=1.05,
     depthwise_tap=0.022,
-    slow_tap=0.87,
-    small_image=1.6,
+    slow=5.5,
+    slow_tap=0.22,
+    channel=0.4,
+    slow_channel=3.8,
 )

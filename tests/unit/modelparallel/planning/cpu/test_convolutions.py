@@ -49,7 +49,7 @@ def test_a_kernel_a_channel_is_bound_by_its_elements_and_slow_backward_unless_it
     three, five = (convolution(inside=96, out=96, side=28, kernel=each, groups=96) for each in (3, 5))
     assert rate(three) < 30e9
     assert three.backward_seconds < 3 * three.forward_seconds
-    assert five.backward_seconds > 8 * five.forward_seconds
+    assert five.backward_seconds > 2 * three.backward_seconds
 
 
 def test_images_of_a_few_pixels_take_as_long_as_larger_ones_but_not_where_all_are_one_matrix() -> None:
