@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.hosts.test_two_hosts import init_on, values
+from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
 
 
@@ -114,3 +117,45 @@ def test_who_waits_for_a_message_of_a_dead_neighbour_ends_the_group_on_all_hosts
     for outcome in (outcomes[0], outcomes[2], outcomes[3]):
         assert outcome.kind == "value", outcome.text
         assert re.search(r"rank 1 on \S+ has died", outcome.value), outcome.value
+
+
+def run_another_dtype(hosts: str) -> str:
+    init_on(hosts)
+    group: Any = dist.new_group()
+    dist.barrier(group)
+    group.set_timeout(timedelta(seconds=2))
+    with pytest.raises(dist.DistBackendError) as error:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(3), 1, group)
+        else:
+            dist.recv(torch.ones(3, dtype=torch.int32), 0, group)
+    return str(error.value)
+
+
+def run_in_a_circle_of_waits(hosts: str) -> str:
+    """Rank 0 waits for rank 1, which waits for rank 2, which calls nothing."""
+    init_on(hosts)
+    group: Any = dist.new_group()
+    dist.barrier(group)
+    group.set_timeout(timedelta(seconds=2))
+    store = dist.distributed_c10d._get_default_store()
+    rank = dist.get_rank()
+    if rank == 2:
+        store.wait(["told by 0", "told by 1"], timedelta(seconds=PATIENCE))
+        return ""
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.recv(torch.ones(3), rank + 1, group)
+    store.set(f"told by {rank}", "")
+    return str(error.value)
+
+
+def test_numbers_of_one_dtype_are_not_received_as_another_between_hosts() -> None:
+    for rank, text in enumerate(values(run_once(2, run_another_dtype, "ab", backend=None))):
+        assert f"rank {rank} on " in text and f"rank {1 - rank} on " in text, text
+        assert re.search(r"12 bytes of (float32|int32), tag 0", text), text
+        assert "Timed out" in text, text
+
+
+def test_a_receive_that_times_out_names_whom_its_peer_waits_for() -> None:
+    for text in values(run_once(3, run_in_a_circle_of_waits, "abc", backend=None))[:2]:
+        assert re.search(r"no answer from: rank 2 on \S+", text), text

@@ -131,8 +131,8 @@ class Case:
     @property
     def accused(self) -> set[int]:
         """The ranks one of which an error must name, by global ranks, and no others."""
-        waits = "other size" if self.crosses else "other operation"
-        if self.operation == "send and recv" and self.fault in ("other operation", waits):
+        waits = ("other operation", *(("other size", "other dtype") if self.crosses else ()))
+        if self.operation == "send and recv" and self.fault in waits:
             return set(
                 self.parties
             )  # each waits for the other, and the first to lose patience speaks for all
@@ -187,9 +187,7 @@ def draw_on_hosts(seed: int, trial: int, ranks: list[int], timeout: float = 3.0)
     members = tuple(range(case.ranks))
     case = replace(case, members=members, root=case.root % len(members), on_hosts=True)
     if case.operation == "send and recv":
-        # Gloo knows no dtypes.
-        fault = "other size" if case.fault == "other dtype" else case.fault
-        case = replace(case, victim=case.parties[0], fault=fault)
+        case = replace(case, victim=case.parties[0])
     return case
 
 

@@ -331,11 +331,11 @@ def _tensors_among(sent: Iterable[tuple[int, int, int]]) -> list[SentTensor]:
 
 
 def _short(tag: int) -> int:
-    """torch's tags have 31 bits, and the last two are smddp's own between hosts.
+    """Tags of programs have 29 bits between hosts; torch's have 31.
 
     Messages of one tag keep their order, so tags may coincide.
     """
-    return tag % ((1 << 31) - 2)
+    return tag % ((1 << 29) - 1)
 
 
 def _as_tensor(data: bytes) -> Tensor:

@@ -111,6 +111,10 @@ void Failure::note_call(uint64_t sequence, const Signature& signature, std::stri
 }
 
 std::string Failure::note(const std::string& where, const std::exception& error) {
+  return note(where, error, {dynamic_cast<const TimedOut*>(&error) != nullptr});
+}
+
+std::string Failure::note(const std::string& where, const std::exception& error, Wait wait) {
   {
     std::lock_guard lock(mutex_);
     if (!counts_.empty()) return counts_;
@@ -124,13 +128,14 @@ std::string Failure::note(const std::string& where, const std::exception& error)
     if (!lost.empty()) own = where + ": " + death_of(lost);
   }
   const bool differs = dynamic_cast<const DifferentCalls*>(&error) != nullptr;
-  const bool late = dynamic_cast<const TimedOut*>(&error) != nullptr;  // or those that it waits for call something else
+  const bool late = wait.late;  // or those that it waits for call something else
   // A mismatch of another kind is found by all members alike.
   const bool known = differs || dynamic_cast<const Mismatch*>(&error) == nullptr;
   if (first.empty() && known) first = report(kKey, differs || late ? kCompare : own);
   if (first == kCompare) {
     interrupt_("ranks of the group have called different collectives, or not in time");
-    first = compared_calls(differs ? in_words(error.what()) : late ? own : "", late ? kLateCallsTime : kCallsTime);
+    first = compared_calls(differs ? in_words(error.what()) : late ? own : "", late ? kLateCallsTime : kCallsTime,
+                           wait.peer);
   }
   note(first.empty() || first == own ? own : where + ": " + first);
   std::string counts;
@@ -143,10 +148,11 @@ std::string Failure::note(const std::string& where, const std::exception& error)
   return counts;
 }
 
-std::string Failure::note_message(const std::string& where, const std::exception& error) {
+std::string Failure::note_message(const std::string& where, int peer, const std::exception& error) {
   const std::string text = error.what();
   const bool timed_out = text.find("Timed out") != std::string::npos;  // Gloo then closes all connections
-  return timed_out || tells_of_closed_connections(text) ? note(where, error) : where + ": " + text;
+  if (!timed_out && !tells_of_closed_connections(text)) return where + ": " + text;
+  return note(where, error, {timed_out, peer});
 }
 
 void Failure::note(const std::string& cause) {
@@ -227,17 +233,19 @@ void Failure::part(const std::vector<std::string>& lost) const {
 }
 
 // In what the members' calls differ, as far as they tell in time; else what this or another one knows.
-std::string Failure::compared_calls(const std::string& known, std::chrono::milliseconds time) const {
+std::string Failure::compared_calls(const std::string& known, std::chrono::milliseconds time, int peer) const {
   const auto rank = static_cast<size_t>(gloo_->getRank());
   const auto compared = within(time + kStoresTime, [store = store_, names = names_, keys = keys_of(kCallsKey),
-                                                    own = own_calls(), time, rank, known] {
+                                                    own = own_calls(), time, rank, known, peer] {
     store->set(keys[rank], own);
     come(*store, keys, time, kVerdictKey);
     const std::string difference = difference_in(*store, names, keys);
     if (!difference.empty()) return in_words(difference);
-    // Who waits may wait for one that waits itself.
+    // Who waits may wait for one that waits itself. Those that no message was expected from need not be in a call.
+    const bool peer_answers = peer == kAnySource || store->check({keys[static_cast<size_t>(peer)]});
     const auto silent = silent_of(*store, names, keys);
-    return known.empty() || silent.empty() ? known : known + "; no answer from: " + join_names(silent);
+    if (known.empty() || silent.empty() || !peer_answers) return known;
+    return known + "; no answer from: " + join_names(silent);
   });
   const std::string words = compared.empty() ? known : compared;
   const std::string first = words.empty() ? await(kVerdictKey, time) : report(kVerdictKey, words);

@@ -42,18 +42,26 @@ class Failure {
 
   // Notes that a call of this member, `where`, failed. Returns what counts: the first cause that is known here.
   std::string note(const std::string& where, const std::exception& error);
-  // Likewise of a message. The group goes on where its connections do: only they are what others see.
-  std::string note_message(const std::string& where, const std::exception& error);
+  // Likewise of a message with `peer`, or kAnySource. The group goes on where its connections do: only they are what
+  // others see.
+  std::string note_message(const std::string& where, int peer, const std::exception& error);
   void note(const std::string& cause);  // without a report
   bool noted() const;
   void require_none() const;  // throws Aborted with what counts
 
  private:
+  // For whom a call that has timed out waited: all members, or one of them.
+  struct Wait {
+    bool late = false;
+    int peer = kAnySource;
+  };
+
+  std::string note(const std::string& where, const std::exception& error, Wait wait);
   std::vector<std::string> closed() const;
   std::string await(const std::string& key, std::chrono::milliseconds time) const;
   std::string report(const std::string& key, const std::string& text) const;
   void part(const std::vector<std::string>& lost) const;
-  std::string compared_calls(const std::string& known, std::chrono::milliseconds time) const;
+  std::string compared_calls(const std::string& known, std::chrono::milliseconds time, int peer) const;
   std::vector<std::string> keys_of(const char* prefix) const;  // one for each member
   std::string own_calls() const;
 

@@ -30,11 +30,13 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 class GlooRequest final : public Request {
  public:
   // `where` is what messages call it.
-  GlooRequest(WorkPtr work, at::Tensor bytes, milliseconds timeout, std::shared_ptr<Failure> failure, std::string where)
+  GlooRequest(WorkPtr work, at::Tensor bytes, milliseconds timeout, std::shared_ptr<Failure> failure, int peer,
+              std::string where)
       : work_(std::move(work)),
         bytes_(std::move(bytes)),
         timeout_(timeout),
         failure_(std::move(failure)),
+        peer_(peer),
         where_(std::move(where)) {}
 
   bool done() override {
@@ -52,7 +54,7 @@ class GlooRequest final : public Request {
     try {
       waiting_.get();
     } catch (const std::exception& error) {
-      throw CollectiveError(failure_->note_message(where_, error));
+      throw CollectiveError(failure_->note_message(where_, peer_, error));
     }
     std::lock_guard lock(mutex_);
     finished_ = true;
@@ -72,6 +74,7 @@ class GlooRequest final : public Request {
   at::Tensor bytes_;
   const milliseconds timeout_;
   const std::shared_ptr<Failure> failure_;
+  const int peer_;
   const std::string where_;
   std::mutex mutex_;
   std::shared_future<void> waiting_;
@@ -276,15 +279,19 @@ class GlooTransport final : public Transport {
 
   std::shared_ptr<Request> send_on_wire(const Posting& posting) {
     Tensors bytes{bytes_at(posting.tensor.const_data_ptr(), posting.tensor.nbytes())};
-    return post(bytes, posting, [&] { return gloo_->send(bytes, posting.peer, tag_on_wire(posting.tag, bytes[0].nbytes())); });
+    return post(bytes, posting, [&] { return gloo_->send(bytes, posting.peer, wire_tag(posting)); });
   }
 
   std::shared_ptr<Request> receive_on_wire(const Posting& posting) {
     Tensors bytes{bytes_at(posting.tensor.data_ptr(), posting.tensor.nbytes())};
-    const int tag = tag_on_wire(posting.tag, bytes[0].nbytes());
+    const int tag = wire_tag(posting);
     return post(bytes, posting, [&] {
       return posting.peer == kAnySource ? gloo_->recvAnysource(bytes, tag) : gloo_->recv(bytes, posting.peer, tag);
     });
+  }
+
+  static int wire_tag(const Posting& posting) {
+    return tag_on_wire(posting.tag, posting.tensor.nbytes(), posting.dtype);
   }
 
   static void look_for_differences(const std::weak_ptr<Failure>& of_group) {
@@ -305,7 +312,7 @@ class GlooTransport final : public Transport {
   static std::string where_of(const Posting& posting, c10d::Backend& gloo, const Failure& failure) {
     return c10::str(failure.name(gloo.getRank()), posting.sends ? " in a send to " : " in a receive from ",
                     posting.peer == kAnySource ? "anybody" : failure.name(posting.peer), " (", posting.tensor.nbytes(),
-                    " bytes, tag ", posting.tag, ") of a group that spans hosts");
+                    " bytes of ", name_of(posting.dtype), ", tag ", posting.tag, ") of a group that spans hosts");
   }
 
   template <typename Start>
@@ -315,9 +322,9 @@ class GlooTransport final : public Transport {
     try {
       auto work = start();
       return std::make_shared<GlooRequest>(work, bytes[0], gloo_->getBackendOptions()->timeout, failure_,
-                                           std::move(where));
+                                           posting.peer, std::move(where));
     } catch (const std::exception& error) {
-      throw CollectiveError(failure_->note_message(where, error));
+      throw CollectiveError(failure_->note_message(where, posting.peer, error));
     }
   }
 

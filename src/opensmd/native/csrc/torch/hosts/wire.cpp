@@ -10,9 +10,9 @@ namespace opensmd {
 namespace {
 
 constexpr int kStreams = 2;
-constexpr int kSmallTagBits = 14, kSizeBits = 15;
+constexpr int kSmallTagBits = 14, kKindBits = 15;
 
-uint64_t mixed(size_t bytes) { return bytes * 0x9e3779b97f4a7c15u >> 20; }
+uint64_t mixed(uint64_t bits) { return bits * 0x9e3779b97f4a7c15u >> 20; }
 
 }  // namespace
 
@@ -30,10 +30,12 @@ void close_connections(c10d::Backend& gloo) {
   }
 }
 
-int tag_on_wire(int64_t tag, size_t bytes) {
+int tag_on_wire(int64_t tag, size_t bytes, DType dtype) {
   if (tag >> kSmallTagBits != 0) return static_cast<int>(tag);
-  const auto of_size = static_cast<int>(mixed(bytes) % (1u << kSizeBits));
-  return kTagLimit + (of_size << kSmallTagBits) + static_cast<int>(tag);
+  constexpr uint64_t kKinds = 1u << kKindBits;
+  const auto of_dtype = static_cast<uint64_t>(dtype == DType::U8 ? DType::Byte : dtype);
+  const auto kind = static_cast<int>(mixed(mixed(bytes) + of_dtype) % kKinds);
+  return kTagLimit + (kind << kSmallTagBits) + static_cast<int>(tag);
 }
 
 at::Tensor bytes_at(const void* data, size_t bytes) {

@@ -21,10 +21,10 @@ namespace opensmd {
 constexpr int kFrameTag = 0x7fffffff;
 constexpr int kNobodysTag = kFrameTag - 1;
 constexpr int kFirstCallTag = 0x40000000;
-// Programs have tags below this. For small ones there are as many tags on the wire as a few bits of a message's size say:
-// Gloo ends the process that receives more than it expects.
+// Programs have tags below this. For small ones there are as many tags on the wire as a few bits of a message's size and
+// dtype say: Gloo ends the process that receives more than it expects, and takes numbers of one dtype for another's.
 constexpr int kTagLimit = 0x20000000;
-int tag_on_wire(int64_t tag, size_t bytes);
+int tag_on_wire(int64_t tag, size_t bytes, DType dtype);
 
 // Closes all connections of torch's Gloo, which then throws in all its calls, also on the other members. Any thread.
 void close_connections(c10d::Backend& gloo);
