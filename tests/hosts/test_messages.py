@@ -158,4 +158,5 @@ def test_numbers_of_one_dtype_are_not_received_as_another_between_hosts() -> Non
 
 def test_a_receive_that_times_out_names_whom_its_peer_waits_for() -> None:
     for text in values(run_once(3, run_in_a_circle_of_waits, "abc", backend=None))[:2]:
-        assert re.search(r"no answer from: rank 2 on \S+", text), text
+        # Rank 1 may have been the first to lose patience.
+        assert re.search(r"(no answer from:|in a receive from) rank 2 on \S+", text), text

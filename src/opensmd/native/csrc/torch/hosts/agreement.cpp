@@ -63,6 +63,7 @@ Agreement::Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Back
 
 void Agreement::check(const Signature& signature, const Call& call) {
   Comparison comparison(*this, signature, call);
+  comparison.meet();
   comparison.post();
   comparison.conclude();
 }
@@ -72,9 +73,12 @@ Agreement::Comparison::Comparison(Agreement& owner, const Signature& signature, 
     : owner_(owner), signature_(signature), call_(call), route_(route), detail_(detail), start_ns_(now_ns()) {
   ++owner_.sequence_;
   owner_.digest_ = digest_with(owner_.digest_, signature);
+}
+
+void Agreement::Comparison::meet() {
   if (owner_.local_->alone()) return;
   using Words = std::array<uint64_t, 2>;
-  const Words own{owner_.digest_, detail};
+  const Words own{owner_.digest_, detail_};
   std::vector<Words> all(static_cast<size_t>(owner_.local_->size()));
   std::vector<void*> outs;
   for (auto& words : all) outs.push_back(words.data());

@@ -118,7 +118,7 @@ class Agreement::Comparison {
  public:
   static constexpr size_t kHeaderBytes = 128;
 
-  // 1. Of the members of this host. `detail` may differ between members; same_detail() says whether it does.
+  // `detail` may differ between members; same_detail() says whether it does.
   Comparison(Agreement& owner, const Signature& signature, const Call& call, Route route = {}, uint64_t detail = 0);
 
   // Of all calls so far, the same on all members that have made the same.
@@ -126,6 +126,9 @@ class Agreement::Comparison {
   bool first() const { return owner_.links_.has_value(); }
   // On first members: where the payload for a host is to be written, as much as the agreement carries.
   std::byte* payload_for(int host);
+  // 1. Of the members of this host. Receives of large data are posted before: the word that they wait leaves a host before
+  // any data do, behind which it would queue.
+  void meet();
   // 2. On first members, nothing on others. So many bytes of the payload for each host; none by default.
   void post(const std::vector<size_t>& bytes = {});
   // Likewise, but all hosts get the bytes that were written for this one.
@@ -138,7 +141,7 @@ class Agreement::Comparison {
   // written to.
   template <typename Fill>
   void conclude(void* data, size_t bytes, Fill fill, bool keeps = false);
-  bool same_detail() const { return same_detail_; }  // of all that were heard, after 3; before it, of those of this host
+  bool same_detail() const { return same_detail_; }  // of all that were heard, after 3; after 1, of those of this host
 
   // On first members, after 3: what came from a host, or was written for this one.
   const std::byte* payload(int host);

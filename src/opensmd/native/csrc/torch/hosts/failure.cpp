@@ -197,6 +197,10 @@ std::string Failure::report(const std::string& key, const std::string& text) con
   return within(kStoresTime, [store = store_, key, text] { return store->compareSet(key, "", text); });
 }
 
+void Failure::look_for_failure() {
+  if (!noted() && store_->check({kKey})) interrupt_("another rank of the group has failed");
+}
+
 void Failure::look_for_differences() {
   if (noted()) return;
   const auto keys = keys_of(kWaitingKey);

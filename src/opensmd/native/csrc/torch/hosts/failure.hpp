@@ -33,8 +33,9 @@ class Failure {
 
   const std::string& name(int member) const { return names_[static_cast<size_t>(member)]; }
 
-  // While a call waits for long: whether the members that do so have called different collectives. Then it is as if one had
-  // found that in its call.
+  // While a call waits for long. What it waits for ends where another member has failed,
+  void look_for_failure();
+  // or where members that wait for long have called different collectives: as if one had found that in its call.
   void look_for_differences();
 
   // Each collective, before it begins.

@@ -111,7 +111,7 @@ class GlooTransport final : public Transport {
         agreement_(local_, gloo_, layout_, names, thresholds.carried),
         tree_from_(thresholds.tree_from),
         messages_(host_messages()),
-        late_([failure = std::weak_ptr<Failure>(failure_)] { look_for_differences(failure); }) {}
+        late_(looking(&Failure::look_for_failure), looking(&Failure::look_for_differences)) {}
 
   // A comparison is a barrier.
   void barrier(const Call& call) override {
@@ -294,14 +294,16 @@ class GlooTransport final : public Transport {
     return tag_on_wire(posting.tag, posting.tensor.nbytes(), posting.dtype);
   }
 
-  static void look_for_differences(const std::weak_ptr<Failure>& of_group) {
-    const auto failure = of_group.lock();
-    if (!failure) return;
-    try {
-      failure->look_for_differences();
-    } catch (const std::exception&) {
-      // The store does not answer; the call that waits has a timeout.
-    }
+  LateWaits::Look looking(void (Failure::*look)()) const {
+    return [of_group = std::weak_ptr<Failure>(failure_), look] {
+      const auto failure = of_group.lock();
+      if (!failure) return;
+      try {
+        (*failure.*look)();
+      } catch (const std::exception&) {
+        // The store does not answer; the call that waits has a timeout.
+      }
+    };
   }
 
   static void end_group(const std::string& reason, c10d::Backend& gloo, Failure& failure, Local& local) {

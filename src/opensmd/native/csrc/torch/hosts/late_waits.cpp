@@ -20,10 +20,10 @@ void LateWaits::begin() {
   if (watched_) return;
   watched_ = true;
   // Detached: a process that ends, or a forked one without this thread, has nothing to wait for.
-  std::thread([state = state_, look = look_] { watch(state, look); }).detach();
+  std::thread([state = state_, look = look_, compare = compare_] { watch(state, look, compare); }).detach();
 }
 
-void LateWaits::watch(const std::shared_ptr<State>& state, const std::function<void()>& look) {
+void LateWaits::watch(const std::shared_ptr<State>& state, const Look& look, const Look& compare) {
   uint64_t seen = 0, pause = kLate, next = 0;
   while (true) {
     std::this_thread::sleep_for(kEvery);
@@ -34,8 +34,10 @@ void LateWaits::watch(const std::shared_ptr<State>& state, const std::function<v
       pause = kLate;
       next = since + pause;
     }
-    if (seen == 0 || now < next) continue;
+    if (seen == 0 || now < seen + kLate) continue;
     look();
+    if (now < next) continue;
+    compare();
     pause = std::min(2 * pause, kLongestPause);
     next = now + pause;
   }

@@ -1,5 +1,5 @@
 // Notices that a collective takes long, and lets somebody look why: two hosts may wait for each other, because they have
-// called different collectives.
+// called different collectives; or the group has failed elsewhere, of which who waits in shared memory does not hear.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,11 @@ namespace opensmd {
 
 class LateWaits {
  public:
-  // `look` is called in a thread of its own, and may be under way when this object ends.
-  explicit LateWaits(std::function<void()> look) : look_(std::move(look)) {}
+  using Look = std::function<void()>;
+
+  // `look` is called again and again, `compare` less and less often, in a thread of its own; either may be under way when
+  // this object ends.
+  LateWaits(Look look, Look compare) : look_(std::move(look)), compare_(std::move(compare)) {}
   ~LateWaits() { state_->over = true; }
   LateWaits(const LateWaits&) = delete;
   LateWaits& operator=(const LateWaits&) = delete;
@@ -26,9 +29,10 @@ class LateWaits {
     std::atomic<bool> over{false};
   };
 
-  static void watch(const std::shared_ptr<State>& state, const std::function<void()>& look);
+  static void watch(const std::shared_ptr<State>& state, const Look& look, const Look& compare);
 
-  const std::function<void()> look_;
+  const Look look_;
+  const Look compare_;
   const std::shared_ptr<State> state_ = std::make_shared<State>();
   bool watched_ = false;
 };

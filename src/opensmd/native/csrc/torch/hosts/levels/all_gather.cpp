@@ -65,6 +65,7 @@ void carry_all_gather(Levels& on, const Calling& calling, const void* in, void* 
   const Layout& layout = on.layout;
   const size_t width = size_of(calling.signature.dtype);
   Agreement::Comparison comparison(on.agreement, calling.signature, calling.call);
+  comparison.meet();
   share_here(on, calling, in, outs, counts);
   std::byte* next = comparison.first() ? comparison.payload_for(layout.host()) : nullptr;
   for (int member : layout.here()) {
@@ -91,8 +92,9 @@ class LargeAllGather {
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    comparison_.post();
     for (size_t i = 0; i < parts_.count(); ++i) expect(i);
+    comparison_.meet();
+    comparison_.post();
     for (size_t i = 0; i < parts_.count(); ++i) send(i);
     share_here(on_, calling_, in_, outs_, counts_);
     comparison_.conclude();

@@ -30,6 +30,7 @@ void carry_all_reduce(Levels& on, const Calling& calling, void* data, double fac
   const size_t count = signature.count, bytes = count * size_of(signature.dtype);
   const TwoSums sums(on.layout, signature.dtype, signature.reduction, factor);
   Agreement::Comparison comparison(on.agreement, signature, call);
+  comparison.meet();
   void* own = comparison.first() ? comparison.payload_for(on.layout.host()) : nullptr;
   on.local.reduce(data, own, count, signature.dtype, sums.here, 0, sums.factor, call);
   comparison.post_to_all(bytes);
@@ -46,6 +47,7 @@ void carry_coded(Levels& on, const Calling& calling, void* data, const Adding& a
   const size_t count = signature.count, bytes = count * size_of(signature.dtype);
   const TwoSums sums(on.layout, signature.dtype, adding.reduction, adding.factor);
   Agreement::Comparison comparison(on.agreement, signature, call);
+  comparison.meet();
   void* own = comparison.first() ? data : nullptr;
   on.local.reduce(data, own, count, signature.dtype, sums.here, 0, sums.factor, call);
   if (comparison.first()) coding.encode(comparison.payload_for(on.layout.host()), data, bytes);
@@ -76,9 +78,10 @@ class LargeAllReduce {
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    comparison_.post();
     const size_t count = parts_.count();
     for (size_t i = 0; i < std::min(kAhead, count); ++i) expect(i);
+    comparison_.meet();
+    comparison_.post();
     // Parts follow one another through the three steps, and something is always on its way.
     for (size_t i = 0; i < count + kAhead - 1; ++i) {
       if (i < count) add_up_here(i);

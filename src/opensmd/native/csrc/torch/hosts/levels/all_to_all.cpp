@@ -125,9 +125,11 @@ void compare_counts(Levels& on, const Calling& calling, const Exchange& data) {
   }
 }
 
-// `meanwhile`: what is done while pieces are on their way. Those of whose size their two ends disagree go nowhere.
-template <typename Meanwhile>
-void exchange_between(Levels& on, const Calling& calling, const Exchange& data, uint64_t digest, Meanwhile meanwhile) {
+// `first`: what is done before any piece leaves; `meanwhile`: while they are on their way. Those of whose size their two
+// ends disagree go nowhere.
+template <typename First, typename Meanwhile>
+void exchange_between(Levels& on, const Calling& calling, const Exchange& data, uint64_t digest, First first,
+                      Meanwhile meanwhile) {
   const Layout& layout = on.layout;
   const size_t width = size_of(calling.signature.dtype);
   Crossing crossing(on.wire, calling.call, digest);
@@ -137,6 +139,7 @@ void exchange_between(Levels& on, const Calling& calling, const Exchange& data, 
       receives.push_back(crossing.receive(data.outs[member], data.out_counts[member] * width, member));
     }
   }
+  first();
   for (int step = 1; step < layout.hosts(); ++step) {
     for (int member : layout.members(layout.after(step))) {
       crossing.send(data.ins[member], data.in_counts[member] * width, member);
@@ -156,19 +159,25 @@ void all_to_all(Levels& on, const Calling& calling, const void* const* ins, cons
   const auto most = static_cast<size_t>(on.layout.most_on_a_host());
   const size_t piece = in_counts[0] * size_of(calling.signature.dtype);
   Agreement::Comparison comparison(on.agreement, calling.signature, calling.call, {}, detail);
-  const bool one_count = detail != 0 && comparison.same_detail();
   const uint64_t digest = comparison.digest();
-  if (one_count && on.carries(piece * most * most)) {
+  const bool small = detail != 0 && on.carries(piece * most * most);
+  if (small) comparison.meet();
+  if (small && comparison.same_detail()) {
     give_to_first(on, calling, comparison, data);
     conclude_with_arrived(on, calling, comparison, data);
     if (!comparison.same_detail()) {
       compare_counts(on, calling, data);
-      exchange_between(on, calling, data, digest, [] {});
+      exchange_between(on, calling, data, digest, [] {}, [] {});
     }
     return exchange_here(on, calling, data);
   }
-  comparison.post();
-  exchange_between(on, calling, data, digest, [&] {
+  bool one_count = false;
+  const auto first = [&] {
+    if (!small) comparison.meet();
+    one_count = detail != 0 && comparison.same_detail();
+    comparison.post();
+  };
+  exchange_between(on, calling, data, digest, first, [&] {
     if (one_count) exchange_here(on, calling, data);
     comparison.conclude();
     if (!one_count || !comparison.same_detail()) compare_counts(on, calling, data);

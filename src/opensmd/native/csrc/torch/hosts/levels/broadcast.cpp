@@ -18,6 +18,7 @@ void carry_broadcast(Levels& on, const Calling& calling, void* data) {
   const bool before = here && root_place != 0;  // the first member of the root's host gets them, and with it all others
   Agreement::Comparison comparison(on.agreement, signature, call,
                                    Route::from(root_host, on.layout.hosts(), HostTree::fan_for(bytes)));
+  comparison.meet();
   if (here) {
     if (before) on.local.broadcast(data, signature.count, signature.dtype, root_place, call);
     if (comparison.first() && bytes > 0) std::memcpy(comparison.payload_for(root_host), data, bytes);
@@ -43,20 +44,18 @@ void large_broadcast(Levels& on, const Calling& calling, void* data) {
   const bool crosses = layout.here()[static_cast<size_t>(layout.place())] == crosser(here);
   const int source = layout.place_of(crosser(here));
   Agreement::Comparison comparison(on.agreement, signature, call, Route::from(root_host, layout.hosts(), tree.fan));
-  comparison.post();
   Crossing crossing(on.wire, call, comparison.digest());
   const auto at = [&](size_t i) { return static_cast<char*>(data) + parts.part(i).offset; };
   const auto pass_on = [&](size_t i) {
     for (int child : tree.children(here, layout.hosts())) crossing.send(at(i), parts.part(i).bytes, crosser(child));
   };
   std::vector<size_t> receives;
-  for (size_t i = 0; crosses && i < parts.count(); ++i) {
-    if (here == 0) {
-      pass_on(i);
-    } else {
-      receives.push_back(crossing.receive(at(i), parts.part(i).bytes, crosser(tree.parent(here))));
-    }
+  for (size_t i = 0; crosses && here > 0 && i < parts.count(); ++i) {
+    receives.push_back(crossing.receive(at(i), parts.part(i).bytes, crosser(tree.parent(here))));
   }
+  comparison.meet();
+  comparison.post();
+  for (size_t i = 0; crosses && here == 0 && i < parts.count(); ++i) pass_on(i);
   comparison.conclude();
   if (here == 0) on.local.broadcast(data, signature.count, signature.dtype, source, call);
   for (size_t i = 0; here > 0 && i < parts.count(); ++i) {

@@ -58,6 +58,7 @@ void carry_gather(Levels& on, const Calling& calling, const void* in, void* cons
   const size_t bytes = signature.count * size_of(signature.dtype);
   const int root_host = layout.host_of(signature.root);
   Agreement::Comparison comparison(on.agreement, signature, call, Route::to(root_host, layout.hosts()));
+  comparison.meet();
   if (layout.host() == root_host) {
     gather_here(on, calling, in, outs);
   } else {
@@ -80,7 +81,6 @@ void large_gather(Levels& on, const Calling& calling, const void* in, void* cons
   const size_t bytes = signature.count * size_of(signature.dtype);
   const int root_host = layout.host_of(signature.root);
   Agreement::Comparison comparison(on.agreement, signature, call, Route::to(root_host, layout.hosts()));
-  comparison.post();
   Crossing crossing(on.wire, call, comparison.digest());
   std::vector<size_t> receives;
   for (int step = 1; outs != nullptr && step < layout.hosts(); ++step) {
@@ -88,6 +88,8 @@ void large_gather(Levels& on, const Calling& calling, const void* in, void* cons
       receives.push_back(crossing.receive(outs[member], bytes, member));
     }
   }
+  comparison.meet();
+  comparison.post();
   if (layout.host() != root_host) crossing.send(in, bytes, signature.root);
   comparison.conclude();
   if (layout.host() == root_host) gather_here(on, calling, in, outs);

@@ -20,6 +20,7 @@ void carry_reduce(Levels& on, const Calling& calling, const void* in, void* out,
   const Route route = Route::to(root_host, hosts, HostTree::fan_for(bytes));
   const int next = host == root_host ? host : route.parent(host);
   Agreement::Comparison comparison(on.agreement, signature, call, route);
+  comparison.meet();
   void* own = comparison.first() ? comparison.payload_for(next) : nullptr;
   on.local.reduce(in, own, count, signature.dtype, sums.here, 0, sums.factor, call);
   // What came from the hosts before this one in the tree, and its own.
@@ -69,12 +70,13 @@ class LargeReduce {
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    comparison_.post();
     slots_.resize(kAhead);
     for (auto& slot : slots_) {
       if (crosses_) slot.memory = std::make_unique_for_overwrite<char[]>(parts_.each * (children_.size() + 1));
     }
     for (size_t i = 0; i < std::min(kAhead, parts_.count()); ++i) expect(i);
+    comparison_.meet();
+    comparison_.post();
     if (parts_.count() > 0) add_up_here(0);
     comparison_.conclude();
     for (size_t i = 0; i < parts_.count(); ++i) {

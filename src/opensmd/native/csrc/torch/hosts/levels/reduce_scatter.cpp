@@ -46,6 +46,7 @@ void carry_reduce_scatter(Levels& on, const Calling& calling, const void* const*
   const size_t width = size_of(signature.dtype);
   const TwoSums sums(layout, signature.dtype, signature.reduction, factor);
   Agreement::Comparison comparison(on.agreement, signature, call);
+  comparison.meet();
   auto all = packed(layout, ins, counts, width, signature.count);
   on.local.reduce(all.get(), comparison.first() ? all.get() : nullptr, signature.count, signature.dtype, sums.here, 0,
                   sums.factor, call);
@@ -91,8 +92,9 @@ class LargeReduceScatter {
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    comparison_.post();
     for (size_t i = 0; i < std::min(kAhead, parts_.count()); ++i) expect(i);
+    comparison_.meet();
+    comparison_.post();
     // Something is always on its way: sums of a part leave before those of the part before it are waited for.
     for (size_t i = 0; i < parts_.count() + 1; ++i) {
       if (i < parts_.count()) give(i);

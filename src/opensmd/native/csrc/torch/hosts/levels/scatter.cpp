@@ -51,6 +51,7 @@ void carry_scatter(Levels& on, const Calling& calling, const void* const* ins, v
   const size_t bytes = signature.count * size_of(signature.dtype);
   const int root_host = layout.host_of(signature.root);
   Agreement::Comparison comparison(on.agreement, signature, call, Route::from(root_host, layout.hosts()));
+  comparison.meet();
   if (layout.host() == root_host) hand_to_first(on, calling, comparison, ins);
   if (layout.host() == root_host && layout.place_of(signature.root) != 0) {
     comparison.conclude();
@@ -79,9 +80,10 @@ void large_scatter(Levels& on, const Calling& calling, const void* const* ins, v
   const int root_host = layout.host_of(signature.root);
   const bool here = layout.host() == root_host;
   Agreement::Comparison comparison(on.agreement, signature, call, Route::from(root_host, layout.hosts()));
-  comparison.post();
   Crossing crossing(on.wire, call, comparison.digest());
   const size_t piece = here ? 0 : crossing.receive(out, bytes, signature.root);
+  comparison.meet();
+  comparison.post();
   for (int step = 1; ins != nullptr && step < layout.hosts(); ++step) {
     for (int member : layout.members(layout.after(step))) crossing.send(ins[member], bytes, member);
   }
