@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +16,7 @@ import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPError
 from tests.support.equality import Pools, train_beside
 from tests.support.partitioned import restart
+from tests.support.patience import PATIENCE
 
 WIDTH = 6
 
@@ -186,35 +192,115 @@ def test_statistics_follow_the_order_of_the_microbatches(
 
 
 class LateStatistics(Statistics):
-    """Begins to follow the data when three steps have only read the buffer."""
+    """Only reads its buffer, until it is told to follow the data.
 
-    calls = 0
+    Args:
+        reached: called in such a forward with the number of the microbatch, and how far it has come.
+    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.second(torch.tanh(self.first(x - self.mean))))
-        self.calls += 1
-        if self.calls > 8:
-            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
-        out: Tensor = self.third(h)
+    def __init__(self, reached: Callable[[int, str], None] = lambda number, what: None) -> None:
+        super().__init__()
+        self.reached, self.number = reached, -1
+
+    def forward(self, x: Tensor, late: bool) -> Tensor:
+        before = x - self.mean
+        if not late:
+            out: Tensor = self.third(torch.tanh(self.second(torch.tanh(self.first(before)))))
+            return out
+        self.number += 1
+        number = self.number
+        self.reached(number, "read")
+        h = torch.tanh(self.second(torch.tanh(self.first(before))))
+        self.reached(number, "computed")
+        self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        self.reached(number, "set")
+        out = self.third(h)
         return out
 
 
-def changed_late() -> None:
+class Held(nn.Linear):
+    """A layer that waits until somebody allows it."""
+
+    allowed: Path | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.allowed is not None:
+            wait_for(self.allowed)
+        return super().forward(x)
+
+
+def wait_for(file: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while not file.exists():
+        assert time.monotonic() < end, f"nobody has made {file}"
+        time.sleep(0.001)
+
+
+def late_statistics(reached: Callable[[int, str], None]) -> tuple[Any, Any]:
+    """On three ranks, after two steps that have only read the buffer."""
     restart(partitions=3, microbatches=4, auto_partition=False, default_partition=0)
-    module = LateStatistics()
+    module = LateStatistics(reached)
+    module.first = Held(WIDTH, WIDTH)
+    module.load_state_dict(LateStatistics().state_dict())
     smp.set_partition(module.second, 1)
     smp.set_partition(module.third, 2)
     model = smp.DistributedModel(module)
-    step = smp.step(lambda x: model.backward(model(x).square().mean()))
+    step = smp.step(lambda x, late: model.backward(model(x, late).square().mean()))
     for number in range(2):
-        step(rows(number))
+        step(rows(number), False)
+    return model, step
+
+
+def changed_too_late(folder: Path) -> None:
+    """The second rank begins microbatch 1 before the first one has sent microbatch 0."""
+    has_read = folder / "has read"
+
+    def reached(number: int, what: str) -> None:
+        if (dist.get_rank(), number, what) == (1, 1, "read"):
+            has_read.touch()
+
+    model, step = late_statistics(reached)
+    model.get_module().first.allowed = has_read
     with pytest.raises(SMPError, match=r"has changed buffer 'mean' after microbatch \d had read it"):
-        step(rows(2))
+        step(rows(2), True)
     dist.destroy_process_group()  # there may be messages left in it
 
 
-def test_a_buffer_that_is_changed_after_a_later_microbatch_has_read_it_is_refused(pool: Pools) -> None:
-    pool(3).run(changed_late)
+def test_a_buffer_that_is_changed_after_a_later_microbatch_has_read_it_is_refused(
+    pool: Pools, tmp_path: Path
+) -> None:
+    pool(3).run(changed_too_late, tmp_path)
+
+
+def changed_in_time(folder: Path) -> None:
+    """All ranks go through microbatch 0 without a wait, so that no other comes in between."""
+    is_sent, is_set = folder / "is sent", folder / "is set"
+
+    def reached(number: int, what: str) -> None:
+        rank = dist.get_rank()
+        if number == 0 and rank == 1:
+            if what == "read":
+                wait_for(is_sent)
+            elif what == "set":
+                is_set.touch()
+        elif number == 0 and what == "computed":
+            if rank == 0:
+                is_sent.touch()
+            wait_for(is_set)
+
+    model, step = late_statistics(reached)
+    step(rows(2), True)
+    reference = LateStatistics()
+    for part in rows(2).chunk(4):
+        reference(part, True)
+    torch.testing.assert_close(model.state_dict()["mean"], reference.mean)
+    smp.shutdown()
+
+
+def test_a_buffer_may_be_changed_late_where_no_later_microbatch_has_read_it(
+    pool: Pools, tmp_path: Path
+) -> None:
+    pool(3).run(changed_in_time, tmp_path)
 
 
 class Sizing(nn.Linear):
