@@ -35,6 +35,8 @@ OPERATIONS = [
     "all_to_all",
     "recv",
     "large send",
+    "polled recv",
+    "polled send",
     "barrier",
 ]
 
@@ -59,9 +61,20 @@ def call(operation: str, group: Any) -> None:
         dist.recv(torch.empty(3), VICTIM, group=group)
     elif operation == "large send":
         dist.send(torch.ones(8_000_000), VICTIM, group=group)
+    elif operation == "polled recv":
+        poll(dist.irecv(torch.empty(3), VICTIM, group=group))
+    elif operation == "polled send":
+        poll(dist.isend(torch.ones(8_000_000), VICTIM, group=group))
     else:
         assert operation == "barrier"
         dist.barrier(group=group)
+
+
+def poll(work: Any) -> None:
+    """Ask again and again whether it is done."""
+    while not work.is_completed():
+        time.sleep(0.001)
+    work.wait()
 
 
 def new_groups(count: int, timeout: float = LONG) -> list[Any]:

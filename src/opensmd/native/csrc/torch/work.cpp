@@ -96,7 +96,7 @@ MessageWork::~MessageWork() {
 
 bool MessageWork::isCompleted() {
   if (settled_) return true;
-  if (!request_->done()) return false;
+  if (!request_->done() && !request_->in_vain()) return false;
   try {
     settle(timeout_);
   } catch (...) {

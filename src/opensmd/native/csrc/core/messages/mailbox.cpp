@@ -28,6 +28,8 @@ bool Message::done() {
   return complete();
 }
 
+bool Message::in_vain() { return mailbox.in_vain(*this); }
+
 void Message::wait(milliseconds timeout) {
   mailbox.wait(*this, timeout);
   throw_if_failed();

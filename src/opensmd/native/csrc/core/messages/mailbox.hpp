@@ -43,6 +43,7 @@ class Mailbox {
   size_t wait_for_any(const Message* const* messages, size_t count, milliseconds timeout);
   size_t wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout);
   void wait(Message& message, milliseconds timeout);
+  bool in_vain(Message& message);  // looks after the peers once every kCheckInterval
   void stop();
 
  private:
@@ -120,6 +121,8 @@ class Mailbox {
   size_t wait_until(const Find& find, const Expected& expected, milliseconds timeout);
   size_t sleep_until(const Find& find, uint64_t until);
   void look_after_peers(const Expectation& expectation, const Find& find);
+  bool has_left(int member) const;
+  int lost_peer(int expected) const;
   void warn_of_circle(const Expectation& expectation, uint64_t waited_ns, uint64_t timeout_ns);
   [[noreturn]] void give_up(ErrorKind kind, const std::string& text);
   [[noreturn]] void time_out(const std::vector<Expectation>& expected, uint64_t waited_ns);

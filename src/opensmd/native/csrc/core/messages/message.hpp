@@ -20,6 +20,7 @@ class Message : public Request {
       : mailbox(mailbox), kind(kind), data(data), bytes(bytes), peer(peer), tag(tag), dtype(dtype) {}
 
   bool done() override;
+  bool in_vain() override;
   void wait(milliseconds timeout) override;
   int source() const override { return from; }
   size_t received_bytes() const override { return kind == Kind::Receive ? moved : 0; }
@@ -43,6 +44,7 @@ class Message : public Request {
   bool withdrawn = false;  // a receive that will never be matched; written before finish()
   size_t moved = 0;
   int from = kAnySource;
+  std::atomic<uint64_t> next_look_ns{0};  // after the peers, for those who do not wait
   std::string failure;  // written before finish()
   ErrorKind failure_kind = ErrorKind::Other;
 

@@ -16,6 +16,7 @@ class Request {
  public:
   virtual ~Request() = default;
   virtual bool done() = 0;  // also makes progress; true after failure too
+  virtual bool in_vain() { return false; }  // whether wait() would throw, as far as done() does not tell
   // 0: the group's timeout. Throws what went wrong. A send is done when its buffer may be reused.
   virtual void wait(milliseconds timeout = milliseconds{0}) = 0;
   virtual int source() const = 0;           // of a completed receive

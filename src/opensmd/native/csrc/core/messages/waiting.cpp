@@ -122,20 +122,38 @@ void Mailbox::look_after_peers(const Expectation& expectation, const Find& find)
     const std::string cause = context_.abort_text();
     give_up(context_.abort_kind(), expectation.title + " was given up: " + cause);
   }
+  const int lost = lost_peer(expectation.peer);
+  if (lost < 0) return;
+  bool moved = false;  // what it sent before it went still counts
+  if (look(find, true, &moved) != kNotYet) return;
+  give_up(ErrorKind::PeerLost, expectation.title + ": " + context_.name(lost) +
+                                   (has_left(lost) ? " has left the group while others still need it (" : " has died (") +
+                                   context_.whereabouts(lost) + ")");
+}
+
+bool Mailbox::has_left(int member) const {
+  return context_.arena.member(member).identity.presence.load() == Presence::Left;
+}
+
+// The member whose end leaves nothing to wait for from the `expected` one, or -1.
+int Mailbox::lost_peer(int expected) const {
   int missing = 0;
   for (int i = 0; i < context_.size; ++i) {
-    if (i == context_.rank || (expectation.peer != kAnySource && expectation.peer != i)) continue;
-    const bool left = context_.arena.member(i).identity.presence.load() == Presence::Left;
-    const bool dead = !left && context_.liveness.gone(i);
-    if (!left && !dead) continue;
-    bool moved = false;  // what it sent before it went still counts
-    if (look(find, true, &moved) != kNotYet) return;
+    if (i == context_.rank || (expected != kAnySource && expected != i)) continue;
+    const bool left = has_left(i);
+    if (!left && !context_.liveness.gone(i)) continue;
     // From anybody: another may still send, unless all have left.
-    if (left && expectation.peer == kAnySource && ++missing < context_.size - 1) continue;
-    give_up(ErrorKind::PeerLost, expectation.title + ": " + context_.name(i) +
-                                     (left ? " has left the group while others still need it (" : " has died (") +
-                                     context_.whereabouts(i) + ")");
+    if (left && expected == kAnySource && ++missing < context_.size - 1) continue;
+    return i;
   }
+  return -1;
+}
+
+bool Mailbox::in_vain(Message& message) {
+  const uint64_t now = now_ns();
+  if (now < message.next_look_ns.load(std::memory_order_relaxed)) return false;
+  message.next_look_ns.store(now + kCheckInterval, std::memory_order_relaxed);
+  return !message.complete() && (context_.aborted() || lost_peer(message.peer) >= 0);
 }
 
 // A message on one side and a collective on the other: each waits for what the other would call next. Both have only

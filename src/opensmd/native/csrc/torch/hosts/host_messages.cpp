@@ -30,6 +30,8 @@ class HostMessages::Sharing final : public Request {
     return moved ? moved->done() : true;
   }
 
+  bool in_vain() override { return shared_->in_vain(); }
+
   void wait(milliseconds timeout) override {
     try {
       shared_->wait(timeout);
