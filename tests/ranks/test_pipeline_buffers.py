@@ -204,17 +204,16 @@ class LateStatistics(Statistics):
 
     def forward(self, x: Tensor, late: bool) -> Tensor:
         before = x - self.mean
-        if not late:
-            out: Tensor = self.third(torch.tanh(self.second(torch.tanh(self.first(before)))))
-            return out
-        self.number += 1
-        number = self.number
-        self.reached(number, "read")
+        if late:
+            self.number += 1
+            number = self.number
+            self.reached(number, "read")
         h = torch.tanh(self.second(torch.tanh(self.first(before))))
-        self.reached(number, "computed")
-        self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
-        self.reached(number, "set")
-        out = self.third(h)
+        if late:
+            self.reached(number, "computed")
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+            self.reached(number, "set")
+        out: Tensor = self.third(h)
         return out
 
 
