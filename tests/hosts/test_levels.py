@@ -100,6 +100,6 @@ def run_large(hosts: str) -> None:
             run_exchanges(*place)
 
 
-@pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd"])
+@pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd", "abbca"])
 def test_large_collectives_give_what_they_must_however_ranks_are_placed(hosts: str) -> None:
     values(run_once(len(hosts), run_large, hosts, backend=None))

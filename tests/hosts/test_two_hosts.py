@@ -193,7 +193,7 @@ def test_the_death_of_a_rank_is_an_error_on_the_others() -> None:
         assert re.search(r"rank 1 on \S+ has died or cannot be reached", outcomes[rank].value)
 
 
-@pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd"])
+@pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd", "abbca"])
 def test_ranks_that_share_hosts_get_the_same_sums(hosts: str) -> None:
     checksums = values(run_once(len(hosts), run_sums_in_parts, hosts, backend=None))
     assert all(checksum == checksums[0] for checksum in checksums)

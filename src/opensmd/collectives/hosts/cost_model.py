@@ -26,6 +26,7 @@ MIB = 1 << 20
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
 MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 24
+LEAST_IN_RING = 32 << 10
 # To all other hosts together, with the comparison of calls.
 MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 32 << 10, 128 << 10
 LEAST_OF_CUT = 64
@@ -164,7 +165,10 @@ def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     sockets = 2 * sent / cluster.sockets + 4 * partners * cluster.message
     here = each / cluster.memory
     steady = max(crossing / cluster.link, here + coding + sockets)
-    seconds = _comparison(cluster) + here + parts * steady + 2 * cluster.delay
+    along_ring = cluster.hosts > 2 and share == 1 and slice_bytes / cluster.hosts >= LEAST_IN_RING
+    steps = 2 * others if along_ring else 2
+    comparison = cluster.delay + 2 * cluster.message  # round a ring, too
+    seconds = comparison + here + parts * steady + steps * cluster.delay
     return Prediction(seconds, parts * crossing)
 
 

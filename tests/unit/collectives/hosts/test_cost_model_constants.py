@@ -25,6 +25,7 @@ def constant(file: str, name: str) -> int:
         ("MOST_OF_PIECE", "torch/hosts/levels/parts.hpp", "kMostOfPart"),
         ("LEAST_OF_PART", "torch/hosts/levels/parts.hpp", "kLeastOfPart"),
         ("LEAST_IN_CHAIN", "torch/hosts/levels/parts.hpp", "kLeastInChain"),
+        ("LEAST_IN_RING", "torch/hosts/levels/parts.hpp", "kLeastInRing"),
         ("FEWEST_PARTS", "torch/hosts/levels/parts.hpp", "kFewestParts"),
         ("FEWEST_IN_CHAIN", "torch/hosts/levels/parts.hpp", "kFewestInChain"),
         ("LEAST_OF_CUT", "core/memory/arena.hpp", "kLine"),

@@ -11,7 +11,8 @@
 //
 // A frame holds a digest of all calls so far. So where a call needs data to go one way only, frames go that way only, from
 // host to host of a tree, and nobody waits for more: hosts that have not heard each other in one call compare it with the
-// next frame between them. Large data need not wait for the frames: their tags hold a part of that digest (wire.hpp).
+// next frame between them. Large data need not wait for the frames: their tags hold a part of that digest (wire.hpp). Where
+// every host needs data of all others, frames go round a ring: if not all have called the same, two neighbours have not.
 // Who finds a difference throws DifferentCalls; what that makes of the others is in failure.hpp.
 //
 // Without shared memory every member is a host of its own here.
@@ -45,10 +46,12 @@ class DifferentCalls : public Mismatch {
   using Mismatch::Mismatch;
 };
 
-// Which hosts send frames to which others: all to all, or each to its children or its parent in a tree from `root`.
+// Which hosts send frames to which others: all to all, each to the one behind it, or each to its children or its parent in a
+// tree from `root`.
 class Route {
  public:
   Route() = default;
+  static Route round(int hosts) { return {Round, 0, hosts, 1}; }
   static Route from(int root, int hosts, int fan) { return {FromRoot, root, hosts, fan}; }
   static Route from(int root, int hosts) { return from(root, hosts, hosts - 1); }  // to each other one itself
   static Route to(int root, int hosts, int fan) { return {ToRoot, root, hosts, fan}; }
@@ -56,11 +59,12 @@ class Route {
 
   bool leads(int from, int to) const {
     if (from == to) return false;
+    if (way_ == Round) return (from + 1) % hosts_ == to;
     return way_ == Everyone || (way_ == FromRoot ? parent(to) == from : parent(from) == to);
   }
   // Whether any leads to a host, where there are several.
   bool leads_to(int to) const {
-    if (way_ == Everyone) return true;
+    if (way_ == Everyone || way_ == Round) return true;
     return way_ == FromRoot ? to != root_ : tree_.fan * steps_to(to) + 1 < hosts_;
   }
   // In the tree; -1: the root has none.
@@ -71,7 +75,7 @@ class Route {
   int source(int host) const { return way_ == FromRoot ? parent(host) : -1; }
 
  private:
-  enum Way { Everyone, FromRoot, ToRoot };
+  enum Way { Everyone, Round, FromRoot, ToRoot };
 
   Route(Way way, int root, int hosts, int fan) : way_(way), root_(root), hosts_(hosts), tree_{fan, 0} {}
 

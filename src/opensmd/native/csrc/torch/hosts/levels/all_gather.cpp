@@ -1,8 +1,10 @@
 // Large: every member sends its piece to one member of each other host, which shares it in shared memory. Pieces go in
-// parts, so that sharing overlaps with what still travels.
+// parts, so that sharing overlaps with what still travels. Where there are several other hosts, large pieces go along a ring,
+// as in ring.cpp: who has received one passes it on.
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "torch/hosts/levels/levels.hpp"
@@ -88,43 +90,61 @@ class LargeAllGather {
         counts_(counts),
         me_(on.layout.here()[static_cast<size_t>(on.layout.place())]),
         parts_(Parts::of(*std::max_element(counts, counts + on.layout.size()) * width_, kMostOfPart, kFewestParts)),
-        comparison_(on.agreement, calling.signature, calling.call),
+        ring_(on.layout.hosts() > 2 && parts_.bytes >= kLeastInRing),
+        comparison_(on.agreement, calling.signature, calling.call,
+                    all_give(counts, on.layout.size()) ? on.round() : Route()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    for (size_t i = 0; i < parts_.count(); ++i) expect(i);
+    const auto arrivals = in_order_of_arrival();
+    for (const auto& [index, host] : arrivals) expect(index, host);
     comparison_.meet();
     comparison_.post();
     for (size_t i = 0; i < parts_.count(); ++i) send(i);
     share_here(on_, calling_, in_, outs_, counts_);
     comparison_.conclude();
     size_t arrived = 0;
-    for (size_t i = 0; i < parts_.count(); ++i) {
-      for (int step = 1; step < on_.layout.hosts(); ++step) share(i, on_.layout.after(step), arrived);
-    }
+    for (const auto& [index, host] : arrivals) share(index, host, arrived);
     crossing_.await_all_sent();
   }
 
  private:
+  using Arrival = std::pair<size_t, int>;  // a part of the pieces of a host
+
+  std::vector<Arrival> in_order_of_arrival() const {
+    std::vector<Arrival> found;
+    const int hosts = on_.layout.hosts();
+    if (ring_) {
+      for (int step = 1; step < hosts; ++step) {
+        for (size_t i = 0; i < parts_.count(); ++i) found.emplace_back(i, on_.layout.after(hosts - step));
+      }
+    } else {
+      for (size_t i = 0; i < parts_.count(); ++i) {
+        for (int step = 1; step < hosts; ++step) found.emplace_back(i, on_.layout.after(step));
+      }
+    }
+    return found;
+  }
+
   // What a part is of this member's piece.
   Part part_of_piece(size_t index, int member) const {
     const size_t bytes = counts_[member] * width_, offset = std::min(bytes, index * parts_.each);
     return {offset, std::min(parts_.each, bytes - offset)};
   }
 
-  void expect(size_t index) {
-    for (int step = 1; step < on_.layout.hosts(); ++step) {
-      for (int member : on_.layout.members(on_.layout.after(step))) {
-        if (on_.layout.partner(on_.layout.host(), member) != me_) continue;
-        const auto [offset, bytes] = part_of_piece(index, member);
-        receives_.push_back(crossing_.receive(static_cast<char*>(outs_[member]) + offset, bytes, member));
-      }
+  void expect(size_t index, int host) {
+    const int before = on_.layout.after(on_.layout.hosts() - 1);
+    for (int member : on_.layout.members(host)) {
+      if (on_.layout.partner(on_.layout.host(), member) != me_) continue;
+      const auto [offset, bytes] = part_of_piece(index, member);
+      const int source = ring_ ? on_.layout.partner(before, member) : member;
+      receives_.push_back(crossing_.receive(static_cast<char*>(outs_[member]) + offset, bytes, source));
     }
   }
 
   void send(size_t index) {
     const auto [offset, bytes] = part_of_piece(index, me_);
-    for (int step = 1; step < on_.layout.hosts(); ++step) {
+    for (int step = 1; step < (ring_ ? 2 : on_.layout.hosts()); ++step) {
       crossing_.send(in_ + offset, bytes, on_.layout.partner(on_.layout.after(step), me_));
     }
   }
@@ -143,7 +163,12 @@ class LargeAllGather {
         counts.push_back(bytes / width_);
       }
       const auto place = static_cast<size_t>(on_.layout.place());
-      if (row + place < members.size()) crossing_.await_received(receives_[arrived++]);
+      if (row + place < members.size()) {
+        crossing_.await_received(receives_[arrived++]);
+        if (ring_ && on_.layout.after(1) != host) {
+          crossing_.send(outs[place], counts[place] * width_, on_.layout.partner(on_.layout.after(1), members[row + place]));
+        }
+      }
       on_.local.all_gather(outs[place], outs.data(), counts.data(), calling_.signature.dtype, calling_.call);
     }
   }
@@ -156,6 +181,7 @@ class LargeAllGather {
   const size_t* const counts_;
   const int me_;
   const Parts parts_;  // of the largest piece; smaller ones have less in the last parts
+  const bool ring_;
   std::vector<size_t> receives_;
   Agreement::Comparison comparison_;
   Crossing crossing_;

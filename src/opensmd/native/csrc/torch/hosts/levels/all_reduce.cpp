@@ -74,7 +74,7 @@ class LargeAllReduce {
         coding_(coding),
         data_(static_cast<char*>(data)),
         parts_(Parts::of(calling.signature.count * size_of(dtype_), kMostOfSum, kFewestParts)),
-        comparison_(on.agreement, calling.signature, calling.call),
+        comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
@@ -235,9 +235,17 @@ class LargeAllReduce {
   Crossing crossing_;  // goes before the memory that it writes to
 };
 
+// Along a ring narrow floats would be rounded once a host.
+bool goes_along_a_ring(const Levels& on, const Signature& signature) {
+  if (!on.framed || on.layout.hosts() == 2 || is_narrow(signature.dtype)) return false;
+  const Parts parts = Parts::of(signature.count * size_of(signature.dtype), kMostOfSum, kFewestParts);
+  return parts.each / static_cast<size_t>(on.layout.hosts() * on.layout.fewest_on_a_host()) >= kLeastInRing;
+}
+
 }  // namespace
 
 void all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
+  if (goes_along_a_ring(on, calling.signature)) return ring_all_reduce(on, calling, data, factor);
   if (on.carries(calling.signature.count * size_of(calling.signature.dtype))) {
     carry_all_reduce(on, calling, data, factor);
   } else {

@@ -24,6 +24,8 @@ struct Levels {
 
   bool carries(size_t bytes) const { return framed && agreement.carries(bytes); }
   bool carries_one_way(size_t bytes) const { return framed && agreement.carries_one_way(bytes); }
+  // Of the frames where every host needs data of all others.
+  Route round() const { return framed ? Route::round(layout.hosts()) : Route(); }
 };
 
 // One call: what it is, as compared between members, and its text and timeout.
@@ -33,6 +35,7 @@ struct Calling {
 };
 
 void all_reduce(Levels& on, const Calling& calling, void* data, double factor);
+void ring_all_reduce(Levels& on, const Calling& calling, void* data, double factor);
 // A sum or average of float32 numbers, which cross in fewer bytes. `residual`: see coding.hpp.
 void all_reduce_compressed(Levels& on, const Calling& calling, float* data, Compression compression, float* residual);
 void reduce(Levels& on, const Calling& calling, const void* in, void* out, double factor);

@@ -21,6 +21,9 @@ constexpr size_t kFewestInChain = 24;
 constexpr size_t kLeastOfPart = 64u << 10;
 constexpr size_t kLeastInChain = 16u << 10;
 
+// Of what goes along a ring of hosts at a time; less is better sent to all others at once, in one step.
+constexpr size_t kLeastInRing = 32u << 10;
+
 // Parts whose memory is posted ahead of them: as many as may be on their way, and one that is being worked on.
 constexpr size_t kAhead = 4;
 
@@ -42,6 +45,11 @@ struct Parts {
   size_t count() const { return bytes == 0 ? 0 : (bytes + each - 1) / each; }
   Part part(size_t index) const { return {index * each, std::min(each, bytes - index * each)}; }
 };
+
+// Whether each member has something for, or gets something from, all others.
+inline bool all_give(const size_t* counts, int members) {
+  return std::all_of(counts, counts + members, [](size_t count) { return count > 0; });
+}
 
 // One run of memory cut among members, as the calls of core/group.hpp take it.
 struct Slices {

@@ -88,7 +88,8 @@ class LargeReduceScatter {
         me_(on.layout.here()[static_cast<size_t>(on.layout.place())]),
         parts_(Parts::of(*std::max_element(counts, counts + on.layout.size()) * width_, kMostOfPart, kFewestParts)),
         slots_(kAhead),
-        comparison_(on.agreement, calling.signature, calling.call),
+        comparison_(on.agreement, calling.signature, calling.call,
+                    all_give(counts, on.layout.size()) ? on.round() : Route()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {

@@ -3,15 +3,13 @@
 namespace opensmd::levels {
 namespace {
 
-bool narrow(DType dtype) { return dtype == DType::F16 || dtype == DType::BF16; }
-
 bool wide(DType dtype) {
   return dtype == DType::F32 || dtype == DType::F64 || dtype == DType::C64 || dtype == DType::C128;
 }
 
 // The sum of a host may be too large for a narrow float where the average is not: it is divided before it is rounded.
 bool divides_first(const Layout& layout, DType dtype, Reduction reduction) {
-  return reduction == Reduction::Average && narrow(dtype) && layout.hosts() < layout.size();
+  return reduction == Reduction::Average && is_narrow(dtype) && layout.hosts() < layout.size();
 }
 
 Reduction in_the_first_step(const Layout& layout, DType dtype, Reduction reduction) {
@@ -39,9 +37,9 @@ TwoSums::TwoSums(const Layout& layout, DType dtype, Reduction reduction, double 
 
 bool TwoSums::serve(DType dtype, Reduction reduction) {
   switch (reduction) {
-    case Reduction::Average: return wide(dtype) || narrow(dtype);  // of whole numbers, sums have 64 bits
+    case Reduction::Average: return wide(dtype) || is_narrow(dtype);  // of whole numbers, sums have 64 bits
     case Reduction::Sum:
-    case Reduction::PremulSum: return wide(dtype) || narrow(dtype) || reducible(dtype, Reduction::BitAnd);
+    case Reduction::PremulSum: return wide(dtype) || is_narrow(dtype) || reducible(dtype, Reduction::BitAnd);
     case Reduction::Product: return wide(dtype) || reducible(dtype, Reduction::BitAnd);
     default: return true;
   }

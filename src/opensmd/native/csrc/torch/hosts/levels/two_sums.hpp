@@ -6,6 +6,8 @@
 
 namespace opensmd::levels {
 
+inline bool is_narrow(DType dtype) { return dtype == DType::F16 || dtype == DType::BF16; }
+
 struct TwoSums {
   Reduction here;    // on a host
   double factor;     // of this member, for `here`

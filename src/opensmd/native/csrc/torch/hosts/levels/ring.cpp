@@ -1,0 +1,166 @@
+// A large all_reduce of several hosts along a ring: of a slice's cuts, one for each host, every host sends one at a time to
+// the host behind it. A cut goes round twice, but for a step: to be added up, and as a sum.
+//
+//      host 0      host 1      host 2       step
+//      cut 0 ────► + cut 0 ──► + cut 0      1, 2: the sum of cut 0 is complete on host 2
+//      sum 0 ◄──────────────── sum 0        3: and comes to hosts 0
+//             ───► sum 0                    4: and 1
+//
+// Bytes and messages are those of an exchange between all pairs (all_reduce.cpp), but each host hears one other at a time:
+// where all send to one, they queue before its link, and its cores turn from one connection to another. Parts follow one
+// another through the steps, so that something is always on its way.
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "torch/hosts/levels/levels.hpp"
+#include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/two_sums.hpp"
+
+namespace opensmd::levels {
+namespace {
+
+class RingAllReduce {
+ public:
+  RingAllReduce(Levels& on, const Calling& calling, void* data, double factor)
+      : on_(on),
+        calling_(calling),
+        dtype_(calling.signature.dtype),
+        sums_(on.layout, dtype_, calling.signature.reduction, factor),
+        data_(static_cast<char*>(data)),
+        parts_(Parts::of(calling.signature.count * size_of(dtype_), kMostOfSum, kFewestParts)),
+        hosts_(static_cast<size_t>(on.layout.hosts())),
+        last_(2 * (hosts_ - 1)),
+        comparison_(on.agreement, calling.signature, calling.call, on.round()),
+        crossing_(on.wire, calling.call, comparison_.digest()) {}
+
+  // At each tick every part that is under way goes one step on, the earliest first.
+  void run() {
+    const size_t ticks = parts_.count() + last_;
+    for (size_t tick = 0; tick < std::min(kAhead, ticks); ++tick) expect(tick);
+    comparison_.meet();
+    comparison_.post();
+    for (size_t tick = 0; tick < ticks; ++tick) {
+      for_parts_at(tick, [&](size_t index) { go_on(index, tick - index); });
+      if (tick == 0) comparison_.conclude();
+      if (tick + kAhead < ticks) expect(tick + kAhead);
+    }
+    crossing_.await_all_sent();
+  }
+
+ private:
+  struct Travelling {
+    Slices slices;  // of the part, for the members of this host
+    std::vector<std::unique_ptr<char[]>> sums;  // incomplete ones, as they come, by step
+    std::vector<size_t> receives;               // by step, from 1 on
+    std::vector<size_t> sends;                  // of `sums`
+  };
+
+  // On the host so many steps behind this one, of a member that crosses.
+  int counterpart(int step) const {
+    return on_.layout.members(on_.layout.after(step))[static_cast<size_t>(on_.layout.place())];
+  }
+
+  template <typename Action>
+  void for_parts_at(size_t tick, Action action) const {
+    for (size_t i = tick > last_ ? tick - last_ : 0; i <= tick && i < parts_.count(); ++i) action(i);
+  }
+
+  Travelling& at(size_t index) { return travelling_[index - collected_]; }
+
+  char* slice(const Travelling& part) const { return part.slices.data[static_cast<size_t>(on_.layout.place())]; }
+  size_t slice_bytes(const Travelling& part) const {
+    return part.slices.counts[static_cast<size_t>(on_.layout.place())] * size_of(dtype_);
+  }
+  // What comes in a step. What leaves after it is the same one.
+  Part cut_of(const Travelling& part, size_t step) const {
+    const size_t host = static_cast<size_t>(on_.layout.host()) + 2 * hosts_ - step;
+    return part_of(slice_bytes(part), on_.layout.hosts(), static_cast<int>(host % hosts_));
+  }
+  bool completes(size_t step) const { return step == hosts_ - 1; }
+
+  // Posts what will be awaited at a tick, in the order in which it is sent.
+  void expect(size_t tick) {
+    for_parts_at(tick, [&](size_t index) {
+      if (index == collected_ + travelling_.size()) begin(index);
+      const size_t step = tick - index;
+      if (step == 0 || !crosses()) return;
+      Travelling& part = at(index);
+      const auto [offset, bytes] = cut_of(part, step);
+      char* into = slice(part) + offset;
+      if (step < hosts_) {
+        part.sums.push_back(std::make_unique_for_overwrite<char[]>(bytes));
+        into = part.sums.back().get();
+      }
+      part.receives.push_back(crossing_.receive(into, bytes, counterpart(on_.layout.hosts() - 1)));
+    });
+  }
+
+  // Members of each host.
+  int crossers() const { return on_.layout.fewest_on_a_host(); }
+  bool crosses() const { return on_.layout.place() < crossers(); }
+
+  void begin(size_t index) {
+    const auto [offset, bytes] = parts_.part(index);
+    travelling_.push_back({cut(data_ + offset, bytes, dtype_, crossers(), on_.local.size()), {}, {}, {}});
+  }
+
+  void go_on(size_t index, size_t step) {
+    Travelling& part = at(index);
+    if (step == 0) add_up_here(part);
+    if (crosses()) pass_on(part, step);
+    if (step == last_) collect(part);
+  }
+
+  void add_up_here(Travelling& part) {
+    on_.local.reduce_scatter(part.slices.inputs(), part.slices.counts.data(), slice(part), dtype_, sums_.here,
+                             sums_.factor, calling_.call);
+  }
+
+  void pass_on(Travelling& part, size_t step) {
+    const auto [offset, bytes] = cut_of(part, step);
+    void* own = slice(part) + offset;
+    if (step > 0) crossing_.await_received(part.receives[step - 1]);
+    if (step > 0 && step < hosts_ && bytes > 0) {
+      void* sum = part.sums[step - 1].get();
+      const void* const terms[] = {sum, own};
+      void* into = completes(step) ? own : sum;
+      (completes(step) ? sums_.conclude : sums_.combine)(&into, 1, terms, 2, bytes);
+      if (!completes(step)) {
+        part.sends.push_back(crossing_.send(sum, bytes, counterpart(1)));
+        return;
+      }
+    }
+    if (step < last_) crossing_.send(own, bytes, counterpart(1));
+  }
+
+  void collect(Travelling& part) {
+    on_.local.all_gather(slice(part), part.slices.outputs(), part.slices.counts.data(), dtype_, calling_.call);
+    for (size_t send : part.sends) crossing_.await_sent(send);
+    travelling_.pop_front();
+    ++collected_;
+  }
+
+  Levels& on_;
+  const Calling& calling_;
+  const DType dtype_;
+  const TwoSums sums_;
+  char* const data_;
+  const Parts parts_;
+  const size_t hosts_;
+  const size_t last_;  // step
+  std::deque<Travelling> travelling_;  // in order, without those collected
+  size_t collected_ = 0;
+  Agreement::Comparison comparison_;
+  Crossing crossing_;  // goes before the memory that it writes to
+};
+
+}  // namespace
+
+void ring_all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
+  RingAllReduce(on, calling, data, factor).run();
+}
+
+}  // namespace opensmd::levels
