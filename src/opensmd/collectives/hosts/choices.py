@@ -33,9 +33,15 @@ class Thresholds:
     tree_from: int
 
 
-def thresholds(cluster: Cluster) -> Thresholds:
-    """Those of a group whose network and hosts are like this."""
-    return Thresholds(_carried(cluster), _tree_from(cluster))
+def thresholds(cluster: Cluster, *, usual: Cluster) -> Thresholds:
+    """Those of a group whose network and hosts are like this.
+
+    Args:
+        cluster: as it was found, for choices between ways whose results have the same bits.
+        usual: the same, but for what was measured, which is different whenever a job starts: over a tree numbers
+            are added up in another order, and a job must have the results that it had before.
+    """
+    return Thresholds(_carried(cluster), _tree_from(usual))
 
 
 def _carried(cluster: Cluster) -> int:

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -54,8 +54,9 @@ def agree_on_thresholds(
         measured = exchange.within("measuring the network", lambda: _measure(gloo, place, pair))
     text = ""
     if place == pair[0]:
-        cluster = Cluster(len(hosts), max(map(len, hosts)), **{"link": 1e9, **measured, **given})
-        chosen = thresholds(cluster)
+        usual = Cluster(len(hosts), max(map(len, hosts)), **{"link": 1e9, **given})
+        cluster = replace(usual, **{**measured, **given})
+        chosen = thresholds(cluster, usual=usual)
         text = json.dumps(asdict(chosen))
         if report:
             names = [name for name in measured if name not in given]

@@ -4,32 +4,44 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from opensmd.collectives.hosts.choices import LEAST_CARRIED, NEVER, in_words, thresholds
+from opensmd.collectives.hosts.choices import LEAST_CARRIED, NEVER, Thresholds, in_words, thresholds
 from opensmd.collectives.hosts.cost_model import MIB, Cluster, most_carried, predict
 
 SLOW = Cluster(hosts=4, ranks=2, link=119e6)  # 1 Gbit/s
 
 
+def thresholds_of(cluster: Cluster) -> Thresholds:
+    return thresholds(cluster, usual=cluster)
+
+
 def test_more_goes_with_the_comparison_where_waiting_is_dear_and_less_where_bytes_are() -> None:
-    near, far = (thresholds(replace(SLOW, delay=delay)).carried for delay in (1e-6, 1e-3))
-    slow, fast = (thresholds(replace(SLOW, link=link)).carried for link in (1e7, 1e10))
+    near, far = (thresholds_of(replace(SLOW, delay=delay)).carried for delay in (1e-6, 1e-3))
+    slow, fast = (thresholds_of(replace(SLOW, link=link)).carried for link in (1e7, 1e10))
     assert LEAST_CARRIED <= near < far == most_carried(4)
     assert LEAST_CARRIED == slow < fast <= most_carried(4)
-    assert thresholds(replace(SLOW, hosts=2)).carried == most_carried(2)
-    assert thresholds(replace(SLOW, hosts=1000)).carried <= most_carried(1000)
+    assert thresholds_of(replace(SLOW, hosts=2)).carried == most_carried(2)
+    assert thresholds_of(replace(SLOW, hosts=1000)).carried <= most_carried(1000)
 
 
 def test_a_tree_is_taken_from_where_it_is_faster_at_all_larger_sizes() -> None:
     for hosts in (2, 4, 64):
-        assert thresholds(replace(SLOW, hosts=hosts)).tree_from == NEVER
+        assert thresholds_of(replace(SLOW, hosts=hosts)).tree_from == NEVER
     many = Cluster(hosts=4000, ranks=8, link=1.2e9)
-    found = thresholds(many).tree_from
+    found = thresholds_of(many).tree_from
     assert MIB <= found < NEVER
     for size in (found, 256 * MIB):
         assert predict("tree", many, size).seconds < predict("levels", many, size).seconds
 
 
+def test_what_was_measured_does_not_choose_between_ways_whose_results_differ() -> None:
+    usual = replace(SLOW, ranks=1)
+    instant = replace(usual, link=100e9, delay=0.0)
+    assert thresholds_of(instant).tree_from < NEVER
+    assert thresholds(instant, usual=usual).tree_from == NEVER
+    assert thresholds(instant, usual=usual).carried == thresholds_of(instant).carried
+
+
 def test_what_is_known_is_said_with_how_it_is_known_and_what_follows() -> None:
-    said = in_words(SLOW, thresholds(SLOW), ["delay"])
+    said = in_words(SLOW, thresholds_of(SLOW), ["delay"])
     assert "4 hosts of 2 ranks; link 0.952 Gbit/s, delay 20 us (measured), memory 5 GB/s" in said
-    assert f"up to {thresholds(SLOW).carried / 1024:g} KiB" in said and "from no size on" in said
+    assert f"up to {thresholds_of(SLOW).carried / 1024:g} KiB" in said and "from no size on" in said

@@ -100,8 +100,8 @@ class Agreement {
 
   // Whether so many bytes from each host to each other one are better sent with the comparison than beside it.
   bool carries(size_t bytes) const { return bytes <= carried_; }
-  // Likewise where they go one way, along a tree.
-  bool carries_one_way(size_t bytes) const { return bytes <= std::max(carried_, kMostOneWay) && bytes <= most_; }
+  // Likewise where they go one way, along a tree. Whatever the network is like: sums along a tree have bits of their own.
+  bool carries_one_way(size_t bytes) const { return bytes <= std::min(kMostOneWay, most_); }
 
   class Comparison;
 
