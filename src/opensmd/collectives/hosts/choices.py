@@ -38,8 +38,8 @@ def thresholds(cluster: Cluster, *, usual: Cluster) -> Thresholds:
 
     Args:
         cluster: as it was found, for choices between ways whose results have the same bits.
-        usual: the same, but for what was measured, which is different whenever a job starts: over a tree numbers
-            are added up in another order, and a job must have the results that it had before.
+        usual: the same, but for what was measured, which is different whenever a job starts: over a tree
+            numbers are added up in another order, and a job must have the results that it had before.
     """
     return Thresholds(_carried(cluster), _tree_from(usual))
 
