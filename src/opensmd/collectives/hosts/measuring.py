@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -54,8 +54,8 @@ def agree_on_thresholds(
         measured = exchange.within("measuring the network", lambda: _measure(gloo, place, pair))
     text = ""
     if place == pair[0]:
-        usual = Cluster(len(hosts), max(map(len, hosts)), **{"link": 1e9, **given})
-        cluster = replace(usual, **{**measured, **given})
+        usual = _cluster(hosts, given)
+        cluster = _cluster(hosts, {**measured, **given})
         chosen = thresholds(cluster, usual=usual)
         text = json.dumps(asdict(chosen))
         if report:
@@ -64,6 +64,10 @@ def agree_on_thresholds(
     said = exchange.all_gather("thresholds", text)[pair[0]]
     exchange.close("thresholds-told")
     return Thresholds(**json.loads(said))
+
+
+def _cluster(hosts: Sequence[Sequence[int]], known: Mapping[str, float]) -> Cluster:
+    return Cluster(len(hosts), max(map(len, hosts)), **{"link": 1e9, **known})
 
 
 def _measure(gloo: Any, place: int, pair: tuple[int, int]) -> dict[str, float]:
