@@ -8,18 +8,22 @@ stands between the messages of a step. What goes wrong is raised by the next sav
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
+from opensmd.collectives.name import NAME
+from opensmd.modelparallel.checkpoint.saving.hurry import Hurry
 from opensmd.modelparallel.checkpoint.saving.pacing import Pace
+from opensmd.modelparallel.checkpoint.saving.saving_thread import SavingThread
 from opensmd.modelparallel.checkpoint.saving.snapshot import HostCopies, Snapshot
 from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.ranks.groups import default_group
 from opensmd.modelparallel.state import state
 
 __all__ = ["BackgroundSave", "finish_background_save", "save_in_background"]
@@ -34,13 +38,17 @@ class BackgroundSave:
         snapshot: copies of what is saved.
         groups: for this and no other use.
         thread: which is free.
+        hurry: what ranks tell each other of this save.
     """
 
-    def __init__(self, snapshot: Snapshot, groups: SavingGroups, thread: Executor) -> None:
+    def __init__(self, snapshot: Snapshot, groups: SavingGroups, thread: SavingThread, hurry: Hurry) -> None:
         self._copying = snapshot.copying
         self._is_told = False
-        self._pace = Pace()
-        self._written = thread.submit(_write, replace(snapshot, between=self._pace), groups)
+        self._hurry = hurry
+        self._pace = Pace(hurry.is_wanted)
+        self._written = thread.submit(
+            functools.partial(_write, replace(snapshot, between=self._pace), groups)
+        )
         self._written.add_done_callback(self._let_go)
 
     def wait_until_copied(self) -> None:
@@ -63,7 +71,9 @@ class BackgroundSave:
         Raises:
             SMPCheckpointError, OSError, TypeError: as ``smp.save_checkpoint``; once.
         """
-        self._pace.hurry()
+        if not self.done:
+            self._pace.hurry()
+            self._hurry.want()
         error = self._written.exception()
         if error is not None and not self._is_told:
             self._is_told = True
@@ -90,9 +100,9 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-def _make_thread() -> Executor:
-    """One for all saves, because training waits while a thread begins. A script that ends waits for it."""
-    return ThreadPoolExecutor(1, thread_name_prefix="smp.save_checkpoint", initializer=_give_way)
+def _make_thread() -> SavingThread:
+    """One for all saves, because training waits while a thread begins."""
+    return SavingThread(_give_way)
 
 
 @dataclass
@@ -101,11 +111,14 @@ class _Saver:
 
     groups: SavingGroups
     copies: HostCopies = field(default_factory=HostCopies)
-    thread: Executor = field(default_factory=_make_thread)
+    thread: SavingThread = field(default_factory=_make_thread)
     latest: BackgroundSave | None = None
+    saves: int = 0
 
     def save(self, snapshot: Snapshot) -> BackgroundSave:
-        self.latest = BackgroundSave(self.copies.of(snapshot), self.groups, self.thread)
+        self.saves += 1
+        hurry = Hurry(self.groups.world, self.saves)
+        self.latest = BackgroundSave(self.copies.of(snapshot), self.groups, self.thread, hurry)
         return self.latest
 
     def finish(self) -> None:
@@ -138,13 +151,14 @@ def finish_background_save() -> None:
 
 
 def _make_groups() -> SavingGroups:
-    """Process groups of their own; gloo's, because the thread has nothing on devices."""
+    """Process groups of their own, for the CPU: the thread has nothing on devices."""
+    backend = NAME if dist.get_backend(default_group()) == NAME else "gloo"
     world = tuple(range(state.grid.size))
-    made = {world: dist.new_group(list(world), backend="gloo")}
+    made = {world: dist.new_group(list(world), backend=backend)}
     replicas, shards = state.grid.partition(CommGroup.MP_GROUP), state.groups.all_shards()
     for members in (*replicas, *shards):
         if members not in made:
-            made[members] = dist.new_group(list(members), backend="gloo")
+            made[members] = dist.new_group(list(members), backend=backend)
     return SavingGroups(
         world=made[world],
         replica=made[state.groups.members(CommGroup.MP_GROUP)],
@@ -159,7 +173,7 @@ def _forget() -> None:
     try:
         saver.finish()
     finally:
-        saver.thread.shutdown()
+        saver.thread.end()
         for group in {saver.groups.world, saver.groups.replica, saver.groups.shards}:
             dist.destroy_process_group(group)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 __all__ = ["Pace"]
 
@@ -16,12 +17,18 @@ SHARE = 0.005  # of a busy core
 PIECE = 0.003  # seconds of work before it looks
 BUSY = 1.5  # times the work is what it takes on a core that others want
 LONGEST = 600.0  # seconds in which it may rest: then others have waited enough
+LOOK = 0.25  # seconds of a rest between two looks whether another rank waits
 
 
 class Pace:
-    """Of one save; called by the thread that writes, between pieces of its work."""
+    """Of one save; called by the thread that writes, between pieces of its work.
 
-    def __init__(self) -> None:
+    Args:
+        others_wait: whether another rank waits for the save, which needs this rank's part, too.
+    """
+
+    def __init__(self, others_wait: Callable[[], bool] = lambda: False) -> None:
+        self._others_wait = others_wait
         self._hurried = threading.Event()
         self._end = time.perf_counter() + LONGEST
         self._began: float | None = None
@@ -41,8 +48,14 @@ class Pace:
         if worked < PIECE:
             return
         if took > BUSY * worked and now < self._end:
-            self._hurried.wait(max(0.0, worked / SHARE - took))
+            self._rest(min(worked / SHARE - took, self._end - now))
         self._begin()
+
+    def _rest(self, seconds: float) -> None:
+        until = time.perf_counter() + seconds
+        while (left := until - time.perf_counter()) > 0 and not self._hurried.wait(min(left, LOOK)):
+            if self._others_wait():
+                self.hurry()
 
     def _begin(self) -> None:
         self._began, self._work = time.perf_counter(), time.thread_time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opensmd.modelparallel.checkpoint.saving import pacing
-from opensmd.modelparallel.checkpoint.saving.pacing import LONGEST, SHARE, Pace
+from opensmd.modelparallel.checkpoint.saving.pacing import LONGEST, LOOK, SHARE, Pace
 
 
 class Clock:
@@ -15,7 +15,8 @@ class Clock:
         self.now = self.work = 0.0
         monkeypatch.setattr(pacing, "time", self)
         self.work = 1000.0  # of the thread that trains
-        self.pace = Pace()
+        self.others_wait = False
+        self.pace = Pace(lambda: self.others_wait)
         self.work = 0.0
         monkeypatch.setattr(self.pace._hurried, "wait", self.rest)
 
@@ -25,9 +26,10 @@ class Clock:
     def thread_time(self) -> float:
         return self.work
 
-    def rest(self, seconds: float) -> None:
+    def rest(self, seconds: float) -> bool:
         if not self.pace._hurried.is_set():
             self.now += seconds
+        return self.pace._hurried.is_set()
 
     def save(self, seconds: float, *, share: float) -> float:
         """Write for so long on a core that leaves this share of itself; returns how long it took."""
@@ -60,6 +62,12 @@ def test_on_a_core_that_leaves_less_it_does_not_rest_besides(clock: Clock) -> No
 def test_when_somebody_waits_it_rests_no_more(clock: Clock) -> None:
     clock.pace.hurry()
     assert clock.save(2.0, share=0.5) == pytest.approx(4.0)
+
+
+def test_when_another_rank_waits_it_soon_rests_no_more(clock: Clock) -> None:
+    clock.save(0.1, share=0.5)
+    clock.others_wait = True
+    assert clock.save(2.0, share=0.5) < 4.0 + 2 * LOOK
 
 
 def test_a_long_save_ends_in_time(clock: Clock) -> None:

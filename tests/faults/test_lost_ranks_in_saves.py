@@ -1,0 +1,55 @@
+"""A rank that dies while others save beside training: the save on all of these names it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.checkpoint.saving import background
+from opensmd.modelparallel.exceptions import SMPCheckpointError
+from tests.support.ranks import run_once
+
+VICTIM = 1
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "sharded": {"sharded_data_parallel_degree": 2, "ddp": True},
+    "split": {"partitions": 2},
+    "replicas": {"ddp": True},
+}
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def saves_until_a_rank_dies(folder: Path, layout: str) -> None:
+    smp.init(LAYOUTS[layout])
+    model = smp.DistributedModel(nn.Sequential(*[nn.Linear(300, 300) for _ in range(2)]))
+    optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+
+    @smp.step
+    def step(x: torch.Tensor) -> None:
+        model.backward(model(x).sum())
+
+    step(torch.ones(4, 300))
+    optimizer.step()
+    if smp.rank() == VICTIM:
+        background.write_snapshot = die  # in the thread
+    save = smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
+    with pytest.raises(SMPCheckpointError, match=rf"'one' .* was not saved: .*rank {VICTIM}\b.* died"):
+        save.wait()
+    assert not (folder / "newest").exists()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_dies_while_a_thread_saves_is_named_by_the_others(tmp_path: Path, layout: str) -> None:
+    outcomes = run_once(2, saves_until_a_rank_dies, tmp_path, layout, silent=[VICTIM])
+    assert outcomes[0].kind == "value", outcomes[0].text

@@ -1,0 +1,45 @@
+"""Saves beside training that one rank alone waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.checkpoint.saving import pacing
+from tests.support.equality import Pools
+from tests.support.partitioned import restart
+
+
+def one_waits(folder: str, waiting: int) -> bool:
+    """Wait on one rank for saves that all write so slowly that they would not end in this test."""
+    restart(ddp=True, sharded_data_parallel_degree=2)
+    model = smp.DistributedModel(nn.Sequential(nn.Linear(500, 500), nn.Linear(500, 500)))
+    optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+
+    @smp.step
+    def step(rows: torch.Tensor) -> None:
+        model.backward(model(rows).square().mean())
+
+    step(torch.ones(4, 500))
+    optimizer.step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pacing, "PIECE", 0.0)
+        patch.setattr(pacing, "BUSY", 0.0)  # always
+        patch.setattr(pacing, "SHARE", 1e-9)
+        save = smp.save_checkpoint(folder, "one", model=model, optimizer=optimizer, blocking=False)
+        if smp.rank() == waiting:
+            save.wait()
+        smp.barrier()
+        save.wait()
+    return (Path(folder) / "newest").exists()
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_rank_that_waits_for_a_save_alone_hurries_all_others(
+    pool: Pools, tmp_path: Path, waiting: int
+) -> None:
+    assert pool(2).run(one_waits, str(tmp_path), waiting) == [True, True]
