@@ -16,7 +16,7 @@ from torch import Tensor
 from opensmd.collectives import _torch_internals
 from opensmd.native import core
 
-__all__ = ["Mailbox", "has_mailbox"]
+__all__ = ["Mailbox", "has_mailbox", "spans_hosts"]
 
 _GROUPS_TIMEOUT = timedelta(0)
 
@@ -25,6 +25,12 @@ def has_mailbox(group: dist.ProcessGroup | None = None) -> bool:
     """Whether smddp serves ``group`` (default: the default group) through shared memory."""
     backend = _torch_internals.cpu_backend(group)
     return hasattr(backend, "spans_hosts") and not backend.spans_hosts()
+
+
+def spans_hosts(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether smddp serves ``group`` (default: the default group) on several hosts."""
+    backend = _torch_internals.cpu_backend(group)
+    return hasattr(backend, "spans_hosts") and bool(backend.spans_hosts())
 
 
 class Mailbox:

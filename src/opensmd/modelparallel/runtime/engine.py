@@ -28,12 +28,9 @@ from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.calls.interception import current_run
+from opensmd.modelparallel.runtime.messages.opening import open_transport
 from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
-from opensmd.modelparallel.runtime.messages.transport import (
-    SentTensor,
-    Transport,
-    open_transport,
-)
+from opensmd.modelparallel.runtime.messages.transport import SentTensor, Transport
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.same_model import require_same_model
@@ -134,6 +131,7 @@ class Engine:
         # Threads of a step that failed may still be on their way out.
         self._threads.close()
         self._threads = Threads()
+        before.transport.close()
         self._group, self._control_device = group, control_device(group)
         placed = PlacedModel(module, self.plan, self._rank)
         self._follow(placed, open_transport(group, placed.device), before.random)
@@ -211,6 +209,7 @@ class Engine:
         if not self.errors:
             with contextlib.suppress(RuntimeError):  # the group may be gone
                 self._context.transport.flush()
+        self._context.transport.close()
         self._threads.close()
         atexit.unregister(self.close)
 

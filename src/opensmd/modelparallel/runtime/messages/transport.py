@@ -20,7 +20,7 @@ from torch import Tensor
 
 from opensmd.collectives import sealed
 from opensmd.collectives._torch_internals import timeout_of
-from opensmd.collectives.mailbox import Mailbox, has_mailbox
+from opensmd.collectives.mailbox import Mailbox
 from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.runtime.messages import edges
@@ -28,20 +28,25 @@ from opensmd.modelparallel.runtime.tensors.memory_layout import arranged
 
 __all__ = [
     "ABORT",
+    "REMEMBERED",
     "GroupTransport",
     "Kind",
+    "Expect",
     "MailboxTransport",
+    "Message",
     "SentTensor",
     "Transport",
+    "as_bytes",
+    "gradient_messages",
     "make_tag",
-    "open_transport",
+    "tensors_among",
 ]
 
 Message = tuple[int, int]  # (pipeline rank of the sender, tag)
 Expect = Callable[[], None]
 
 _LOOK_AGAIN = 20e-6  # seconds: a short wait is for less than waking up from a long one takes
-_REMEMBERED = 4096  # messages that have been sent, for a chart of the latest step
+REMEMBERED = 4096  # messages that have been sent, for a chart of the latest step
 _MICROBATCH_BITS, _NUMBER_BITS, _CHECK_BITS = 10, 16, 10
 
 
@@ -120,12 +125,8 @@ class Transport(Protocol):
     def require_no_abort(self) -> None:
         """Raise PeerFailed if a rank has announced that it failed; ordered transports cannot know."""
 
-
-def open_transport(group: dist.ProcessGroup, device: torch.device) -> Transport:
-    """The transport for tensors on ``device`` among the ranks of ``group``."""
-    if device.type == "cpu" and has_mailbox(group):
-        return MailboxTransport(group)
-    return GroupTransport(group, device)
+    def close(self) -> None:
+        """Take leave of the others: nothing is sent or received any more."""
 
 
 def gradient_tag(tag: int) -> int:
@@ -173,7 +174,7 @@ class MailboxTransport:
         return self._mailbox.receive_edge(received, source, tag, _without_gradient(tag))
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
-        data = _as_tensor(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # nobody else reaches the memory
+        data = as_bytes(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # nobody else reaches the memory
         # The size first: a receiver must say how much it takes.
         self._mailbox.send(target, tag, torch.tensor([data.numel()]))
         self._mailbox.send(target, tag, data)
@@ -210,12 +211,15 @@ class MailboxTransport:
         self._mailbox.flush()
 
     def sent(self) -> list[SentTensor]:
-        return _tensors_among(self._mailbox.sent())
+        return tensors_among(self._mailbox.sent())
 
     def require_no_abort(self) -> None:
         for source, tag in self._aborts:
             if self._mailbox.ready(source, tag):
                 raise PeerFailed(self._receive_object(source, tag))
+
+    def close(self) -> None:
+        pass
 
 
 class GroupTransport:
@@ -233,7 +237,7 @@ class GroupTransport:
         self._rank = dist.get_rank(group)
         self._device = device
         self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
-        self._sent: deque[tuple[int, int, int]] = deque(maxlen=_REMEMBERED)
+        self._sent: deque[tuple[int, int, int]] = deque(maxlen=REMEMBERED)
         self._up = group
         self._down = group
         if device.type != "cpu":
@@ -281,7 +285,7 @@ class GroupTransport:
         return edges.receive_edge(received, send)
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
-        data = _as_tensor(sealed.dumps(value)).to(self._device)
+        data = as_bytes(sealed.dumps(value)).to(self._device)
         self.send(target, tag, torch.tensor([data.numel()], device=self._device))
         self.send(target, tag, data)
 
@@ -305,9 +309,12 @@ class GroupTransport:
             work.wait()
 
     def sent(self) -> list[SentTensor]:
-        return _tensors_among(self._sent)
+        return tensors_among(self._sent)
 
     def require_no_abort(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -320,7 +327,7 @@ def abort(transport: Transport, ranks: Sequence[int], text: str) -> None:
             transport.send_object(rank, ABORT, text)
 
 
-def _tensors_among(sent: Iterable[tuple[int, int, int]]) -> list[SentTensor]:
+def tensors_among(sent: Iterable[tuple[int, int, int]]) -> list[SentTensor]:
     """Those of the messages, as (time, target, tag), that carry tensors and gradients."""
     tensors = []
     for at, target, tag in sent:
@@ -331,12 +338,13 @@ def _tensors_among(sent: Iterable[tuple[int, int, int]]) -> list[SentTensor]:
 
 
 def _short(tag: int) -> int:
-    """Tags of programs have 29 bits between hosts; torch's have 31.
+    """Tags have 29 bits between hosts, of which the last two are not for all; torch's have 31.
 
     Messages of one tag keep their order, so tags may coincide.
     """
-    return tag % ((1 << 29) - 1)
+    return tag % ((1 << 29) - 3)
 
 
-def _as_tensor(data: bytes) -> Tensor:
+def as_bytes(data: bytes) -> Tensor:
+    """Memory of its own, which nobody else reaches."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -29,15 +29,16 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // Gloo completes a message only in wait(), so asking whether it is done needs a thread that waits.
 class GlooRequest final : public Request {
  public:
-  // `where` is what messages call it.
+  // `where` is what messages call it. `quiet`: an error is nobody's failure.
   GlooRequest(WorkPtr work, at::Tensor bytes, milliseconds timeout, std::shared_ptr<Failure> failure, int peer,
-              std::string where)
+              std::string where, bool quiet)
       : work_(std::move(work)),
         bytes_(std::move(bytes)),
         timeout_(timeout),
         failure_(std::move(failure)),
         peer_(peer),
-        where_(std::move(where)) {}
+        where_(std::move(where)),
+        quiet_(quiet) {}
 
   bool done() override {
     std::lock_guard lock(mutex_);
@@ -54,6 +55,7 @@ class GlooRequest final : public Request {
     try {
       waiting_.get();
     } catch (const std::exception& error) {
+      if (quiet_) throw CollectiveError(where_ + ": " + error.what());
       throw CollectiveError(failure_->note_message(where_, peer_, error));
     }
     std::lock_guard lock(mutex_);
@@ -76,6 +78,7 @@ class GlooRequest final : public Request {
   const std::shared_ptr<Failure> failure_;
   const int peer_;
   const std::string where_;
+  const bool quiet_;
   std::mutex mutex_;
   std::shared_future<void> waiting_;
   bool finished_ = false;
@@ -258,7 +261,7 @@ class GlooTransport final : public Transport {
   void require_possible(const Posting& posting) const {
     failure_->require_none();
     if (posting.tag >= kTagLimit) {
-      throw std::invalid_argument(c10::str("tags of messages in a group that spans hosts go to ", kTagLimit - 1));
+      throw std::invalid_argument(c10::str("tags of messages in a group that spans hosts go to ", kFirstQuietTag - 1));
     }
     if (posting.peer == gloo_->getRank()) {
       throw std::invalid_argument("a rank of a group that spans hosts cannot send to itself: Gloo has no connection "
@@ -290,6 +293,8 @@ class GlooTransport final : public Transport {
       return posting.peer == kAnySource ? gloo_->recvAnysource(bytes, tag) : gloo_->recv(bytes, posting.peer, tag);
     });
   }
+
+  static bool is_quiet(const Posting& posting) { return !posting.sends && posting.tag >= kFirstQuietTag; }
 
   static int wire_tag(const Posting& posting) {
     return tag_on_wire(posting.tag, posting.tensor.nbytes(), posting.dtype);
@@ -325,8 +330,9 @@ class GlooTransport final : public Transport {
     try {
       auto work = start();
       return std::make_shared<GlooRequest>(work, bytes[0], gloo_->getBackendOptions()->timeout, failure_,
-                                           posting.peer, std::move(where));
+                                           posting.peer, std::move(where), is_quiet(posting));
     } catch (const std::exception& error) {
+      if (is_quiet(posting)) throw CollectiveError(where + ": " + error.what());
       throw CollectiveError(failure_->note_message(where, posting.peer, error));
     }
   }
