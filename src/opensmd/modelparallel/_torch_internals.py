@@ -33,7 +33,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 __all__ = [
     "ParametrizationCache",
     "WithoutMode",
-    "backward_left_out",
     "backward_of_node",
     "follow_class",
     "gathered",
@@ -187,16 +186,6 @@ def replaced_backward(instead: Callable[[Function, tuple[Any, ...], dict[str, An
         yield
     finally:
         torch.autograd.backward = plain_backward
-
-
-def backward_left_out(where: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
-    """``torch.autograd.backward`` and ``Tensor.backward`` do nothing in a thread in which ``where()``."""
-
-    def unless_there(plain_backward: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not where():
-            plain_backward(*args, **kwargs)
-
-    return replaced_backward(unless_there)
 
 
 def reaches(

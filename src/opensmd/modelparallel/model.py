@@ -65,8 +65,8 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
     Args:
         module: the model; not a ScriptModule and not wrapped in DistributedDataParallel.
         trace_device: ``"gpu"`` or ``"cpu"``: where a timed dry run takes place.
-        trace_execution_times: measure times for the partitioner in real runs; must be False with
-            ``trace_device="cpu"``.
+        trace_execution_times: measure times for the plan in real runs (not with ``trace_device="cpu"``). With
+            None, operations are tried where estimates are not to be trusted; with False not even then.
         overlapping_allreduce: send gradients to the replicas during the last microbatch's backward.
         backward_passes_per_step: steps whose gradients add up before the replicas reduce them.
         average_grads_across_microbatches: divide gradients by the number of microbatches.
@@ -86,7 +86,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         self,
         module: nn.Module,
         trace_device: str = "gpu",
-        trace_execution_times: bool = False,
+        trace_execution_times: bool | None = None,
         overlapping_allreduce: bool = True,
         backward_passes_per_step: int = 1,
         average_grads_across_microbatches: bool = True,
@@ -113,12 +113,11 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         self._levels = 1 if half is None else 2
         if smp_state.cfg.offload_activations:
             smp_state.offloading = Offloading.asked_for(smp_state.cfg.activation_loading_horizon)
-        self._trace = {"times": trace_execution_times, "memory": trace_memory_usage}
+        self._traces_times, self._traces_memory = trace_execution_times, trace_memory_usage
         self._trace_device = trace_device
         self._average = average_grads_across_microbatches
         self._comm_hooks = []
-        self._engine = None
-        self._replicas = None
+        self._engine = self._replicas = None
         self._placed: PlacedParameters | None = None
         self._plan_check = self._known_plan = None
         self._replica_options = {
@@ -186,6 +185,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         step = self._step
         if step is None:
             if is_tracing():
+                torch.autograd.backward(tensors, grad_tensors, retain_graph)
                 return
             self._refuse("backward")
         share = 1 / step.microbatches if self._average else 1.0
@@ -406,11 +406,11 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             optimizer=smp_state.optimizer,
             device=torch.device("cpu") if self._trace_device == "cpu" else None,
             has_data=not self.delayed,
-            **self._trace,
+            times=self._traces_times,
+            memory=self._traces_memory,
         )
         with self.delayed.planned():
             first = agree_on_plan(request, smp_state.groups.messages)
-        self._known_plan = first.plan
         self._place_by(first)
         self._make_replicas()
         smp_state.follow_model()  # the first replica's values are everybody's now
@@ -418,7 +418,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             self._joins_from_first_step()
 
     def _place_by(self, first: FirstPlan) -> None:
-        plan = first.plan
+        self._known_plan = plan = first.plan
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if smp_state.cfg.shards_parameters:
             self._sharded = shard_parameters(self, plan)
@@ -430,7 +430,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             )
             smp_state.engine = self._engine
             self._plan_check = PlanCheck(first, self._engine, smp_state.cfg, smp_state.groups)
-        if any(self._trace.values()):
+        if self._traces_times or self._traces_memory:
             warn_of_untraced(split=self._engine is not None, by_hand=not smp_state.cfg.auto_partition)
         self.finish_partition(plan)
         if smp_state.rank == 0:

@@ -53,7 +53,7 @@ def require_data(module: nn.Module) -> None:
         )
 
 
-def require_tracing(trace_device: object, trace_execution_times: bool) -> None:
+def require_tracing(trace_device: object, trace_execution_times: bool | None) -> None:
     """Raise if a timed dry run is asked for that cannot be."""
     if trace_device not in ("cpu", "gpu"):
         raise ValueError(f"trace_device must be 'cpu' or 'gpu', got {trace_device!r}")

@@ -264,3 +264,32 @@ def test_the_cache_of_parametrizations_is_set_aside_and_put_back() -> None:
     internals.put_parametrization_cache(kept)
     internals.put_parametrization_cache(None)
     assert layer.weight is not outer
+
+
+def test_nodes_of_the_graph_tell_when_they_were_made() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    before = dry_run.number_of_next_node()
+    out = weight * 2
+    assert out.grad_fn is not None
+    number = dry_run.made_by(out.grad_fn)
+    assert number is not None and before <= number < dry_run.number_of_next_node()
+    accumulates = out.grad_fn.next_functions[0][0]
+    assert accumulates is not None and dry_run.made_by(accumulates) is None
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda model: model[0].weight.register_hook(lambda gradient: None),
+        lambda model: model[0].bias.register_post_accumulate_grad_hook(lambda parameter: None),
+        lambda model: model[0].register_full_backward_hook(lambda *_: None),
+        lambda model: model.register_full_backward_pre_hook(lambda *_: None),
+    ],
+)
+def test_hooks_that_a_backward_would_call_are_found(hook: Callable[[nn.Sequential], Any]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert not dry_run.has_backward_hooks(model)
+    handle = hook(model)
+    assert dry_run.has_backward_hooks(model)
+    handle.remove()
+    assert not dry_run.has_backward_hooks(model)

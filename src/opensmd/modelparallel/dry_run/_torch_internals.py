@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-__all__ = ["own_parametrization_cache", "seeing_what_is_saved"]
+__all__ = [
+    "has_backward_hooks",
+    "made_by",
+    "number_of_next_node",
+    "own_parametrization_cache",
+    "seeing_what_is_saved",
+]
 
 Pack = Callable[[Tensor], Tensor]
 
@@ -60,3 +66,25 @@ def own_parametrization_cache() -> Iterator[None]:
         yield
     finally:
         parametrize._cache = kept
+
+
+def number_of_next_node() -> int:
+    """The sequence number of the node of the graph that this thread makes next."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
+
+
+def made_by(node: torch.autograd.graph.Node) -> int | None:
+    """The sequence number of a node; None for one that adds gradients up, which is made only once."""
+    if node.name() == "torch::autograd::AccumulateGrad":
+        return None
+    number: int = node._sequence_nr()
+    return number
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a backward would call hooks of parameters or modules."""
+    return any(
+        parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+        for parameter in module.parameters()
+    ) or any(each._backward_hooks or each._backward_pre_hooks for each in module.modules())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,14 +18,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from opensmd.modelparallel._torch_internals import backward_left_out
 from opensmd.modelparallel.compatibility.quirks import forget_fake_results
-from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
+from opensmd.modelparallel.dry_run.dry import dry, is_tracing
+from opensmd.modelparallel.dry_run.measuring import Measuring
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree, describe
 from opensmd.modelparallel.dry_run.observed_trace import trace_of
-from opensmd.modelparallel.dry_run.observer import Clock, Observer
-from opensmd.modelparallel.dry_run.restoring import WrittenParameters, untouched
-from opensmd.modelparallel.dry_run.unseen_work import outweighs
+from opensmd.modelparallel.dry_run.observer import Observer
+from opensmd.modelparallel.dry_run.restoring import WrittenParameters
+from opensmd.modelparallel.dry_run.timing.clock import Clock
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.precision._torch_internals import scales_made_for_real
@@ -34,13 +33,7 @@ from opensmd.modelparallel.precision._torch_internals import scales_made_for_rea
 __all__ = ["capture", "is_tracing"]
 
 logger = logging.getLogger("opensmd.modelparallel")
-_local = threading.local()
 _TORCH = str(Path(torch.__file__).parent)
-
-
-def is_tracing() -> bool:
-    """Whether this thread is in the dry run that precedes partitioning (``smp.is_tracing``)."""
-    return getattr(_local, "depth", 0) > 0
 
 
 def capture(
@@ -49,6 +42,7 @@ def capture(
     *,
     device: torch.device | None = None,
     times: bool = False,
+    operations: bool = False,
     memory: bool = False,
     has_data: bool = True,
 ) -> ModelTrace:
@@ -57,9 +51,11 @@ def capture(
     Args:
         module: the model; its parameters must be real on this rank.
         call: the user's step function with one microbatch's arguments. It calls ``module``; backwards in it
-            do nothing.
+            do nothing, unless times are measured.
         device: where a timed run takes place; the device of the parameters by default.
-        times: measure forward times in two more, real runs (``trace_execution_times``).
+        times: measure times in three more, real runs (``trace_execution_times``), forward and backward.
+        operations: try each operation by itself where estimates of times are not to be trusted, and results
+            do not depend on where modules are.
         memory: see what is kept for backward in a real run instead of a fake one (``trace_memory_usage``).
         has_data: False if parameters have no data yet: no real run takes place, whoever asks for one.
 
@@ -81,10 +77,13 @@ def capture(
     if not observer.position.entered:
         logger.warning("the step function did not call the model; it is partitioned by parameter sizes alone")
         return describe(module)
-    device = device or tree.device
+    measuring = Measuring(module, call, tree, names, observer, device or tree.device)
     if times:
-        return trace_of(tree, observer, _measure(module, call, names, device))
-    return trace_of(tree, observer, _measure_if_doubtful(module, call, observer, names, device))
+        return trace_of(tree, observer, measuring.of_steps())
+    measured = measuring.if_doubtful()
+    if measured is None and operations:
+        measured = measuring.of_operations()
+    return trace_of(tree, observer, measured)
 
 
 def _capture_without_data(
@@ -156,7 +155,7 @@ def _observe_fake(
     written = WrittenParameters(module)
     try:
         with (
-            _dry(module, written),
+            dry(module, written),
             _quiet(),
             scales_made_for_real(),
             fakes,
@@ -187,63 +186,6 @@ def _observe_real(
 ) -> Observer:
     observer = Observer(Clock(torch.device("cpu")), tree.owners)
     written = WrittenParameters(module)
-    with _dry(module, written), written, observer, observer.saving(), observer.watching(names):
+    with dry(module, written), written, observer, observer.saving(), observer.watching(names):
         observer.result(call())
     return observer
-
-
-def _measure(
-    module: nn.Module, call: Callable[[], Any], names: dict[nn.Module, str], device: torch.device
-) -> dict[int, float]:
-    """Forward seconds by unit: the quicker of two real runs (the first one warms up)."""
-    written: WrittenParameters | None = WrittenParameters(module)
-    clocks = [Clock(device), Clock(device)]
-    for clock in clocks:
-        with _dry(module, written), written or contextlib.nullcontext(), clock.follow(names):
-            call()
-        written = written if written is not None and written.found else None  # to look takes time
-    return {unit: min(clock.seconds[unit] for clock in clocks) for unit in clocks[1].seconds}
-
-
-def _measure_if_doubtful(
-    module: nn.Module,
-    call: Callable[[], Any],
-    observer: Observer,
-    names: dict[nn.Module, str],
-    device: torch.device,
-) -> dict[int, float] | None:
-    """Measured seconds where the estimate has missed work; None where it has not, or they cannot be had.
-
-    No gradients are asked for, so that nothing is kept for them: the whole model runs on this rank.
-    """
-    doubtful = observer.doubtful
-    if not doubtful:
-        return None
-    try:
-        with torch.no_grad():
-            measured = _measure(module, call, names, device)
-    except Exception as error:  # a script may need gradients, and what only estimates need must not stop it
-        logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)
-        return None
-    missed = [unit for unit in doubtful if outweighs(measured.get(unit, 0.0), observer.forward_seconds[unit])]
-    return measured if missed else None
-
-
-@contextlib.contextmanager
-def _dry(module: nn.Module, written: WrittenParameters | None) -> Iterator[None]:
-    """Mark the thread as tracing, and put back whatever the run may change in the model."""
-    _local.depth = getattr(_local, "depth", 0) + 1
-    try:
-        # of several devices only the current one is used; asking for all would start CUDA on each
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with (
-            untouched(module, written),
-            own_parametrization_cache(),
-            torch.random.fork_rng(devices),
-            torch.compiler.set_stance("force_eager"),
-            backward_left_out(is_tracing),  # without gradients, an optimizer's step changes nothing
-        ):
-            yield
-    finally:
-        _local.depth -= 1
-        torch.clear_autocast_cache()  # of fakes, which a region around the step would hand to the real run

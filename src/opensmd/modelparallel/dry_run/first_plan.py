@@ -48,7 +48,8 @@ class PlanRequest:
         call: the step function on the first microbatch's arguments.
         cfg: the settings.
         optimizer: whose state counts as memory; Adam's is assumed without one.
-        times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``).
+        times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``). With None for
+            times, operations are tried by themselves where estimates are not to be trusted.
         device: where a timed run takes place; None: where the model is.
         has_data: False if parameters are delayed, so that nothing can be computed with them.
     """
@@ -57,7 +58,7 @@ class PlanRequest:
     call: Callable[[], Any]
     cfg: Config
     optimizer: torch.optim.Optimizer | None
-    times: bool
+    times: bool | None
     memory: bool
     device: torch.device | None
     has_data: bool = True
@@ -151,7 +152,8 @@ def _trace_to_cut(request: PlanRequest) -> ModelTrace:
         request.module,
         request.call,
         device=request.device,
-        times=request.times,
+        times=bool(request.times),
+        operations=request.times is None and not request.cfg.deterministic_server,
         memory=request.memory,
         has_data=request.has_data,
     )

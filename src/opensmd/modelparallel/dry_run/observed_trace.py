@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree, size_of
 from opensmd.modelparallel.dry_run.observer import Observer
-from opensmd.modelparallel.dry_run.unseen_work import outweighs
+from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
+from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
 from opensmd.modelparallel.planning.cost import accumulation_seconds
 from opensmd.modelparallel.planning.trace import Edge, ModelTrace, Reuse, Unit
 
@@ -16,20 +18,21 @@ __all__ = ["trace_of"]
 BACKWARD_OF_FORWARD = 2.0
 
 
-def trace_of(tree: ModuleTree, observer: Observer, measured: Mapping[int, float] | None) -> ModelTrace:
+def trace_of(tree: ModuleTree, observer: Observer, measured: UnitSeconds | None) -> ModelTrace:
     """The trace of a model from a run of it.
 
     Args:
         tree: the model's modules.
         observer: saw the run.
-        measured: forward seconds by unit, if they were measured.
+        measured: what units have taken, if that was measured.
     """
-    _add_accumulation(tree, observer)
+    accumulation = _accumulation(tree, observer)
     position = observer.position
     return ModelTrace(
         modules=tree.infos(observer.operations, position.calls),
         units=tuple(
-            _unit(observer, index, entered, measured) for index, entered in enumerate(position.entered)
+            _unit(observer, index, entered, measured, accumulation[index])
+            for index, entered in enumerate(position.entered)
         ),
         edges=tuple(
             Edge(source=source, target=target, bytes=size, tensor=number)
@@ -46,25 +49,32 @@ def trace_of(tree: ModuleTree, observer: Observer, measured: Mapping[int, float]
     )
 
 
-def _add_accumulation(tree: ModuleTree, observer: Observer) -> None:
+def _accumulation(tree: ModuleTree, observer: Observer) -> Mapping[int, float]:
     """Adding a parameter's gradient up is backward work of the unit that uses it first."""
+    seconds: dict[int, float] = defaultdict(float)
     for key, parameter in tree.parameters.items():
         if parameter.requires_grad and observer.users.get(key):
             unit = observer.uses.get(tree.owners[key][0], min(observer.users[key]))
-            observer.backward_seconds[unit] += accumulation_seconds(size_of(parameter), parameter.device)
+            seconds[unit] += accumulation_seconds(size_of(parameter), parameter.device)
+    return seconds
 
 
-def _unit(observer: Observer, index: int, module: str, measured: Mapping[int, float] | None) -> Unit:
-    forward, backward = observer.forward_seconds[index], observer.backward_seconds[index]
+def _unit(
+    observer: Observer, index: int, module: str, measured: UnitSeconds | None, accumulation: float
+) -> Unit:
+    forward, backward = observer.forward_seconds[index], observer.backward_seconds[index] + accumulation
     late = observer.late.seconds[index]
     if measured is not None:
-        seconds = measured.get(index, 0.0)
-        if outweighs(seconds, forward):  # what was estimated says nothing of the backward either
+        seconds = measured.forward.get(index, 0.0)
+        # where the estimate has missed something, it says nothing of the backward either
+        pace = None if outweighs(seconds, forward) else seconds / forward if forward else 0.0
+        if measured.backward is not None:
+            backward = measured.backward.get(index, 0.0) + accumulation
+        elif pace is None:
             backward = BACKWARD_OF_FORWARD * seconds if backward else 0.0
         else:
-            scale = seconds / forward if forward else 0.0
-            backward, late = backward * scale, late * scale
-        forward = seconds
+            backward *= pace
+        forward, late = seconds, late if pace is None else late * pace
     return Unit(
         module=module,
         forward_seconds=forward,

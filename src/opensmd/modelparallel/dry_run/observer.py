@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,139 +16,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from opensmd.modelparallel._torch_internals import (
-    in_transform,
-    is_of_transform,
-    replaced_calls,
-    takes_hooks,
-    watchers,
-)
+from opensmd.modelparallel._torch_internals import is_of_transform, watchers
 from opensmd.modelparallel.dry_run._torch_internals import seeing_what_is_saved
 from opensmd.modelparallel.dry_run.escaped_tensors import EscapeSearch, Made
-from opensmd.modelparallel.dry_run.stopwatch import Stopwatch
-from opensmd.modelparallel.dry_run.unseen_work import UnseenWork
+from opensmd.modelparallel.dry_run.timing.clock import Clock
+from opensmd.modelparallel.dry_run.timing.operation_trials import OperationTrials
+from opensmd.modelparallel.dry_run.timing.unseen_work import UnseenWork
 from opensmd.modelparallel.dry_run.weight_gradient_memory import LateGradients
 from opensmd.modelparallel.dry_run.weight_terms import WeightTerms
 from opensmd.modelparallel.planning.cost import cost_of
-from opensmd.modelparallel.planning.plan import is_inside
 from opensmd.modelparallel.runtime.tensors.storages import StorageReference, StorageSet
 
-__all__ = ["Clock", "Observer", "Position"]
-
-
-class Position:
-    """Which unit the run is in; :mod:`opensmd.modelparallel.planning.trace` says what a unit is."""
-
-    def __init__(self) -> None:
-        self.stack: list[str] = []
-        self.entered: list[str] = []  # the outermost module entered, by unit
-        self.current = -1
-        self.calls: dict[str, int] = defaultdict(int)
-        self.guests: set[tuple[str, str]] = set()  # a module, and one from elsewhere that was called in it
-        self.transforming: set[str] = set()  # modules that call others under torch.func's transforms
-        self._unit_of: dict[str, int] = {}
-        self._fresh = False
-
-    def enter(self, module: str) -> None:
-        """``module`` is being called."""
-        self.guests.update((frame, module) for frame in self.stack if not is_inside(module, frame))
-        if self.stack and in_transform():
-            self.transforming.add(self.stack[-1])
-        self.stack.append(module)
-        self.calls[module] += 1
-        if module in self._unit_of:
-            self.current, self._fresh = self._unit_of[module], False
-            return
-        if not self._fresh:
-            self.current, self._fresh = len(self.entered), True
-            self.entered.append(module)
-        self._unit_of[module] = self.current
-
-    def leave(self) -> None:
-        """The innermost call returned or raised."""
-        self.stack.pop()
-        self._fresh = False
-
-    @contextlib.contextmanager
-    def follow(
-        self,
-        names: dict[nn.Module, str],
-        entered: Callable[[nn.Module, Any], None] | None = None,
-        returned: Callable[[nn.Module, Any, Any], None] | None = None,
-    ) -> Iterator[None]:
-        """Keep this position up to date while modules of ``names`` are called.
-
-        ``entered`` is told of each call that begins, the module and its arguments, and ``returned`` of each
-        that ends, its result also.
-        """
-
-        def before(module: nn.Module, args: Any) -> None:
-            self.enter(names[module])
-            if entered is not None:
-                entered(module, args)
-
-        def after(module: nn.Module, args: Any, out: Any) -> None:
-            if returned is not None:
-                returned(module, args, out)
-            self.leave()
-
-        def around(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                before(module, args)
-                out = None
-                try:
-                    out = forward(*args, **kwargs)
-                    return out
-                finally:
-                    after(module, args, out)
-
-            return call
-
-        handles = []
-        scripted: dict[nn.Module, Callable[..., Any]] = {}
-        for module in names:
-            if not takes_hooks(module):
-                scripted[module] = around(module, module.forward)
-                continue
-            handles.append(module.register_forward_pre_hook(before, prepend=True))
-            handles.append(module.register_forward_hook(after, prepend=True, always_call=True))
-        try:
-            with replaced_calls(scripted, {}):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-class Clock(Position):
-    """Measures the forward seconds of each unit in a real run."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-        self.seconds: dict[int, float] = defaultdict(float)
-        self._watch = Stopwatch()
-        self._since = self._watch.now()
-
-    def now(self) -> float:
-        """Seconds of this thread."""
-        return self._watch.now()
-
-    def _tick(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        now = self.now()
-        if self.current >= 0:
-            self.seconds[self.current] += now - self._since
-        self._since = now
-
-    def enter(self, module: str) -> None:
-        self._tick()
-        super().enter(module)
-
-    def leave(self) -> None:
-        self._tick()
-        super().leave()
+__all__ = ["Observer"]
 
 
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
@@ -170,6 +49,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._leaves: frozenset[str] = frozenset()
         self._given: frozenset[int] = frozenset()  # ids of what the last module that was entered was given
         self.late = LateGradients(self._is_parameter)
+        self.trials = OperationTrials(self._is_parameter)
         self.escapes = EscapeSearch(position.stack, self._made_by)
         self.operations: dict[str, int] = defaultdict(int)
         self.users: dict[int, set[int]] = defaultdict(set)  # id of a parameter -> units
@@ -213,6 +93,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.forward_seconds[unit] += cost.forward_seconds
         self.backward_seconds[unit] += cost.backward_seconds
         self.late.operation(func, args, inputs, out, unit, cost.forward_seconds)
+        self.trials.note(func, args, kwargs, out, unit, cost, differentiated=differentiated)
         if self.position.stack:
             self.operations[self.position.stack[-1]] += 1
         self.unseen.operation(func, unit, since)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.dry_run.unseen_work import (
+from opensmd.modelparallel.dry_run.timing.unseen_work import (
     BETWEEN_OPERATIONS,
     LEAST_SECONDS,
     UnseenWork,

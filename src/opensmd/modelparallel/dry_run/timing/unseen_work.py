@@ -3,7 +3,7 @@
 Under fake tensors a custom operation computes nothing, an extension's kernel looks like any other call,
 and sleeping or looping in Python costs no operation at all. Two signs are left: functions and operations that
 are not torch's own, and time that passes between operations. Where there is such a sign, the step is timed
-for real (see :mod:`.capture`), and what was measured counts if it is far off the estimate.
+for real (see :mod:`..measuring`), and what was measured counts if it is far off the estimate.
 """
 
 from __future__ import annotations

@@ -1,0 +1,61 @@
+"""A run that leaves the model as it was, and whether one is under way."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from opensmd.modelparallel._torch_internals import replaced_backward
+from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
+from opensmd.modelparallel.dry_run.restoring import WrittenParameters, untouched
+
+__all__ = ["dry", "is_tracing"]
+
+_local = threading.local()
+Backward = Callable[[Callable[..., None], tuple[Any, ...], dict[str, Any]], None]
+
+
+def is_tracing() -> bool:
+    """Whether this thread is in the dry run that precedes partitioning (``smp.is_tracing``)."""
+    return getattr(_local, "depth", 0) > 0
+
+
+@contextlib.contextmanager
+def dry(
+    module: nn.Module, written: WrittenParameters | None, backward: Backward | None = None
+) -> Iterator[None]:
+    """Mark the thread as tracing, and put back whatever the run may change in the model.
+
+    Args:
+        module: the model.
+        written: sees what is written into parameters; None where nothing is.
+        backward: instead of backwards, with the original and its arguments. By default they do nothing:
+            without gradients, an optimizer's step changes nothing.
+    """
+
+    def of_this_thread(plain: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_tracing():
+            plain(*args, **kwargs)
+        elif backward is not None:
+            backward(plain, args, kwargs)
+
+    _local.depth = getattr(_local, "depth", 0) + 1
+    try:
+        # of several devices only the current one is used; asking for all would start CUDA on each
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with (
+            untouched(module, written),
+            own_parametrization_cache(),
+            torch.random.fork_rng(devices),
+            torch.compiler.set_stance("force_eager"),
+            replaced_backward(of_this_thread),
+        ):
+            yield
+    finally:
+        _local.depth -= 1
+        torch.clear_autocast_cache()  # of fakes, which a region around the step would hand to the real run

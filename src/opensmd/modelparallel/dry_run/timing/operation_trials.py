@@ -1,0 +1,292 @@
+"""What the operations of a dry run take on this machine, each tried by itself on made-up numbers.
+
+What convolutions take varies more than rules of shapes can say, while other operations keep to their rates.
+So where convolutions are a good part of the work, every distinct operation that the run has shown is tried
+a few times, forward and backward: no code of the script runs for it, and no more memory is needed than for
+that operation. Trials go round all of them, so that caches are as cold as in a step; what an operation
+before it would have left there is read first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from opensmd.modelparallel._torch_internals import without_modes
+from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
+from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
+from opensmd.modelparallel.planning.cost import COLD_START, OperationCost
+
+__all__ = ["OperationTrials"]
+
+# Of all estimated work: where convolutions are less, estimates are as good as a clock.
+CONVOLUTIONS = 0.1
+COUNTED = 3  # trials, after one that warms up
+# An operation that has taken so long in its trials is tried no more than twice.
+LONG_SECONDS = 20e-3
+
+
+class _Given(NamedTuple):
+    """A tensor as an operation was given it; ``kept`` ones, as weights are, have left the caches since."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    kept: bool
+
+    @property
+    def span(self) -> int:
+        """How many elements lie between its first and its last."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+
+    def made(self) -> Tensor:
+        """One like it, with numbers that no function refuses."""
+        tensor = torch.empty(self.span, dtype=self.dtype).uniform_(0.1, 1.0)
+        return tensor.as_strided(self.shape, self.stride).requires_grad_(self.requires_grad)
+
+
+class _Operation(NamedTuple):
+    """What makes two calls take the same time."""
+
+    func: torch._ops.OpOverload
+    leaves: tuple[Any, ...]
+    structure: TreeSpec
+    differentiated: bool
+
+    @property
+    def given(self) -> list[_Given]:
+        """Its tensors."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, _Given)]
+
+
+class _Tried(NamedTuple):
+    forward: float
+    backward: float
+
+
+@dataclass
+class _Noted:
+    """An operation with its estimates, where it is called, and what it needs for a trial."""
+
+    estimate: OperationCost
+    bytes: int
+    calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    trials: list[_Tried] = field(default_factory=list)
+    is_refused: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it need not be tried again."""
+        if self.is_refused or len(self.trials) > COUNTED:
+            return True
+        return len(self.trials) > 1 and sum(map(sum, self.trials)) > LONG_SECONDS
+
+    @property
+    def seconds(self) -> _Tried:
+        """The quickest of its trials, but for the first."""
+        return _Tried(*map(min, zip(*self.trials[1:], strict=True)))
+
+
+class OperationTrials:
+    """The operations of one run.
+
+    Args:
+        is_parameter: whether a tensor is a parameter, or a view of one.
+
+    Attributes:
+        draws: random numbers were drawn, so that results depend on where modules are.
+    """
+
+    def __init__(self, is_parameter: Callable[[Tensor], bool]) -> None:
+        self.draws = False
+        self._is_parameter = is_parameter
+        self._noted: dict[_Operation, _Noted] = {}
+        self._others: list[tuple[int, OperationCost]] = []  # that cannot be tried, by unit
+
+    def note(
+        self,
+        func: torch._ops.OpOverload,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        out: Any,
+        unit: int,
+        estimate: OperationCost,
+        *,
+        differentiated: bool,
+    ) -> None:
+        """An operation has run in ``unit``."""
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
+        if not estimate.forward_seconds:
+            return
+        leaves, structure = tree_flatten((args, kwargs))
+        described = tuple(self._described(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        operation = _Operation(func, described, structure, differentiated)
+        if func.namespace != "aten" or not all(map(_can_be_made, leaves)):
+            self._others.append((unit, estimate))
+            return
+        noted = self._noted.get(operation)
+        if noted is None:
+            needed = sum(each.span * each.dtype.itemsize for each in operation.given)
+            needed += sum(leaf.numel() * leaf.element_size() for leaf in _tensors(out))
+            noted = self._noted[operation] = _Noted(estimate, 2 * needed)
+        noted.calls[unit] += 1
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether estimates are not to be trusted, because convolutions are much of the work."""
+        work = convolutions = 0.0
+        for operation, noted in self._noted.items():
+            seconds = sum(noted.calls.values()) * _both(noted.estimate)
+            work += seconds
+            convolutions += seconds if operation.func.overloadpacket is torch.ops.aten.convolution else 0.0
+        work += sum(_both(estimate) for _, estimate in self._others)
+        return convolutions > CONVOLUTIONS * work
+
+    def seconds(self, most_bytes: float) -> UnitSeconds | None:
+        """Try all that need no more than ``most_bytes``; others count as estimated, at this machine's pace.
+
+        Returns:
+            Nothing if no operation could be tried.
+        """
+        self._try_all(most_bytes)
+        tried = {operation: noted.seconds for operation, noted in self._noted.items() if noted.trials[1:]}
+        if not tried:
+            return None
+        pace = self._pace(tried)
+        forward: dict[int, float] = defaultdict(float)
+        backward: dict[int, float] = defaultdict(float)
+        for operation, noted in self._noted.items():
+            found = tried.get(operation) or _at_pace(noted.estimate, pace)
+            for unit, calls in noted.calls.items():
+                forward[unit] += calls * found.forward
+                backward[unit] += calls * found.backward
+        for unit, estimate in self._others:
+            forward[unit] += _at_pace(estimate, pace).forward
+            backward[unit] += _at_pace(estimate, pace).backward
+        return UnitSeconds(forward, backward)
+
+    def _described(self, tensor: Tensor) -> _Given:
+        return _Given(
+            tuple(tensor.shape),
+            tuple(tensor.stride()) if tensor.layout is torch.strided else (),
+            tensor.dtype,
+            tensor.requires_grad,
+            self._is_parameter(tensor),
+        )
+
+    def _try_all(self, most_bytes: float) -> None:
+        for noted in self._noted.values():
+            noted.is_refused = noted.bytes > most_bytes
+        with _undisturbed():
+            engine = _Engine()
+            for _ in range(COUNTED + 1):
+                for operation, noted in self._noted.items():
+                    if noted.is_over:
+                        continue
+                    try:
+                        noted.trials.append(_trial(operation, noted.estimate, engine))
+                    except Exception:  # numbers that it does not take: it counts as estimated
+                        noted.trials.clear()
+                        noted.is_refused = True
+
+    def _pace(self, tried: Mapping[_Operation, _Tried]) -> float:
+        """What this machine takes for what is estimated to take a second."""
+        taken = estimated = 0.0
+        for operation, seconds in tried.items():
+            noted = self._noted[operation]
+            calls = sum(noted.calls.values())
+            taken += calls * sum(seconds)
+            estimated += calls * _both(noted.estimate)
+        return taken / estimated
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Operations compute what they are given, and leave the state of random numbers as it was."""
+    with without_modes(), torch.autocast("cpu", enabled=False), torch.random.fork_rng([]):
+        yield
+
+
+def _trial(operation: _Operation, estimate: OperationCost, engine: _Engine) -> _Tried:
+    """Run an operation once, and its backward if it has one."""
+    made = [leaf.made() if isinstance(leaf, _Given) else leaf for leaf in operation.leaves]
+    now = engine.stopwatch.now
+    with torch.set_grad_enabled(operation.differentiated):
+        # what is written in place must be no leaf of the graph
+        writes = operation.func._schema.is_mutable
+        given = [leaf.clone() if writes and isinstance(leaf, Tensor) else leaf for leaf in made]
+        _read(given, operation.leaves)
+        args, kwargs = tree_unflatten(given, operation.structure)
+        start = now()
+        out = operation.func(*args, **kwargs)
+        forward = now() - start + COLD_START  # unlike here, what runs and is read has left the caches since
+    if not operation.differentiated:
+        return _Tried(forward, 0.0)
+    roots = [leaf for leaf in _tensors(out) if leaf.requires_grad][:1]
+    inputs = [leaf for leaf in made if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not (roots and inputs):  # inside a function that has a backward of its own
+        return _Tried(forward, forward * estimate.backward_seconds / estimate.forward_seconds)
+    backward = engine.seconds(roots, inputs, [torch.ones_like(roots[0])])
+    return _Tried(forward, backward + COLD_START)
+
+
+class _Engine:
+    """Times backwards of single operations; to begin one takes time that a step takes only once."""
+
+    def __init__(self) -> None:
+        self.stopwatch = Stopwatch()
+        self._leaf = torch.ones(4, requires_grad=True)
+        self._to_begin = 0.0
+        self._to_begin = statistics.median(self._of_nothing() for _ in range(9))
+
+    def seconds(self, roots: list[Tensor], inputs: list[Tensor], gradients: list[Tensor]) -> float:
+        """What the nodes between ``roots`` and ``inputs`` take."""
+        self._of_nothing()  # so that the engine's own code is in the caches
+        return max(0.0, self._taken(roots, inputs, gradients) - self._to_begin)
+
+    def _of_nothing(self) -> float:
+        with torch.enable_grad():
+            return self._taken([self._leaf.view(4)], [self._leaf], [torch.ones(4)])
+
+    def _taken(self, roots: list[Tensor], inputs: list[Tensor], gradients: list[Tensor]) -> float:
+        start = self.stopwatch.now()
+        torch.autograd.grad(roots, inputs, gradients, allow_unused=True)
+        return self.stopwatch.now() - start
+
+
+def _read(given: Sequence[Any], leaves: Sequence[Any]) -> None:
+    """What was computed just before lies in the caches; weights do not."""
+    with torch.no_grad():
+        for tensor, leaf in zip(given, leaves, strict=True):
+            if isinstance(leaf, _Given) and not leaf.kept:
+                tensor.sum()
+
+
+def _can_be_made(leaf: Any) -> bool:
+    """Whether an argument can be made up: whole numbers may be looked up somewhere, where they must fit."""
+    if isinstance(leaf, Tensor):
+        return leaf.dtype.is_floating_point and leaf.layout is torch.strided and leaf.device.type == "cpu"
+    return not isinstance(leaf, torch.Generator | torch.UntypedStorage | torch.SymInt)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _at_pace(estimate: OperationCost, pace: float) -> _Tried:
+    return _Tried(pace * estimate.forward_seconds, pace * estimate.backward_seconds)
+
+
+def _both(estimate: OperationCost) -> float:
+    return estimate.forward_seconds + estimate.backward_seconds

@@ -1,0 +1,151 @@
+"""What every unit of a model takes in a real step, forward and backward.
+
+Forward, modules tell where the run is. Backward, every node of the autograd graph belongs to the unit in
+which it was made, as its sequence number tells; a node that adds up a parameter's gradient, to that of the
+node before it. What passes between two nodes is the first one's.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from opensmd.modelparallel.dry_run._torch_internals import made_by, number_of_next_node
+from opensmd.modelparallel.dry_run.timing.clock import Clock
+
+__all__ = ["StepClock", "losses_in", "watching_seconds"]
+
+
+class StepClock(Clock):
+    """Follows one step forward and backward.
+
+    Attributes:
+        backward: seconds by unit.
+        calls_of: how many calls began in each unit.
+        went_backward: whether there was a backward.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.backward: dict[int, float] = defaultdict(float)
+        self.calls_of: dict[int, int] = defaultdict(int)
+        self.went_backward = False
+        self._numbers = [0]  # the first sequence number from which on ...
+        self._units = [-1]  # ... this unit makes the nodes
+
+    def _tick(self) -> None:
+        super()._tick()
+        self._numbers.append(number_of_next_node())
+        self._units.append(self.current)
+
+    def enter(self, module: str) -> None:
+        super().enter(module)
+        self.calls_of[self.current] += 1
+        self._units[-1] = self.current
+
+    def rest(self) -> None:
+        """What comes now is no part of the step, but for backwards."""
+        self._tick()
+        self.current = -1
+
+    def run_backward(
+        self,
+        plain: Callable[..., None],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        around: contextlib.AbstractContextManager[None] | None = None,
+    ) -> None:
+        """``plain(*args, **kwargs)``, a backward in the middle of the step or at its end.
+
+        Args:
+            around: what it runs in, whose own seconds do not count.
+        """
+        self._tick()
+        position, self.current, self.went_backward = self.current, -1, True
+        roots = tree_leaves(args[0] if args else kwargs["tensors"])
+        handles = [
+            node.register_prehook(lambda _, unit=unit: self._goes_on(unit))
+            for node, unit in self._nodes(roots).items()
+        ]
+        try:
+            with around or contextlib.nullcontext():
+                plain(*args, **kwargs)
+                self._goes_on(-1)
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.current, self._since = position, self.now()
+
+    def backward_of(self, module: nn.Module) -> Callable[..., None]:
+        """As :meth:`run_backward`, for the parameters of ``module`` alone, which keep no gradients."""
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+        def run(plain: Callable[..., None], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+            self.run_backward(plain, args, {"inputs": trained, **kwargs}, _gradients_dropped(trained))
+
+        return run
+
+    def _goes_on(self, unit: int) -> None:
+        now = self._now_of_device()
+        if self.current >= 0:
+            self.backward[self.current] += now - self._since
+        self.current, self._since = unit, now
+
+    def _nodes(self, roots: Sequence[Tensor]) -> dict[torch.autograd.graph.Node, int]:
+        found: dict[torch.autograd.graph.Node, int] = {}
+        waiting = [(root.grad_fn, -1) for root in roots]
+        while waiting:
+            node, before = waiting.pop()
+            if node is None or node in found:
+                continue
+            number = made_by(node)
+            unit = before if number is None else self._maker_of(number)
+            found[node] = unit
+            waiting.extend((following, unit) for following, _ in node.next_functions)
+        return found
+
+    def _maker_of(self, number: int) -> int:
+        return self._units[bisect.bisect_right(self._numbers, number) - 1]
+
+
+def losses_in(result: Any) -> Sequence[Tensor]:
+    """What a step has returned that its caller may go backward from: its loss, the first of several."""
+    leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return [leaf for leaf in leaves if leaf.numel() == 1][:1]
+
+
+@contextlib.contextmanager
+def _gradients_dropped(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """No parameter keeps the gradient that a backward gives it: memory for one at a time is enough."""
+
+    def drop(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
+        for parameter in parameters
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def watching_seconds() -> float:
+    """What it takes to watch the call of a module: that of one that does nothing."""
+    model = nn.Sequential(*[nn.Identity() for _ in range(64)])
+    names = {module: name for name, module in model.named_modules()}
+    clocks = [Clock(torch.device("cpu")) for _ in range(9)]
+    for clock in clocks:
+        with clock.follow(names):
+            model(torch.ones(1))
+    return statistics.median(sum(clock.seconds.values()) for clock in clocks) / 65

@@ -1,0 +1,97 @@
+"""Steps that are timed for real: every unit's forward and backward, and a model that is left as it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from opensmd.modelparallel.dry_run.capture import capture
+from opensmd.modelparallel.dry_run.timing.step_clock import losses_in
+
+
+class Sleeping(torch.autograd.Function):
+    """Takes its time each way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: float, backward: float) -> Tensor:
+        ctx.seconds = backward
+        time.sleep(forward)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        time.sleep(ctx.seconds)
+        return gradient, None, None
+
+
+class Layer(nn.Module):
+    """Sleeps so long forward, and so long backward."""
+
+    def __init__(self, forward: float, backward: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.seconds = forward, backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Sleeping.apply(x * self.weight, *self.seconds)  # type: ignore[no-any-return]
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(Layer(0.004, 0.016), Layer(0.012, 0.002), Layer(0.002, 0.010))
+
+
+def returning(module: nn.Module) -> Callable[[], Tensor]:
+    return lambda: module(torch.ones(2, 4)).sum()  # type: ignore[no-any-return]
+
+
+def going_backward(module: nn.Module) -> Callable[[], Tensor]:
+    def step() -> Tensor:
+        loss: Tensor = module(torch.ones(2, 4)).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert all(parameter.grad is None for parameter in module.parameters())
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("make", [returning, going_backward])
+def test_forwards_and_backwards_of_every_unit_are_timed(make: Callable[[nn.Module], Any]) -> None:
+    module = model()
+    module[0].weight.grad = torch.full((4,), 7.0)
+    trace = capture(module, make(module), times=True)
+    assert trace.measured
+    for unit, layer in zip(trace.units, module, strict=True):
+        forward, backward = layer.seconds
+        assert unit.forward_seconds >= forward and unit.backward_seconds >= backward
+    order = sorted(range(3), key=lambda unit: trace.units[unit].backward_seconds)
+    assert order == [1, 2, 0]
+    assert torch.equal(module[0].weight.grad, torch.full((4,), 7.0))
+    assert module[1].weight.grad is None
+
+
+def test_no_backward_runs_that_would_call_hooks_of_the_script() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    called = []
+    module[0].weight.register_hook(called.append)
+    trace = capture(module, lambda: module(torch.ones(2, 4)).sum(), times=True)
+    assert trace.measured and not called
+    assert all(unit.backward_seconds > 0 for unit in trace.units)
+
+
+def test_gradients_of_the_scripts_own_tensors_stay_away() -> None:
+    module = model()
+    x = torch.ones(2, 4, requires_grad=True)
+    capture(module, lambda: module(x).sum(), times=True)
+    assert x.grad is None
+
+
+def test_the_loss_of_a_step_is_the_first_number_with_a_gradient() -> None:
+    weight = torch.ones((), requires_grad=True)
+    loss, logits = weight * 2, weight * torch.ones(3)
+    assert losses_in({"logits": logits, "loss": loss, "other": weight * 3}) == [loss]
+    assert losses_in((logits, 1.0)) == []
