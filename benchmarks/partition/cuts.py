@@ -1,8 +1,9 @@
 """``python -m benchmarks.partition.cuts``: the planner's cut against the best contiguous one.
 
 Units are timed forward and backward in real steps (the median of several). The best cut is that of the same
-units whose longest stage is shortest, with messages free, and again with what the
-planner counts for them.
+units whose longest stage is shortest, with what the planner counts for messages, and again with messages
+free. It is compared with cuts that are planned by estimates from shapes, by default (operations are tried
+where these cannot be trusted), by steps that are timed in the dry run, and by the very times that judge.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,16 +66,27 @@ def message_seconds(trace: ModelTrace) -> list[float]:
     return UnitSequence(trace, position, len(position), (-1,) * len(position), {}).cut_seconds()
 
 
+# How a cut is planned.
+BY_ESTIMATES, BY_DEFAULT, BY_STEPS, BY_THE_SAME = "estimates", "default", "timed steps", "the same times"
+WAYS: dict[str, dict[str, bool]] = {
+    BY_ESTIMATES: {},
+    BY_DEFAULT: {"operations": True},
+    BY_STEPS: {"times": True},
+}
+
+
 @dataclass(frozen=True)
 class Cut:
-    """How a model is cut: the longest stage above that of the best cut, as a share of it."""
+    """How a model is cut: the longest stage above that of the best cut, as a share of it, by way of planning.
+
+    ``free`` is the same with messages free.
+    """
 
     model: str
     units: int
     stages: int
-    estimated: float
-    measured: float
-    with_messages: float
+    above: dict[str, float]
+    free: dict[str, float]
 
 
 def with_seconds(trace: ModelTrace, seconds: Sequence[float]) -> ModelTrace:
@@ -84,18 +96,20 @@ def with_seconds(trace: ModelTrace, seconds: Sequence[float]) -> ModelTrace:
     return replace(trace, units=tuple(timed))
 
 
-def cuts_of(name: str, trace: ModelTrace, seconds: Sequence[float]) -> list[Cut]:
-    """On 2 and 4 stages: planned by estimates, by the measured times, and by them where the best cut pays
-    for its messages, too."""
-    timed, free = with_seconds(trace, seconds), [0.0] * len(seconds)
-    messages = message_seconds(timed)
+def cuts_of(name: str, traces: Mapping[str, ModelTrace], seconds: Sequence[float]) -> list[Cut]:
+    """On 2 and 4 stages, planned in all ways, and judged by measured times."""
+    timed = with_seconds(traces[BY_ESTIMATES], seconds)
+    ways = {**traces, BY_THE_SAME: timed}
     found = []
     for stages in (2, 4):
-        shares = (
-            longest(plan, seconds, costs, stages) / best_longest(seconds, costs, stages) - 1
-            for plan, costs in ((trace, free), (timed, free), (timed, messages))
+        above, free = (
+            {
+                way: longest(trace, seconds, costs, stages) / best_longest(seconds, costs, stages) - 1
+                for way, trace in ways.items()
+            }
+            for costs in (message_seconds(timed), [0.0] * len(seconds))
         )
-        found.append(Cut(name, len(seconds), stages, *shares))
+        found.append(Cut(name, len(seconds), stages, above, free))
     return found
 
 
@@ -141,14 +155,22 @@ def main() -> None:
             continue
         try:
             subject = make()
-            trace = capture(subject.model, subject.step)
+            traces = {way: capture(subject.model, subject.step, **more) for way, more in WAYS.items()}
             if key not in known:
-                known[key] = _seconds(subject, trace, options.rounds)
+                known[key] = _seconds(subject, traces[BY_ESTIMATES], options.rounds)
                 _keep(options.file, key, known[key])
-            cuts += cuts_of(subject.name, trace, known[key])
+            cuts += cuts_of(subject.name, traces, known[key])
         except Exception as error:  # a model of another library that cannot be made, or not be captured
             failed.append(f"{key}: {type(error).__name__}: {error}"[:300])
     _show(cuts, failed)
+
+
+def _summary(above: Sequence[float]) -> str:
+    within = sum(each <= 0.02 for each in above)
+    return (
+        f"median {statistics.median(above):.1%}, mean {statistics.fmean(above):.1%}, worst {max(above):.1%}, "
+        f"{within} of {len(above)} within 2 %"
+    )
 
 
 def _keep_memory() -> None:
@@ -182,21 +204,20 @@ def _keep(path: Path | None, key: str, seconds: Sequence[float]) -> None:
 
 def _show(cuts: Sequence[Cut], failed: Sequence[str]) -> None:
     console = Console(width=120)
-    table = Table(title="longest stage above that of the best contiguous cut")
-    for heading in ("model", "units", "stages", "by estimates", "by measured times", "messages counted"):
+    ways = [*WAYS, BY_THE_SAME]
+    table = Table(title="longest stage above that of the best contiguous cut, messages counted")
+    for heading in ("model", "units", "stages", *ways):
         table.add_column(heading)
     for cut in cuts:
-        shares = (f"{each:.1%}" for each in (cut.estimated, cut.measured, cut.with_messages))
+        shares = (f"{cut.above[way]:.1%}" for way in ways)
         table.add_row(cut.model, str(cut.units), str(cut.stages), *shares)
     console.print(table)
     for stages in sorted({cut.stages for cut in cuts}):
-        for what in ("estimated", "measured", "with_messages"):
-            above = sorted(getattr(cut, what) for cut in cuts if cut.stages == stages)
-            within = sum(each <= 0.02 for each in above)
-            times = what.replace("_", " ")
+        for way in ways:
+            own = [cut for cut in cuts if cut.stages == stages]
+            counted, free = [cut.above[way] for cut in own], [cut.free[way] for cut in own]
             console.print(
-                f"{stages} stages, {times}: {within} of {len(above)} models within 2 %, median "
-                f"{statistics.median(above):.1%}, worst {above[-1]:.1%}"
+                f"{stages} stages, by {way}: {_summary(counted)}; with messages free {_summary(free)}"
             )
     if failed:
         console.print("could not be made or captured:", *failed, sep="\n")

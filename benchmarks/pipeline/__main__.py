@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from benchmarks.harness import launch
@@ -9,6 +10,7 @@ from benchmarks.harness.options import command_parser, rank_arguments
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid
 from benchmarks.pipeline.cases import ALONE, CASES, EMPTY, OURS, SINGLE, TORCH
+from benchmarks.pipeline.peers import BACKENDS, PEERS
 
 
 def main() -> None:
@@ -16,13 +18,23 @@ def main() -> None:
     parser = command_parser(__doc__, seconds=15.0)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--microbatches", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        choices=[f"{peer}/{backend}" for peer in PEERS for backend in BACKENDS],
+        default=["1f1b/gloo"],
+        help="torch's schedules, each over a backend; ours is compared with the fastest",
+    )
     options = parser.parse_args()
     jobs = (
         launch.run(
             "benchmarks.pipeline.rank",
             ranks=2,
             mpi=None,
-            args=[*rank_arguments(options), "--case", case, "--microbatches", str(microbatches)],
+            args=[
+                *(*rank_arguments(options), "--case", case, "--microbatches", str(microbatches)),
+                *("--peers", *options.peers),
+            ],
         )
         for case in options.cases
         for microbatches in options.microbatches
@@ -39,6 +51,7 @@ HEADINGS = (
     TORCH,
     OURS,
     ALONE,
+    "share of no bubble",
     "share of ideal",
     "share of the stages' limit",
     "faster than torch",
@@ -47,18 +60,21 @@ HEADINGS = (
 
 
 def lines(results: Results) -> Iterator[tuple[str, ...]]:
-    """Milliseconds a step, shares of two limits, the factor against torch, and what the runtime costs.
+    """Milliseconds a step, shares of three limits, the factor against torch, and what the runtime costs.
 
-    The ideal halves the work of one process; the stages' limit takes the busiest stage as it is. Both add the
-    bubble: one microbatch more than there are. What a microbatch takes above its busiest stage, forward and
-    backward, is the runtime's where stages are empty; elsewhere it is the bubble's.
+    Without a bubble, two ranks would take half of the time of one. The ideal has 1F1B's bubble, too: one
+    microbatch more than there are. The stages' limit takes the busiest stage as it is, with that bubble. What a
+    microbatch takes above its busiest stage, forward and backward, is the runtime's where stages are empty;
+    elsewhere it is the bubble's.
     """
     for case, microbatches in results.cases():
         found = {name: results.p50(case, microbatches, name) for name in (SINGLE, TORCH, OURS, ALONE)}
         milliseconds = ("-" if item is None else f"{item / 1e3:.2f}" for item in found.values())
-        single, rival, mine, alone = (item or float("nan") for item in found.values())
+        single, _, mine, alone = (item or float("nan") for item in found.values())
+        torchs = [name for name in results.candidates() if name.startswith("torch ")]
+        rival = min((results.p50(case, microbatches, name) or math.inf for name in torchs), default=math.nan)
         bubble = (microbatches + 1) / microbatches
-        shares = (single / 2 * bubble / mine, alone * bubble / mine)
+        shares = (single / 2 / mine, single / 2 * bubble / mine, alone * bubble / mine)
         shown = ("-" if share != share else f"{share:.1%}" for share in shares)
         runtime = f"{(mine - alone) / microbatches:.0f}" if case == EMPTY else "-"
         yield (case, str(microbatches), *milliseconds, *shown, f"{rival / mine:.2f}x", runtime)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.options import plan, rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, row
 from benchmarks.harness.sampling import Candidate, sample, timed
-from benchmarks.pipeline.cases import ALONE, CASES, OURS, SINGLE, TORCH, Case
+from benchmarks.pipeline.cases import ALONE, CASES, OURS, SINGLE, Case
+from benchmarks.pipeline.peers import BACKENDS, PEERS, peer_step
 from benchmarks.pipeline.steps import LEARNING_RATE, build, library_step, plain_step
 from opensmd.collectives.backend import register
 
@@ -27,12 +27,13 @@ def main() -> None:
     parser = rank_parser()
     parser.add_argument("--case", required=True, choices=CASES)
     parser.add_argument("--microbatches", type=int, required=True)
+    parser.add_argument("--peers", nargs="*", default=[])
     options = parser.parse_args()
     me = over_smddp(join([], patience=options.patience))
     case, microbatches = CASES[options.case], options.microbatches
     steps = {
         SINGLE: single(case, microbatches, me),
-        TORCH: torch_pipeline(case, microbatches, me),
+        **torch_pipelines(options.peers, case, microbatches, me),
         OURS: ours(case, microbatches),
     }
     compare(steps)
@@ -46,13 +47,13 @@ def main() -> None:
 
 
 def over_smddp(me: Rank) -> Rank:
-    """``me`` with smddp as the default backend, which the library takes, and gloo for torch's pipeline."""
+    """``me`` with smddp as the default backend, which the library takes, and groups for torch's pipeline."""
     dist.destroy_process_group()
     register()
     store = f"file://{me.folder}/smddp"
     dist.init_process_group("smddp", init_method=store, rank=me.rank, world_size=me.size)
-    gloo: dist.ProcessGroup = dist.new_group(backend="gloo")
-    return replace(me, groups={"gloo": gloo})
+    groups: dict[str, dist.ProcessGroup] = {name: dist.new_group(backend=name) for name in BACKENDS}
+    return replace(me, groups=groups)
 
 
 def single(case: Case, microbatches: int, me: Rank) -> Step:
@@ -60,26 +61,15 @@ def single(case: Case, microbatches: int, me: Rank) -> Step:
     return (lambda: None) if me.rank else plain_step(case, microbatches)
 
 
-def torch_pipeline(case: Case, microbatches: int, me: Rank) -> Step:
-    """torch's own pipeline over gloo, the layers cut in the middle."""
-    whole = build(case)
-    mine = whole[: case.half] if me.rank == 0 else whole[case.half :]
-    inputs, targets = case.batch(microbatches)
-    stage = PipelineStage(mine, me.rank, me.size, torch.device("cpu"), group=me.groups["gloo"])
-    schedule = Schedule1F1B(stage, microbatches, loss_fn=case.loss)
-    optimizer = torch.optim.SGD(mine.parameters(), lr=LEARNING_RATE)
-
-    def step() -> Tensor | None:
-        optimizer.zero_grad()
-        losses: list[Tensor] = []
-        if me.rank == 0:
-            schedule.step(inputs)
-        else:
-            schedule.step(target=targets, losses=losses)
-        optimizer.step()
-        return torch.stack(losses).detach().mean() if losses else None
-
-    return step
+def torch_pipelines(names: Sequence[str], case: Case, microbatches: int, me: Rank) -> dict[str, Step]:
+    """torch's own schedules that were asked for, as SCHEDULE/BACKEND, by their titles."""
+    found = {}
+    for name in names:
+        schedule, backend = name.split("/")
+        peer = PEERS[schedule]
+        title = f"torch {peer.title}" + ("" if backend == "gloo" else f" over {backend}")
+        found[title] = peer_step(peer, case, microbatches, me.rank, me.groups[backend])
+    return found
 
 
 def alone(case: Case, microbatches: int, me: Rank) -> Step:

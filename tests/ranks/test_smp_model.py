@@ -222,3 +222,44 @@ def test_an_attribute_of_the_users_module_is_told_where_to_find_it() -> None:
         _ = model.in_features
     with pytest.raises(AttributeError, match="object has no attribute 'generate'"):
         _ = model.generate
+
+
+def tried_plans() -> list[bool | None]:
+    """Whether the plan of a model of convolutions comes from a clock; None on ranks that did not make it."""
+    found = []
+    for options, settings in (
+        ({}, {}),
+        ({"trace_execution_times": False}, {}),
+        ({}, {"deterministic_server": True}),
+    ):
+        smp.shutdown()
+        smp.init({"partitions": 2, "microbatches": 2, **settings})
+        torch.manual_seed(0)
+        module, plain_module = pictures(), pictures()
+        plain_module.load_state_dict(module.state_dict())
+        model = smp.DistributedModel(module, **options)
+
+        @smp.step
+        def step(model: Any, x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            model.backward(loss)
+            return loss
+
+        x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+        loss = step(model, x).reduce_mean()
+        torch.testing.assert_close(loss, plain_module(x).square().mean().detach())
+        check = model._plan_check
+        assert check is not None
+        trace = check._first.trace
+        found.append(None if trace is None else trace.measured)
+    return found
+
+
+def pictures() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 3))
+
+
+def test_convolutions_are_tried_unless_a_script_wants_estimates_or_the_same_order(
+    pool: Callable[[int], RankPool],
+) -> None:
+    assert pool(2).run(tried_plans, backend="smddp") == [[True, False, False], [None, None, None]]

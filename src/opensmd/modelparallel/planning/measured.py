@@ -15,11 +15,29 @@ from opensmd.modelparallel.planning.predict import comes_back
 from opensmd.modelparallel.planning.simulate import seconds_of_step
 from opensmd.modelparallel.planning.trace import ModelTrace, Unit
 
-__all__ = ["BetterPlan", "StageTimes", "apart", "better_plan", "with_measured_times", "with_times"]
+__all__ = [
+    "WORTH_A_MOVE",
+    "WORTH_A_WORD",
+    "BetterPlan",
+    "StageTimes",
+    "Worth",
+    "apart",
+    "better_plan",
+    "with_measured_times",
+    "with_times",
+]
 
-# Further apart than this share is worth a word, and so is a better plan that saves as much as the second.
-APART = 0.1
-LEAST_SAVED = 0.03
+
+class Worth(NamedTuple):
+    """How far apart stages and plan must be, and what share of a step a better plan must save."""
+
+    apart: float
+    saved: float
+
+
+WORTH_A_WORD = Worth(apart=0.1, saved=0.03)
+# Who has asked for it shall have what there is to gain; it is beyond what two steps differ by.
+WORTH_A_MOVE = Worth(apart=0.02, saved=0.01)
 # Of a microbatch on the busiest stage: below, messages and turns outweigh what a plan can change.
 LEAST_SECONDS = 2e-3
 
@@ -83,6 +101,7 @@ def better_plan(
     make: Callable[[ModelTrace], Plan],
     *,
     microbatches: int,
+    worth: Worth = WORTH_A_WORD,
 ) -> BetterPlan | None:
     """What to do about a plan whose stages have taken ``measured``; None if they are as planned.
 
@@ -92,16 +111,17 @@ def better_plan(
         measured: by stage.
         make: makes a plan from a trace.
         microbatches: of a step.
+        worth: smaller differences and savings are none.
     """
     taken = [times.forward + times.backward for times in measured]
     difference = apart([load.seconds for load in plan.loads], taken)
-    if difference <= APART or max(taken) < LEAST_SECONDS:
+    if difference <= worth.apart or max(taken) < LEAST_SECONDS:
         return None
     timed = with_measured_times(trace, plan, measured)
     seconds = _step_seconds(with_times(plan, measured), microbatches)
     other = make(timed)
     better = _step_seconds(other, microbatches)
-    if other.homes == plan.homes or better > (1 - LEAST_SAVED) * seconds:
+    if other.homes == plan.homes or better > (1 - worth.saved) * seconds:
         return BetterPlan(apart=difference, seconds=seconds, plan=None, better_seconds=seconds)
     return BetterPlan(apart=difference, seconds=seconds, plan=other, better_seconds=better)
 

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from opensmd.modelparallel.dry_run.first_plan import FirstPlan
-from opensmd.modelparallel.planning.measured import BetterPlan, StageTimes, better_plan
+from opensmd.modelparallel.planning.measured import (
+    WORTH_A_MOVE,
+    WORTH_A_WORD,
+    BetterPlan,
+    StageTimes,
+    better_plan,
+)
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.report.better_plan import better_plan_text
@@ -97,7 +103,8 @@ class PlanCheck:
         if trace is None or make is None:
             return None
         plan, replans = self._first.plan, self._cfg.replan
-        found = better_plan(trace, plan, measured, make, microbatches=self._cfg.microbatches)
+        worth = WORTH_A_MOVE if replans else WORTH_A_WORD
+        found = better_plan(trace, plan, measured, make, microbatches=self._cfg.microbatches, worth=worth)
         if found is not None:
             level = logging.INFO if found.plan is None else logging.WARNING
             logger.log(level, "%s", better_plan_text(plan, measured, found, replans=replans))

@@ -6,7 +6,13 @@ from functools import partial
 
 import pytest
 
-from opensmd.modelparallel.planning.measured import StageTimes, apart, better_plan, with_measured_times
+from opensmd.modelparallel.planning.measured import (
+    WORTH_A_MOVE,
+    StageTimes,
+    apart,
+    better_plan,
+    with_measured_times,
+)
 from opensmd.modelparallel.planning.partition import partition
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.trace import Edge, ModelTrace, ModuleInfo, Unit
@@ -88,3 +94,14 @@ def test_nothing_is_said_of_small_differences_of_tiny_steps_or_of_what_no_cut_im
         alone, make(alone, stages=2), [StageTimes(5e-3, 9e-3), StageTimes(1e-3, 2e-3)], remake, microbatches=8
     )
     assert found is not None and found.plan is None and found.saved == 0.0
+
+
+def test_who_asks_for_better_plans_gets_what_is_not_worth_a_word() -> None:
+    trace, remake = chain([1e-3] * 40), partial(make, stages=2)
+    plan = remake(trace)
+    layers = {str(layer): 1.09e-3 if plan.homes[str(layer)] == 0 else 1e-3 for layer in range(40)}
+    times = times_of(plan, layers)
+    assert better_plan(trace, plan, times, remake, microbatches=8) is None
+    found = better_plan(trace, plan, times, remake, microbatches=8, worth=WORTH_A_MOVE)
+    assert found is not None and found.plan is not None
+    assert 0.01 < found.saved < 0.05
