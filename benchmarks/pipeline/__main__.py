@@ -63,7 +63,7 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
     """Milliseconds a step, shares of three limits, the factor against torch, and what the runtime costs.
 
     Without a bubble, two ranks would take half of the time of one. The ideal has 1F1B's bubble, too: one
-    microbatch more than there are. The stages' limit takes the busiest stage as it is, with that bubble. What a
+    microbatch more than there are. The stages' limit is the busiest stage as it is, with that bubble. What a
     microbatch takes above its busiest stage, forward and backward, is the runtime's where stages are empty;
     elsewhere it is the bubble's.
     """
