@@ -16,7 +16,7 @@ from torch.distributed import pipelining
 
 import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.results import Results, row
-from benchmarks.schedules.bounds import ALONE
+from benchmarks.schedules.bounds import ALONE, LOOPED
 from benchmarks.schedules.stages import WIDTH, Layer, Sleep
 from opensmd.collectives.backend import register
 
@@ -108,8 +108,12 @@ def alone(microbatches: int) -> Step:
 def ours(schedule: str, microbatches: int) -> Step:
     """The library, with what its planner finds for the schedule."""
     ranks = dist.get_world_size()
-    active = {"active_microbatches": 2 * ranks - 1} if schedule == "zero_bubble" else {}
-    smp.init({"partitions": ranks, "microbatches": microbatches, "pipeline": schedule, **active})
+    more: dict[str, object] = {"pipeline": schedule}
+    if schedule == "zero_bubble":
+        more["active_microbatches"] = 2 * ranks - 1
+    if schedule == LOOPED:
+        more = {"pipeline": "interleaved", "virtual_stages": 2}
+    smp.init({"partitions": ranks, "microbatches": microbatches, **more})
     model = smp.DistributedModel(nn.Sequential(*[Layer() for _ in range(LAYERS * ranks)]))
     x = torch.ones(2 * microbatches, WIDTH)
 
