@@ -17,6 +17,17 @@ SIDE = 64  # floats: more than a page
 GENERATOR = torch.Generator()
 
 
+def _set(tensor: Tensor, row: int, value: float) -> Tensor:
+    tensor[row] = value
+    return tensor
+
+
+def _drawn_in_a_view(tensor: Tensor) -> Tensor:
+    tensor[1].uniform_()
+    assert tensor[1].max().item() < 1.0 < tensor[0].min().item()
+    return tensor
+
+
 @contextmanager
 def recorded() -> Iterator[Recording]:
     with ExitStack() as stack:
@@ -36,6 +47,14 @@ MAKERS: dict[str, Callable[[], Tensor]] = {
     "drawn in place": lambda: torch.empty(SIDE, SIDE).normal_(0, 0.02),
     "computed from others": lambda: torch.randn(SIDE, SIDE) * 0.1 + torch.eye(SIDE),
     "written in part": lambda: torch.zeros(SIDE, SIDE).index_fill_(0, torch.tensor([1, 3]), 2.0),
+    "set between brackets": lambda: _set(torch.zeros(SIDE, SIDE), 1, 2.0),
+    "drawn in part": lambda: torch.zeros(SIDE, SIDE).index_copy_(
+        0, torch.arange(2), torch.empty(2, SIDE).normal_()
+    ),
+    "drawn in a view": lambda: _drawn_in_a_view(torch.full((SIDE, SIDE), 7.0)),
+    "two results at once": lambda: torch.stack(
+        torch.frexp(torch.randn(SIDE, SIDE), out=(torch.empty(SIDE, SIDE), torch.empty(SIDE, SIDE).int()))
+    ),
     "a view": lambda: torch.arange(2.0 * SIDE * SIDE).view(2, SIDE, SIDE)[1].t(),
     "from what has data": lambda: torch.zeros(SIDE, SIDE).copy_(torch.tensor([3.0])),
     "made by another generator": lambda: torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(5)),
@@ -60,10 +79,11 @@ def test_what_is_made_later_is_what_would_have_been_made_at_once(how: str) -> No
 
 def test_small_tensors_and_those_of_a_pause_have_their_data_at_once() -> None:
     with recorded() as recording:
-        small = torch.ones(SMALL_BYTES // 8)
+        small, least = torch.ones(SMALL_BYTES // 8), torch.ones(SMALL_BYTES // 4)
         recording.paused = True
         large = torch.ones(SIDE, SIDE)
         recording.paused = False
+    assert recording.reference(least) is not None
     assert small.sum().item() == SMALL_BYTES // 8 and large.sum().item() == SIDE * SIDE
 
 
@@ -84,6 +104,34 @@ def test_what_depends_on_numbers_is_told_them() -> None:
         assert tensor.max().item() == wanted.max().item()
         assert torch.equal(tensor.nonzero(), wanted.nonzero())
         assert [number.item() for number in tensor[0]] == wanted[0].tolist()
+
+
+def test_numbers_that_are_kept_are_given_up_when_others_are_written_over_them() -> None:
+    with recorded():
+        tensor, others = torch.randn(SIDE, SIDE), torch.full((SIDE, SIDE), 3.0)
+        tensor.copy_(others)
+        assert tensor.max().item() == 3.0
+
+
+def test_a_small_tensor_counts_as_it_was_when_it_was_used() -> None:
+    with recorded() as recording:
+        used = torch.tensor([3.0])
+        tensor = torch.zeros(SIDE, SIDE).copy_(used)
+        used.fill_(5.0)
+    assert later(recording, tensor).unique().tolist() == [3.0]
+
+
+def test_what_is_like_a_tensor_with_data_has_data() -> None:
+    plain = torch.ones(SIDE, SIDE)
+    with recorded():
+        made = torch.zeros_like(plain)
+    assert made.sum().item() == 0.0
+
+
+def test_a_tensor_without_a_row_of_memory_has_data() -> None:
+    with recorded():
+        made = torch.sparse_coo_tensor(size=(SIDE, SIDE))
+    assert made.to_dense().sum().item() == 0.0
 
 
 def test_a_tensor_with_data_that_would_be_filled_from_one_without_is_filled() -> None:

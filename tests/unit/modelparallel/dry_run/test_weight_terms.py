@@ -57,6 +57,50 @@ def test_a_weight_in_another_form_is_told_from_a_number_made_of_it() -> None:
     assert dict(net.terms.sources(row)) == {id(net.first.weight): False}
 
 
+def test_half_of_a_weight_is_still_the_weight() -> None:
+    net = Net()
+    half, less = net.first.weight[:2].clone(), net.first.weight[:2, :3].clone()
+    assert net.run(half, net.first.weight) and net.run(less, net.first.weight)
+    assert dict(net.terms.sources(half)) == {id(net.first.weight): True}
+    assert dict(net.terms.sources(less)) == {id(net.first.weight): False}
+
+
+def test_a_weight_that_others_are_written_into_is_itself_and_nothing_made_of_them() -> None:
+    net = Net()
+    assert net.run(net.second.weight, net.first.weight)
+    assert net.second.weight not in net.terms
+    assert net.terms.unit_of([net.second.weight], 7) == 3
+
+
+def test_what_has_no_memory_to_know_it_by_is_not_followed() -> None:
+    net = Net()
+    sparse = net.first.weight.detach().to_sparse()
+    assert net.run(sparse, net.first.weight) and net.run(net.first.weight * 2, net.first.weight)
+    assert sparse not in net.terms
+
+
+def test_a_tensor_in_the_memory_of_one_that_is_gone_is_another() -> None:
+    net = Net()
+    made = net.first.weight.detach().clone()
+    assert net.run(made, net.first.weight)
+    address = made.untyped_storage()._cdata
+    assert made in net.terms
+    del made
+    kept = []
+    for _ in range(1000):  # as memory is given again, one of them is at the same address
+        kept.append(torch.empty(4, 4))
+        assert kept[-1] not in net.terms
+        if kept[-1].untyped_storage()._cdata == address:
+            break
+
+
+def test_a_weight_that_two_modules_own_is_none_of_others_while_one_of_them_runs() -> None:
+    net = Net()
+    owners = {id(net.first.weight): ["first", "second"]}
+    net.terms = WeightTerms(owners, ["second"], {"first": 1, "second": 3}, lambda: False)
+    assert not net.run(net.first.weight * 2, net.first.weight)
+
+
 def test_data_beside_a_weight_ends_it() -> None:
     net = Net()
     product = net.first.weight @ torch.ones(4)

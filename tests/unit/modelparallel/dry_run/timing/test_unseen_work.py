@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import flop_registry
 
 from opensmd.modelparallel.dry_run.timing.unseen_work import (
     BETWEEN_OPERATIONS,
@@ -48,6 +49,58 @@ def test_time_in_operations_is_no_sign() -> None:
     run = Run()
     run.operation(takes=10.0)
     assert run.suspected() == set()
+
+
+def test_times_of_several_operations_and_looks_add_up() -> None:
+    run = Run()
+    for _ in range(2):
+        run.operation(takes=5.0)
+        run.seconds += 5.0
+        run.work.looked_on(0, since=run.seconds - 5.0)
+    assert run.suspected() == set()
+
+
+def test_an_operation_whose_work_torch_can_count_is_no_sign() -> None:
+    with torch.library._scoped_library("opensmd_counted_work", "FRAGMENT") as library:
+        library.define("counted(Tensor x) -> Tensor")
+        packet = torch.ops.opensmd_counted_work.counted
+        flop_registry[packet] = lambda *_, **__: 1
+        try:
+            run = Run()
+            run.operation(takes=0.0, func=packet.default)
+        finally:
+            del flop_registry[packet]
+    assert run.suspected() == set()
+
+
+def test_an_autograd_function_of_torch_is_no_sign() -> None:
+    class OfTorch(Doubled):
+        __module__ = "torch.somewhere"
+
+    run = Run()
+    with run.work.watching_functions():
+        OfTorch.apply(torch.ones(2))
+    assert run.suspected() == set()
+
+
+def test_a_function_within_one_that_gradients_go_through_is_differentiated_with_it() -> None:
+    run, seen = Run(), []
+
+    class Inner(Doubled):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            seen.append(run.work.differentiates)
+            return 2 * x
+
+    class Outer(Doubled):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            result: Tensor = Inner.apply(x.detach())
+            return result
+
+    with run.work.watching_functions():
+        Outer.apply(torch.ones(2, requires_grad=True))
+    assert seen == [True]
 
 
 def test_time_between_operations_is_a_sign_beyond_what_python_takes() -> None:

@@ -17,10 +17,32 @@ from opensmd.modelparallel.runtime.calls.operations import (
     in_fixed_order,
     indexes_by_mask,
 )
+from opensmd.modelparallel.runtime.tensors.answers import getter
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
 
 
-@pytest.mark.parametrize("reads", [Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.equal, torch.allclose])
+@pytest.mark.parametrize(
+    "reads",
+    [
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.numpy,
+        Tensor.__bool__,
+        Tensor.__int__,
+        Tensor.__float__,
+        Tensor.__index__,
+        Tensor.__complex__,
+        Tensor.__repr__,
+        Tensor.__format__,
+        Tensor.__array__,
+        Tensor.__contains__,
+        Tensor.is_nonzero,
+        Tensor.equal,
+        torch.equal,
+        torch.allclose,
+        torch.is_nonzero,
+    ],
+)
 def test_functions_whose_answer_is_a_python_value_read_it(reads: Callable[..., Any]) -> None:
     assert reads in READS_VALUE
 
@@ -34,6 +56,10 @@ def test_functions_whose_answer_is_a_python_value_read_it(reads: Callable[..., A
         Tensor.uniform_,
         F.dropout,
         F.rrelu,
+        F.gumbel_softmax,
+        F.alpha_dropout,
+        F.multi_head_attention_forward,
+        torch.nn.init.orthogonal_,
         torch.multinomial,
         torch.nn.init.xavier_uniform_,
         F.scaled_dot_product_attention,
@@ -51,6 +77,7 @@ def test_functions_that_draw_none_are_not_taken_for_such(computes: Callable[...,
 
 def test_a_shape_that_depends_on_data_is_expected_of_what_counts_or_selects() -> None:
     assert {torch.nonzero, Tensor.masked_select, torch.unique, Tensor.indices} <= DEPENDS_ON_DATA
+    assert {torch.bincount, Tensor.bincount, torch.argwhere, getter("grad")} <= DEPENDS_ON_DATA
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
