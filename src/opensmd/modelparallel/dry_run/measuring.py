@@ -70,9 +70,8 @@ class Measuring:
         try:
             with torch.no_grad():
                 self._run(clocks, backward=False)
-        except (
-            Exception
-        ) as error:  # a script may need gradients, and what only estimates need must not stop it
+        except Exception as error:
+            # A script may need gradients, and what only estimates need must not stop it.
             logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)
             return None
         forward = self._forward(clocks)

@@ -146,9 +146,8 @@ class Engine:
 
     def _follow(self, placed: PlacedModel, transport: Transport, random: ReplicatedRandom) -> None:
         self.plan = placed.plan
-        self._expected: dict[
-            int, int
-        ] = {}  # of this rank in a step, as the timeline knows it, by microbatches
+        # By how many microbatches a step has: what the timeline calls this rank's expected part of it.
+        self._expected: dict[int, int] = {}
         self._placed = placed
         self._context = PipelineContext(
             rank=self._rank,
