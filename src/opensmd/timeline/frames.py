@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 
 __all__ = [
+    "BEGINNING",
     "CALL",
     "CUT",
     "KINDS",
@@ -44,6 +45,7 @@ Part = tuple[int, str, float, float]  # the same by a plan, in seconds since the
 KINDS = ("forward", "backward", "weights", "wait")
 CALL = Struct("<QQQQIiII")  # start, end, bytes, sequence, group, peer, operation, unused
 PART = Struct("<qqdd")
+BEGINNING = b"begin\t"  # of every rank's file
 NOTHING_EXPECTED = -1  # a step's number of what is expected
 
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}

@@ -10,7 +10,9 @@ from opensmd.timeline.files import Timeline
 from opensmd.timeline.shares import last_entries, shares, waits_until
 from opensmd.timeline.span import COLLECTIVES, EXPECTED, MESSAGES, PIPELINE, Span
 
-__all__ = ["write_page"]
+__all__ = ["WRITER", "write_page"]
+
+WRITER = '<meta name="generator" content="opensmd">'  # near the beginning of the template
 
 ROWS = (PIPELINE, COLLECTIVES, MESSAGES, EXPECTED)
 TEMPLATE = Path(__file__).with_name("page.html")

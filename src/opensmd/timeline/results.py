@@ -1,27 +1,36 @@
-"""Makes the trace and the page from what the ranks of a job have left."""
+"""Makes the trace and the page from what the ranks of a job have left.
+
+They take the place of an earlier job's. Files of the same names that something else has written, such as a
+profiler's ``trace.json``, stay as they are: the folder is refused.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from opensmd.timeline import page, trace
 from opensmd.timeline.files import read_timeline
-from opensmd.timeline.page import write_page
-from opensmd.timeline.trace import write_trace
+from opensmd.timeline.frames import BEGINNING
 
 __all__ = ["begin_timeline", "write_results"]
 
-TRACE, PAGE = "trace.json", "timeline.html"
+TRACE, PAGE, RANKS = "trace.json", "timeline.html", "rank-*.events"
+_TOP = 256  # bytes in which a file shows what has written it
+_MARKS = {TRACE: json.dumps(trace.WRITER)[:-1].encode(), PAGE: page.WRITER.encode()}
 
 
 def begin_timeline(folder: Path) -> Path:
     """Make the folder, without what an earlier job left there; return its whole path.
 
     Raises:
-        ValueError: it cannot be made or written to.
+        ValueError: it cannot be made or written to, or files of somebody else have the names of ours.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*folder.glob("rank-*.events"), folder / TRACE, folder / PAGE]:
+        old = [path for name in (RANKS, TRACE, PAGE) for path in sorted(folder.glob(name))]
+        _require_ours(old)
+        for path in old:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(f"--timeline {folder}: cannot write there: {error.strerror}") from error
@@ -32,10 +41,23 @@ def write_results(folder: Path) -> tuple[Path, Path]:
     """Write ``trace.json`` and ``timeline.html`` into the folder; return their paths.
 
     Raises:
-        ValueError: no rank has left anything there.
+        ValueError: no rank has left anything there, or files of somebody else have these names.
     """
     timeline = read_timeline(folder)
-    trace, page = folder / TRACE, folder / PAGE
-    write_trace(timeline, trace)
-    write_page(timeline, page)
-    return trace, page
+    results = folder / TRACE, folder / PAGE
+    _require_ours([path for path in results if path.exists()])
+    trace.write_trace(timeline, results[0])
+    page.write_page(timeline, results[1])
+    return results
+
+
+def _require_ours(paths: list[Path]) -> None:
+    """Empty files are taken for those of a job that was killed."""
+    for path in paths:
+        with path.open("rb") as file:
+            top = file.read(_TOP)
+        if top and _MARKS.get(path.name, BEGINNING) not in top:
+            raise ValueError(
+                f"{path} was written by something else, and a timeline would take its place: move it, or "
+                "name another folder for the timeline"
+            )

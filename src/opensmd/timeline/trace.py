@@ -11,7 +11,9 @@ from opensmd.timeline.files import Timeline
 from opensmd.timeline.shares import last_entries, waits_until
 from opensmd.timeline.span import PIPELINE, Span
 
-__all__ = ["lane_for", "write_trace"]
+__all__ = ["WRITER", "lane_for", "write_trace"]
+
+WRITER = {"otherData": {"writer": "opensmd"}}  # first in the file, which says that it is one of these
 
 
 def write_trace(timeline: Timeline, path: Path) -> None:
@@ -31,7 +33,8 @@ def write_trace(timeline: Timeline, path: Path) -> None:
         for number, track in enumerate(tracks):
             threads = range(number, len(tracks) * len(lanes[track]), len(tracks))
             events += [_name("thread_name", rank, thread, track) for thread in threads]
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    content = {**WRITER, "traceEvents": events, "displayTimeUnit": "ms"}
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def lane_for(span: Span, ends: list[int]) -> int:
