@@ -24,6 +24,7 @@ from opensmd.launch.leftovers import orphans
 __all__ = ["Guardian", "job_folder"]
 
 PREFIX = "smdrun-"
+MARK = ".job"  # a file in each such folder: others may have given theirs a name like this
 YOUNG = 60.0  # seconds in which a folder may belong to a launcher that has not locked it yet
 _PIPE = 3  # the guardian's first descriptor after the standard ones
 _ALL_IS_WELL = b"."
@@ -67,6 +68,7 @@ def job_folder() -> Iterator[Path]:
     _remove_stale(Path(tempfile.gettempdir()))
     temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
     with temporary as name, _lock(Path(name)):
+        (Path(name) / MARK).touch()
         yield Path(name)
 
 
@@ -89,11 +91,12 @@ def _guard(pipe: int, job: str, folder: Path) -> None:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove this user's folders of jobs whose launchers are gone."""
+    """Remove this user's folders of jobs whose launchers are gone, and no others with such a name."""
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another launcher removes it, too
             status = folder.lstat()
-            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > YOUNG:
+            is_old = time.time() - status.st_mtime > YOUNG
+            if is_old and status.st_uid == os.geteuid() and (folder / MARK).exists():
                 with _lock(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 

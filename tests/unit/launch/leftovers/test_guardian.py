@@ -17,12 +17,15 @@ def test_the_folders_of_launchers_that_are_gone_are_removed_by_the_next_one(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     long_ago = time.time() - 2 * guardian.YOUNG
+    old = ("smdrun-stale", "another-stale", "smdrun-mine")
     with guardian.job_folder() as alive:
-        for name in ("smdrun-stale", "smdrun-young", "another-stale"):
+        for name in ("smdrun-stale", "smdrun-young", "another-stale", "smdrun-mine"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "error.json").touch()
+            if name != "smdrun-mine":
+                (tmp_path / name / guardian.MARK).touch()
         (tmp_path / "smdrun-link").symlink_to(tmp_path / "another-stale")
-        for path in (tmp_path / "smdrun-stale", tmp_path / "another-stale", alive):
+        for path in (*(tmp_path / name for name in old), alive):
             os.utime(path, (long_ago, long_ago))
         os.utime(tmp_path / "smdrun-link", (long_ago, long_ago), follow_symlinks=False)
         with guardian.job_folder():
@@ -30,6 +33,8 @@ def test_the_folders_of_launchers_that_are_gone_are_removed_by_the_next_one(
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "another-stale",
         "smdrun-link",
+        "smdrun-mine",
         "smdrun-young",
     ]
     assert (tmp_path / "another-stale" / "error.json").exists()
+    assert (tmp_path / "smdrun-mine" / "error.json").exists()
