@@ -185,6 +185,31 @@ def test_newest_is_text_and_knows_full_from_partial(pool: Callable[[int], RankPo
     pool(2).run(check_newest, str(tmp_path), backend="gloo")
 
 
+def prune(folder: str) -> None:
+    restart(partitions=2)
+    model, _ = wrapped()
+    if state.rank == 0:
+        (Path(folder) / "results_partial").mkdir()
+        (Path(folder) / "results_partial" / "notes.txt").write_text("mine")
+        (Path(folder) / "killed_partial").mkdir()
+        (Path(folder) / "killed_partial" / ".model_0.pt.1f.new").touch()
+    for number in range(4):
+        save_checkpoint(folder, f"s{number}", model=model, num_kept_partial_checkpoints=2)
+    communicate.barrier()
+    assert sorted(path.name for path in Path(folder).iterdir()) == [
+        "newest",
+        "results_partial",
+        "s2_partial",
+        "s3_partial",
+    ]
+
+
+def test_older_partial_checkpoints_are_removed_and_no_folders_of_the_users(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(2).run(prune, str(tmp_path), backend="gloo")
+
+
 def refuse_other_shapes(folder: str) -> None:
     for at_once in (True, False):
         restart(partitions=dist.get_world_size())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 
 __all__ = ["SavingGroups", "write_snapshot"]
+
+_PART = re.compile(r"\.?(user_content|(model|optimizer|random)(_\d+)+)\.pt(\.[0-9a-zA-Z]+\.new)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +154,7 @@ def _caller(content: str) -> Caller:
 
 def _prune(folder: Path, kept: int, *, keep: str) -> None:
     partials = [
-        path for path in folder.glob("[!.]*_partial") if path.is_dir() and path.name != f"{keep}_partial"
+        path for path in folder.glob("[!.]*_partial") if path.name != f"{keep}_partial" and _is_partial(path)
     ]
     partials.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in partials[max(0, kept - 1) :]:
@@ -159,3 +162,8 @@ def _prune(folder: Path, kept: int, *, keep: str) -> None:
         path.replace(removed)  # so that a kill leaves no half of it under its name
     for removed in folder.glob(".*_partial.*.removed"):
         shutil.rmtree(removed)
+
+
+def _is_partial(folder: Path) -> bool:
+    """Whether a save, completed or killed, has written there: a folder of the user's may have such a name."""
+    return folder.is_dir() and any(_PART.fullmatch(file.name) for file in folder.iterdir())
