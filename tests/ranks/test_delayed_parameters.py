@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -31,6 +31,27 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.tanh(self.linear(self.norm(x)))
+
+
+class AskingLayer(Layer):
+    """One that asks for numbers of parameters when it is made, and for those of its input in forward."""
+
+    ways: ClassVar[dict[str, Callable[[Tensor], float]]] = {
+        "item": lambda x: x.abs().max().item(),
+        "tolist": lambda x: sum(x.flatten().tolist()),
+        "numpy": lambda x: float(x.detach().numpy().mean()),
+        "condition": lambda x: 0.5 if x.sum() > 0 else 1.5,
+        "float": lambda x: float(x.mean()),
+    }
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.ask = self.ways[way]
+        with torch.no_grad():
+            self.linear.weight.mul_(1 / (1 + abs(self.ask(self.linear.weight.detach()))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * (1 + 0.01 * self.ask(x.detach())))
 
 
 class Net(nn.Module):
@@ -60,13 +81,13 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def train(*, context: Any = None) -> dict[str, Any]:
+def train(*, context: Any = None, make: Callable[[], nn.Module] = Net) -> dict[str, Any]:
     """Losses and state dict of a model made in ``context`` with smp, and what was drawn after it."""
     torch.manual_seed(smp.dp_rank())  # the first replica's values are everybody's
     live = LiveTensors()
     with live:
         with context or contextlib.nullcontext():
-            net = Net()
+            net = make()
         drawn = torch.rand(1).item()
         wrapped = smp.DistributedModel(net)
         optimizer = smp.DistributedOptimizer(torch.optim.SGD(wrapped.parameters(), lr=0.1))
@@ -117,6 +138,22 @@ def same_as_without(settings: dict[str, Any], context: Callable[[], Any]) -> Non
     assert plain["most"] > whole_bytes()
     # what a rank has, and a few parameters while they are drawn
     assert delayed["most"] < 0.85 * whole_bytes(), (delayed["most"], plain["most"], whole_bytes())
+
+
+def asking(way: str) -> Net:
+    net = Net()
+    net.layers.extend([AskingLayer(way), AskingLayer(way)])
+    return net
+
+
+def same_where_numbers_are_asked_for(way: str) -> None:
+    init()
+    plain = train(make=lambda: asking(way))
+    init()
+    delayed = train(context=smp.model_creation(), make=lambda: asking(way))
+    assert delayed["drawn"] == plain["drawn"]
+    torch.testing.assert_close(delayed["losses"], plain["losses"])  # the cut may be another
+    torch.testing.assert_close(delayed["state"], plain["state"])
 
 
 def before_the_first_step() -> None:
@@ -171,3 +208,8 @@ def test_delayed_parameters_get_the_same_values_where_they_live_and_no_rank_has_
 def test_delayed_parameters_refuse_access_and_take_state_dicts_before_the_first_step(pool: Pools) -> None:
     pool(2).run(before_the_first_step)
     pool(2).run(changed_before_it_was_loaded)
+
+
+@pytest.mark.parametrize("way", AskingLayer.ways)
+def test_modules_may_ask_for_numbers_when_they_are_made_and_in_forward(pool: Pools, way: str) -> None:
+    pool(2).run(same_where_numbers_are_asked_for, way)

@@ -15,12 +15,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from opensmd.modelparallel.delayed._torch_internals import without_modes
 from opensmd.modelparallel.delayed.tape import (
     Constant,
     RandomState,
@@ -192,14 +194,22 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
         def real(leaf: Any) -> Any:
             reference = self.reference(leaf) if isinstance(leaf, Tensor) else None
-            if reference is None:
-                return leaf
-            memory = reference.memory
-            known = self._kept.get(memory)
-            return reference.on(values_of([memory])[memory] if known is None else known)
+            return leaf if reference is None else self._filled(reference)
 
         args, kwargs = tree_map(real, (args, kwargs))
         return func(*args, **kwargs)
+
+    def copy_of(self, tensor: Tensor) -> Tensor | None:
+        """The numbers that a tensor without data would have now; None if it has data."""
+        reference = self.reference(tensor)
+        if reference is None:
+            return None
+        with without_modes():
+            return self._filled(reference).clone().requires_grad_(tensor.requires_grad)
+
+    def _filled(self, reference: Reference) -> Tensor:
+        known = self._kept.get(reference.memory)
+        return reference.on(values_of([reference.memory])[reference.memory] if known is None else known)
 
     def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Where the result would be."""
@@ -212,7 +222,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
 
 class Disguise(TorchFunctionMode):
-    """Lets tensors without data say that they are where their numbers will be."""
+    """Lets tensors without data say that they are where their numbers will be, and show them when asked."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -229,9 +239,16 @@ class Disguise(TorchFunctionMode):
             reference = self._recording.reference(args[0])
             if reference is not None:
                 return _WHERE[func](reference.memory.device)
+        if func in _OUTSIDE_TORCH and (copy := self._recording.copy_of(args[0])) is not None:
+            numbers = func(copy, *args[1:], **(kwargs or {}))
+            if isinstance(numbers, np.ndarray):
+                numbers.flags.writeable = False  # what is written into a copy would be lost
+            return numbers
         return func(*args, **(kwargs or {}))
 
 
+# What hands numbers to Python and NumPy without an operation that could be seen.
+_OUTSIDE_TORCH = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 _WHERE: dict[Any, Callable[[torch.device], Any]] = {
     getter("device"): lambda device: device,
     getter("is_meta"): lambda device: False,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opensmd.modelparallel.delayed.recording import SMALL_BYTES, Disguise, Recording
 from opensmd.modelparallel.delayed.tape import values_of
@@ -104,6 +105,28 @@ def test_what_depends_on_numbers_is_told_them() -> None:
         assert tensor.max().item() == wanted.max().item()
         assert torch.equal(tensor.nonzero(), wanted.nonzero())
         assert [number.item() for number in tensor[0]] == wanted[0].tolist()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_lists_and_arrays_have_the_numbers_and_cannot_be_written_to(kept: bool) -> None:
+    torch.manual_seed(3)
+    plain = torch.randn(SIDE, SIDE)
+    torch.manual_seed(3)
+    with recorded() as recording:
+        tensor = torch.randn(SIDE, SIDE)
+        if not kept:
+            recording._kept.clear()
+        assert tensor.tolist() == plain.tolist()
+        assert tensor[1:].t().tolist() == plain[1:].t().tolist()
+        for array in (tensor.numpy(), np.asarray(tensor), np.asarray(tensor, dtype=np.float64)):
+            assert np.array_equal(array, plain.numpy().astype(array.dtype))
+            assert torch.equal(torch.from_numpy(array.copy()), plain.to(torch.from_numpy(array.copy()).dtype))
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1.0
+        with pytest.raises(RuntimeError, match="requires grad"):
+            nn.Parameter(tensor).numpy()
+        assert torch.ones(2).numpy().flags.writeable
+    assert recording.reference(tensor) is not None, "it has been given data"
 
 
 def test_numbers_that_are_kept_are_given_up_when_others_are_written_over_them() -> None:
