@@ -6,6 +6,7 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -18,6 +19,9 @@ from opensmd.legacy.settings import Deadline
 from opensmd.native import build, recipe
 from opensmd.native.toolchain import find_compiler
 from tests.faults.test_build_faults import QUICK_COMPILER
+from tests.support.forks import ForkedProcess, as_main
+from tests.support.namespaces import mount_over
+from tests.support.patience import PATIENCE
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user of the machine")
 NOBODY = 65534
@@ -53,6 +57,83 @@ def test_shared_memory_behind_a_link_is_not_opened() -> None:
         link.unlink()
         os.close(file.fd)
         native.unlink_arena_file(file)
+
+
+BESIDE_FOREIGN_FILES = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from opensmd.native import build
+
+def main(rank, store, place):
+    core = build.load()
+    create = core.create_arena_file
+    if place == "named":
+        def without_memfd(shape, named):
+            if not named:
+                raise RuntimeError("not allowed here")
+            return create(shape, named)
+        core.create_arena_file = without_memfd
+    dist.init_process_group("smddp", init_method=f"file://{store}", rank=rank, world_size=2)
+    total = torch.full((100_000,), rank + 1.0)
+    dist.all_reduce(total)
+    assert bool((total == 3).all())
+    print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.start_processes(main, tuple(sys.argv[1:]), nprocs=2, start_method="fork")
+"""
+
+
+def give_foreign_files(shm: Path = Path("/dev/shm")) -> None:
+    """In a namespace of its own: what other users, other jobs and other libraries leave there."""
+    mount_over(str(shm), "tmpfs", "size=64m,mode=1777")
+    for name in (
+        "opensmd-0000000000000000",
+        "opensmd-ffffffffffffffff",
+        "mpich_shar_tmpqwerty",
+        "torch_7_8_9",
+    ):
+        (shm / name).write_text(f"not an arena: {name}")
+    for name in ("opensmd-ffffffffffffffff", "mpich_shar_tmpqwerty"):
+        os.chown(shm / name, NOBODY, NOBODY)
+        (shm / name).chmod(0o000)
+    (shm / "opensmd-folder").mkdir()
+    (shm / "opensmd-link").symlink_to("/nowhere")
+
+
+def files_of(shm: Path) -> dict[str, object]:
+    """What is there, with its owner, its mode, and what it holds."""
+    found: dict[str, object] = {}
+    for path in shm.iterdir():
+        status = path.lstat()
+        content = path.read_text() if path.is_file() else ""
+        found[path.name] = (status.st_uid, status.st_mode, content)
+    return found
+
+
+def run_beside_foreign_files(script: str, store: str, place: str) -> None:
+    give_foreign_files()
+    before = files_of(Path("/dev/shm"))
+    assert len(before) == 6
+    as_main(script, [store, place])
+    assert files_of(Path("/dev/shm")) == before
+    print("all are as they were")
+
+
+@needs_root
+@pytest.mark.parametrize("place", ["memfd", "named"])
+def test_files_of_others_in_shared_memory_hurt_no_job_and_stay(place: str, tmp_path: Path) -> None:
+    script = tmp_path / "two_ranks.py"
+    script.write_text(BESIDE_FOREIGN_FILES)
+    arguments = (run_beside_foreign_files, str(script), str(tmp_path / "store"), place)
+    job = ForkedProcess(*arguments, cwd=tmp_path, env=dict(os.environ), stdout=PIPE, stderr=PIPE)
+    out, err = job.communicate(PATIENCE)
+    if "Operation not permitted" in err:
+        pytest.skip("this user may not make mount namespaces")
+    assert job.returncode == 0, err
+    assert out.split("\n")[:2] == ["SmddpBackend"] * 2
+    assert "all are as they were" in out
 
 
 def fake_core(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, Path]:
