@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch import nn
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.checkpoint.saving import background
-from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from tests.support.ranks import run_once
 
 VICTIM = 1
+STOPPED_FOR = 8.0  # seconds that groups wait
 LAYOUTS: dict[str, dict[str, Any]] = {
     "sharded": {"sharded_data_parallel_degree": 2, "ddp": True},
     "split": {"partitions": 2},
@@ -29,7 +31,12 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def saves_until_a_rank_dies(folder: Path, layout: str) -> None:
+def stop(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def begin_a_save(folder: Path, layout: str, fault: Callable[..., None]) -> Any:
+    """Train a step and let threads save, of which the victim's misbehaves."""
     smp.init(LAYOUTS[layout])
     model = smp.DistributedModel(nn.Sequential(*[nn.Linear(300, 300) for _ in range(2)]))
     optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
@@ -41,8 +48,12 @@ def saves_until_a_rank_dies(folder: Path, layout: str) -> None:
     step(torch.ones(4, 300))
     optimizer.step()
     if smp.rank() == VICTIM:
-        background.write_snapshot = die  # in the thread
-    save = smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
+        background.write_snapshot = fault  # in the thread
+    return smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
+
+
+def saves_until_a_rank_dies(folder: Path, layout: str) -> None:
+    save = begin_a_save(folder, layout, die)
     with pytest.raises(SMPCheckpointError, match=rf"'one' .* was not saved: .*rank {VICTIM}\b.* died"):
         save.wait()
     assert not (folder / "newest").exists()
@@ -52,4 +63,25 @@ def saves_until_a_rank_dies(folder: Path, layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_that_dies_while_a_thread_saves_is_named_by_the_others(tmp_path: Path, layout: str) -> None:
     outcomes = run_once(2, saves_until_a_rank_dies, tmp_path, layout, silent=[VICTIM])
+    assert outcomes[0].kind == "value", outcomes[0].text
+
+
+def waits_for_a_rank_that_is_stopped(folder: Path, layout: str) -> None:
+    save = begin_a_save(folder, layout, stop)
+    named = rf"'one' .* was not saved: .* for \d+ s.* rank {VICTIM} \(its process is stopped\)"
+    with pytest.raises(SMPCheckpointError, match=named):
+        save.wait()
+    assert not save.done
+    save.wait()  # says it once, and does not wait again
+    with pytest.raises(SMPError):
+        smp.save_checkpoint(str(folder), "two", user_content=1)
+    smp.shutdown()  # does not wait for the thread
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_is_stopped_while_a_thread_saves_is_named_at_the_groups_timeout(
+    tmp_path: Path, layout: str
+) -> None:
+    function = waits_for_a_rank_that_is_stopped
+    outcomes = run_once(2, function, tmp_path, layout, silent=[VICTIM], group_timeout=STOPPED_FOR)
     assert outcomes[0].kind == "value", outcomes[0].text

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from opensmd.collectives import _torch_internals
 
-__all__ = ["MemberState", "Stall", "find_stall", "members", "stall_report"]
+__all__ = ["MemberState", "Stall", "find_stall", "members", "missing_from", "stall_report"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,20 @@ def stall_report(group: dist.ProcessGroup | None = None) -> str:
         f"not yet entered by {who}."
     )
     return "\n".join(lines)
+
+
+def missing_from(group: dist.ProcessGroup) -> str:
+    """Who is waited for in ``group``, to end a sentence with; empty where nothing shows it."""
+    try:
+        stall = find_stall(members(group))
+    except RuntimeError:  # no shared memory
+        return ""
+    if stall is None:
+        return ""
+    who = ", ".join(
+        f"rank {dist.get_global_rank(group, member.rank)} ({member.state})" for member in stall.missing
+    )
+    return f"; not arrived at {stall.operation}: {who}"
 
 
 def _line(member: MemberState) -> str:

@@ -12,22 +12,27 @@ import functools
 import os
 import sys
 import threading
+import time
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
+from opensmd.collectives._torch_internals import timeout_of
 from opensmd.collectives.name import NAME
+from opensmd.collectives.stall import missing_from
 from opensmd.modelparallel.checkpoint.saving.hurry import Hurry
 from opensmd.modelparallel.checkpoint.saving.pacing import Pace
 from opensmd.modelparallel.checkpoint.saving.saving_thread import SavingThread
 from opensmd.modelparallel.checkpoint.saving.snapshot import HostCopies, Snapshot
 from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
+from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import default_group
 from opensmd.modelparallel.state import state
 
 __all__ = ["BackgroundSave", "finish_background_save", "save_in_background"]
 
+LOOK = 0.5  # seconds between two looks whether a save that is waited for goes on
 NICENESS = 10  # a tenth of a core that training wants for itself
 
 
@@ -42,6 +47,9 @@ class BackgroundSave:
     """
 
     def __init__(self, snapshot: Snapshot, groups: SavingGroups, thread: SavingThread, hurry: Hurry) -> None:
+        self._name = f"the checkpoint {snapshot.tag!r} in {snapshot.folder}"
+        self._world = groups.world
+        self._patience = timeout_of(default_group())  # which may be gone when somebody waits
         self._copying = snapshot.copying
         self._is_told = False
         self._hurry = hurry
@@ -69,15 +77,35 @@ class BackgroundSave:
         """Return when the checkpoint is on disk; called on all ranks or on one.
 
         Raises:
-            SMPCheckpointError, OSError, TypeError: as ``smp.save_checkpoint``; once.
+            SMPCheckpointError, OSError, TypeError: as ``smp.save_checkpoint``; once. Also where this rank's
+                thread has done nothing for as long as process groups wait, because other ranks do not come.
         """
+        if self._is_told:
+            return
         if not self.done:
             self._pace.hurry()
             self._hurry.want()
-        error = self._written.exception()
-        if error is not None and not self._is_told:
+        error = self._outcome()
+        if error is not None:
             self._is_told = True
             raise error
+
+    def _outcome(self) -> BaseException | None:
+        """What it raised, or what is wrong if it does not end.
+
+        Its own groups wait longer than others, because the others' threads rest; nobody rests any more now.
+        """
+        begun = time.perf_counter()
+        while True:
+            try:
+                return self._written.exception(LOOK)
+            except TimeoutError:
+                quiet = time.perf_counter() - max(begun, self._pace.worked_at)
+                if self._patience is not None and quiet > self._patience.total_seconds():
+                    return SMPCheckpointError(
+                        f"{self._name} was not saved: its thread has waited for other ranks for {quiet:.0f} s"
+                        f"{missing_from(self._world)}"
+                    )
 
     def _let_go(self, _: object) -> None:
         self._copying = None
@@ -114,6 +142,7 @@ class _Saver:
     thread: SavingThread = field(default_factory=_make_thread)
     latest: BackgroundSave | None = None
     saves: int = 0
+    is_stuck: bool = False  # the thread waits for ranks that do not come, and may do so for long
 
     def save(self, snapshot: Snapshot) -> BackgroundSave:
         self.saves += 1
@@ -124,7 +153,10 @@ class _Saver:
     def finish(self) -> None:
         latest, self.latest = self.latest, None
         if latest is not None:
-            latest.wait()
+            try:
+                latest.wait()
+            finally:
+                self.is_stuck = not latest.done
 
 
 _savers: dict[int, _Saver] = {}  # by the world group of their ``smp.init``; at most one
@@ -173,9 +205,10 @@ def _forget() -> None:
     try:
         saver.finish()
     finally:
-        saver.thread.end()
-        for group in {saver.groups.world, saver.groups.replica, saver.groups.shards}:
-            dist.destroy_process_group(group)
+        if not saver.is_stuck:
+            saver.thread.end()
+            for group in {saver.groups.world, saver.groups.replica, saver.groups.shards}:
+                dist.destroy_process_group(group)
 
 
 def _report() -> None:

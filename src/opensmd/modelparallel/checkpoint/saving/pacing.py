@@ -25,12 +25,16 @@ class Pace:
 
     Args:
         others_wait: whether another rank waits for the save, which needs this rank's part, too.
+
+    Attributes:
+        worked_at: when a piece of the work ended last, by ``time.perf_counter``.
     """
 
     def __init__(self, others_wait: Callable[[], bool] = lambda: False) -> None:
         self._others_wait = others_wait
         self._hurried = threading.Event()
-        self._end = time.perf_counter() + LONGEST
+        self.worked_at = time.perf_counter()
+        self._end = self.worked_at + LONGEST
         self._began: float | None = None
         self._work = 0.0
 
@@ -40,10 +44,11 @@ class Pace:
 
     def __call__(self) -> None:
         """Rest, if the core is busy and the thread has had its share."""
+        self.worked_at = time.perf_counter()
         if self._began is None:  # only now it is the thread that writes, whose time of work counts
             self._begin()
             return
-        now = time.perf_counter()
+        now = self.worked_at
         took, worked = now - self._began, time.thread_time() - self._work
         if worked < PIECE:
             return
