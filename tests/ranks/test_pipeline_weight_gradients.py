@@ -61,6 +61,43 @@ def with_norm() -> nn.Module:
     return nn.Sequential(parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)), nn.LayerNorm(WIDTH))
 
 
+class Attentive(nn.Module):
+    """Attention over positions that are embedded; the last layer is a product again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(4, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x + self.positions(torch.arange(4)))[None]
+        out: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return out
+
+
+class Recurrent(nn.Module):
+    """A layer that goes through the rows."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer = kind(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x[:, None])[0]
+        return out
+
+
+class Scaled(nn.Module):
+    """A weight that a function of the script computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * Double.apply(self.weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def frozen() -> nn.Module:
     return mlp().requires_grad_(False)
 
@@ -157,6 +194,20 @@ CASES = {
         with_norm,
         waiting("0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"),
     ),
+    "embedded positions and attention": Case(
+        Attentive,
+        waiting(
+            "positions.weight",
+            *(f"attention.{name}" for name in ("in_proj_weight", "in_proj_bias")),
+            *(f"attention.out_proj.{name}" for name in ("weight", "bias")),
+        ),
+    ),
+    "a recurrent kernel": Case(lambda: Recurrent(nn.LSTM), waiting()),
+    "recurrent products": Case(
+        lambda: Recurrent(nn.GRU),
+        waiting(*(f"layer.{kind}_{of}_l0" for kind in ("weight", "bias") for of in ("ih", "hh"))),
+    ),
+    "a custom function of a weight": Case(Scaled, waiting("weight")),
     "autocast": Case(mlp, BOTH, in_bfloat16),
     "used twice": Case(mlp, BOTH, twice),
     "also used elsewhere": Case(mlp, BOTH, also_elsewhere),
