@@ -43,10 +43,14 @@ LEAST_SECONDS = 2e-3
 
 
 class StageTimes(NamedTuple):
-    """What one microbatch has taken on a stage; all of its backward, whenever it ran."""
+    """What one microbatch has taken on a stage; all of its backward, whenever it ran.
+
+    Of the backward, ``weights`` is what ran later; None where all of it ran at once.
+    """
 
     forward: float
     backward: float
+    weights: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +95,10 @@ def with_measured_times(trace: ModelTrace, plan: Plan, measured: Sequence[StageT
         backwards = _shared_out(times.backward, [units[index].backward_seconds for index in own])
         for index, forward, backward in zip(own, forwards, backwards, strict=True):
             units[index] = _timed(units[index], forward, backward)
+        if times.weights is not None:
+            lates = _shared_out(times.weights, [units[index].late_seconds for index in own])
+            for index, late in zip(own, lates, strict=True):
+                units[index] = replace(units[index], late_seconds=min(late, units[index].backward_seconds))
     return replace(trace, units=tuple(units), measured=True)
 
 
@@ -131,13 +139,17 @@ def _step_seconds(plan: Plan, microbatches: int) -> float:
 
 
 def with_times(plan: Plan, measured: Sequence[StageTimes]) -> Plan:
-    """``plan`` with the measured loads; late weight gradients keep their share of the backward."""
+    """``plan`` with the measured loads; weight gradients that have not run late keep their planned share."""
     loads = [
         replace(
             load,
             forward_seconds=times.forward,
             backward_seconds=times.backward,
-            late_seconds=_part(load.late_seconds, load.backward_seconds) * times.backward,
+            late_seconds=(
+                _part(load.late_seconds, load.backward_seconds) * times.backward
+                if times.weights is None
+                else min(times.weights, times.backward)
+            ),
         )
         for load, times in zip(plan.loads, measured, strict=True)
     ]

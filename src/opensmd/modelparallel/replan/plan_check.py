@@ -113,7 +113,12 @@ class PlanCheck:
 
 def _usual(times: Sequence[StageTimes]) -> StageTimes:
     """What a microbatch takes when the machine has no other work: the quickest quarter takes no longer."""
-    return StageTimes(_quarter([each.forward for each in times]), _quarter([each.backward for each in times]))
+    weights = [each.weights for each in times if each.weights is not None]
+    return StageTimes(
+        _quarter([each.forward for each in times]),
+        _quarter([each.backward for each in times]),
+        _quarter(weights) if weights else None,
+    )
 
 
 def _quarter(seconds: Sequence[float]) -> float:

@@ -185,10 +185,14 @@ class Engine:
 
     def times_of_microbatches(self) -> list[StageTimes]:
         """What each microbatch has taken on this rank in the latest step."""
-        kinds = [self._record.spent(kind) for kind in ("forward", "backward", "weights")]
+        forwards, backwards, weights = map(self._record.spent, ("forward", "backward", "weights"))
         return [
-            StageTimes(forward * 1e-9, (kinds[1].get(index, 0) + kinds[2].get(index, 0)) * 1e-9)
-            for index, forward in kinds[0].items()
+            StageTimes(
+                forward * 1e-9,
+                (backwards.get(index, 0) + weights.get(index, 0)) * 1e-9,
+                weights[index] * 1e-9 if index in weights else None,
+            )
+            for index, forward in forwards.items()
         ]
 
     @property

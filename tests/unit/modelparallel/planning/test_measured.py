@@ -12,6 +12,7 @@ from opensmd.modelparallel.planning.measured import (
     apart,
     better_plan,
     with_measured_times,
+    with_times,
 )
 from opensmd.modelparallel.planning.partition import partition
 from opensmd.modelparallel.planning.plan import Plan
@@ -105,3 +106,11 @@ def test_who_asks_for_better_plans_gets_what_is_not_worth_a_word() -> None:
     found = better_plan(trace, plan, times, remake, microbatches=8, worth=WORTH_A_MOVE)
     assert found is not None and found.plan is not None
     assert 0.01 < found.saved < 0.05
+
+
+def test_what_has_run_late_is_known_and_else_keeps_its_planned_share() -> None:
+    trace = chain([1.0] * 4)
+    plan, measured = make(trace, stages=2), [StageTimes(2.0, 6.0), StageTimes(2.0, 6.0, 5.0)]
+    assert [load.late_seconds for load in with_times(plan, measured).loads] == [3.0, 5.0]
+    timed = with_measured_times(trace, plan, measured)
+    assert [unit.late_seconds for unit in timed.units] == [1.5, 1.5, 2.5, 2.5], "in other plans, too"
