@@ -88,7 +88,7 @@ def check_training() -> dict[str, Any]:
 
 def check_choices() -> list[Any]:
     roomy = chosen(1.0)
-    kept = chosen(1.0, partitions=2, microbatches=2, pipeline="interleaved")
+    kept = chosen(1.0, partitions=2, microbatches=2, pipeline="searched")
     refused = ""
     try:
         chosen(1.0, microbatches=5)
@@ -107,6 +107,6 @@ def test_what_is_given_is_kept_and_what_cannot_be_is_said_on_all_ranks(pool: Poo
     first, second = pool(2).run(check_choices)
     assert first[:2] == second[:2]
     assert (first[0]["partitions"], first[0]["ddp"]) == (1, True), "with memory for all, replicas"
-    assert (first[1]["partitions"], first[1]["microbatches"]) == (2, 2)
+    assert (first[1]["partitions"], first[1]["microbatches"], first[1]["pipeline"]) == (2, 2, "searched")
     assert first[2].startswith("ValueError: no strategy is left")
     assert second[2].startswith("PeerFailed: rank 0 could not choose a strategy: ValueError: no strategy")

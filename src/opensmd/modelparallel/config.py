@@ -263,6 +263,8 @@ class Config(BaseModel):
         hinder = ("tensor_parallel_degree", "sharded_data_parallel_degree", "shard_optimizer_state")
         if self.auto is not None and (asked := [name for name in hinder if self._asks(name)]):
             raise ValueError(f"auto does not choose for {' and '.join(asked)}")
+        if self.auto is not None and "virtual_stages" in self.model_fields_set and self.pipeline != "v":
+            raise ValueError("auto does not choose for virtual_stages; leave it out, or set pipeline='v'")
         self._refuse_absent()
         return self
 

@@ -96,6 +96,10 @@ def test_the_dict_and_the_launcher_may_use_different_names_of_the_number_of_part
         ),
         ({"auto": True}, "groups of ranks are made before there is a model"),
         ({"auto": {"model": "a:b", "batch": 8}, "shard_optimizer_state": True}, "auto does not choose for"),
+        (
+            {"auto": {"model": "a:b", "batch": 8}, "virtual_stages": 2},
+            "auto does not choose for virtual_stages; leave it out, or set pipeline='v'",
+        ),
         ({"replan": True, "bf16": True}, "replan=True cannot be combined with bf16"),
         ({"pipeline": "simple", "virtual_stages": 2}, "virtual_stages=2 needs pipeline='interleaved', 'v'"),
         (

@@ -66,6 +66,8 @@ def _choices(cfg: Config, auto: Automatic, ranks: int, memory: float) -> Choices
         ranks=ranks,
         batch=auto.batch,
         memory_bytes=memory,
+        memory_weight=cfg.memory_weight if given & {"memory_weight", "optimize"} else 0.0,
+        active_microbatches=cfg.active_microbatches if "active_microbatches" in given else None,
         partitions=partitions,
         microbatches={cfg.microbatches} if "microbatches" in given else None,
         pipelines={cfg.pipeline} if "pipeline" in given else None,

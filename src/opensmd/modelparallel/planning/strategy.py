@@ -2,24 +2,28 @@
 
 The trace is that of one whole batch, which replicas and their microbatches share out. Of every combination
 that so many ranks allow a plan is made, its schedule is played with the plan's times and messages, and what a
-rank keeps is counted; of those that fit the memory the quickest comes first. Pure.
+rank keeps is counted; of those that fit the memory the quickest comes first. A search for an order takes a
+second, so one is made for the quickest combinations only. Pure.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from opensmd.modelparallel.planning.cost import CPU
 from opensmd.modelparallel.planning.partition import partition
 from opensmd.modelparallel.planning.plan import Plan, StageLoad, ancestors, is_inside
-from opensmd.modelparallel.planning.schedule import forwards_ahead, most_active
+from opensmd.modelparallel.planning.schedule import forwards_ahead, in_flight, most_active
+from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.names import Pipeline
-from opensmd.modelparallel.planning.schedules.playing import Played, play
-from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, in_a_v
+from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
+from opensmd.modelparallel.planning.schedules.playing import play
+from opensmd.modelparallel.planning.schedules.searched import searched
+from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, in_a_v, looped
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, zero_bubble_h2
 from opensmd.modelparallel.planning.trace import ModelTrace, Unit
@@ -27,9 +31,10 @@ from opensmd.modelparallel.planning.units import BYTES_PER_SECOND, MESSAGE_SECON
 
 __all__ = ["Choices", "Strategy", "layers_of", "strategies"]
 
-SCHEDULES: tuple[Pipeline, ...] = ("interleaved", "zero_bubble", "v")
 # further microbatches only repeat what those in the middle do
 MOST_MICROBATCHES = 64
+SEARCHES = 3
+WORTH_A_SEARCH = 0.01  # of a step: what a search must save for its order to be taken unasked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +46,21 @@ class Choices:
         batch: samples of the traced batch.
         memory_bytes: of a rank.
         optimizer_bytes: bytes of optimizer state for each byte of trainable parameters.
+        memory_weight: with which plans are made.
         partitions, microbatches, pipelines, checkpointing: what is allowed; None for anything.
+        active_microbatches: how many may be under way at once; None for what suits the schedule.
     """
 
     ranks: int
     batch: int
     memory_bytes: float = math.inf
     optimizer_bytes: float = 2.0
+    memory_weight: float = 0.0
     partitions: Collection[int] | None = None
     microbatches: Collection[int] | None = None
     pipelines: Collection[Pipeline] | None = None
     checkpointing: Collection[bool] | None = None
+    active_microbatches: int | None = None
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.batch < 1:
@@ -65,6 +74,8 @@ class Strategy:
     """A combination, and what is predicted of it.
 
     Attributes:
+        active_microbatches: how many may be under way at once.
+        memory_weight: with which its plan was made.
         seconds: of a step of the whole batch, with reduction and optimizer.
         bubble: the share of the pipeline's time in which an average rank waits.
         rank_bytes: of the rank that needs most.
@@ -76,6 +87,8 @@ class Strategy:
     pipeline: Pipeline
     microbatches: int
     checkpointing: bool
+    active_microbatches: int
+    memory_weight: float
     seconds: float
     bubble: float
     rank_bytes: float
@@ -87,11 +100,12 @@ class Strategy:
             "pipeline_parallel_degree": self.partitions,
             "microbatches": self.microbatches,
             "pipeline": self.pipeline,
+            "memory_weight": self.memory_weight,
         }
         if self.replicas > 1:
             wanted["ddp"] = True
-        if self.pipeline == "zero_bubble":
-            wanted["active_microbatches"] = 2 * self.partitions - 1
+        if self.active_microbatches != most_active(self.partitions, None):
+            wanted["active_microbatches"] = self.active_microbatches
         return wanted
 
 
@@ -105,12 +119,22 @@ def strategies(trace: ModelTrace, choices: Choices) -> list[Strategy]:
     Raises:
         ValueError: nothing is allowed that so many ranks and samples could do.
     """
-    found = list(_all(trace, choices))
+    found = [each for way in _ways(choices) for each in _Predictions(trace, choices, way).of_tables()]
+    by_time = _in_order(found, choices)
+    orders = list(_of_searches(trace, choices, by_time))
+    found = [each for each in (*by_time, *orders) if _allowed(choices.pipelines, each.pipeline)]
     if not found:
         raise ValueError(
-            f"no strategy is left: partitions must divide the {choices.ranks} ranks, and replicas times "
-            f"microbatches the {choices.batch} samples of the batch"
+            f"no strategy is left: partitions must divide the {choices.ranks} ranks, replicas times "
+            f"microbatches the {choices.batch} samples of the batch, and active_microbatches, if given, must "
+            "be at least as many as partitions"
         )
+    return _in_order(found, choices)
+
+
+def _in_order(found: Iterable[Strategy], choices: Choices) -> list[Strategy]:
+    """Those that fit the memory, by time; all by memory if none does."""
+    found = list(found)
     fitting = [each for each in found if each.rank_bytes <= choices.memory_bytes]
     if fitting:
         return sorted(fitting, key=lambda each: (each.seconds, each.rank_bytes, each.partitions))
@@ -134,106 +158,167 @@ def layers_of(trace: ModelTrace) -> list[str]:
     return [name for name in trace.modules if name in repeated and repeated.isdisjoint(ancestors(name))]
 
 
-def _all(trace: ModelTrace, choices: Choices) -> Iterator[Strategy]:
+class _Way(NamedTuple):
+    """A combination without its schedule."""
+
+    partitions: int
+    replicas: int
+    microbatches: int
+    checkpointing: bool
+
+
+class _Schedule(NamedTuple):
+    """An order of work; ``active`` microbatches may be under way at once."""
+
+    pipeline: Pipeline
+    active: int
+    table: Table
+
+
+def _ways(choices: Choices) -> Iterator[_Way]:
     for partitions in range(1, choices.ranks + 1):
         if choices.ranks % partitions or not _allowed(choices.partitions, partitions):
             continue
+        if (choices.active_microbatches or partitions) < partitions:
+            continue  # what such a pipeline does is in no table
         replicas = choices.ranks // partitions
         for microbatches, checkpointing in itertools.product(
             range(1, min(choices.batch // replicas, MOST_MICROBATCHES) + 1), (False, True)
         ):
             if choices.batch % (replicas * microbatches):
                 continue
-            if not (
-                _allowed(choices.microbatches, microbatches)
-                and _allowed(choices.checkpointing, checkpointing)
+            if _allowed(choices.microbatches, microbatches) and _allowed(
+                choices.checkpointing, checkpointing
             ):
-                continue
-            part = _part(trace, 1 / (replicas * microbatches))
-            yield from _of(part, choices, partitions, replicas, microbatches, checkpointing)
+                yield _Way(partitions, replicas, microbatches, checkpointing)
 
 
 def _allowed(among: Collection[Any] | None, value: Any) -> bool:
     return among is None or value in among
 
 
-def _of(
-    trace: ModelTrace,
-    choices: Choices,
-    partitions: int,
-    replicas: int,
-    microbatches: int,
-    checkpointing: bool,
-) -> Iterator[Strategy]:
-    layers = layers_of(trace) if checkpointing else []
-    if checkpointing and not layers:
+def _schedules(ranks: int, microbatches: int, active: int | None) -> Iterator[_Schedule]:
+    """All that have tables of their own, with as many microbatches under way as each needs, or ``active``."""
+    usual, most = most_active(ranks, active), 2 * ranks - 1
+    yield _Schedule("interleaved", usual, zero_bubble(ranks, microbatches, forwards_ahead(ranks, usual)))
+    if ranks == 1:
         return
-    computed_again = {layer: _activations(trace, layer) for layer in layers}
-    timed = _with_checkpoints(trace, layers) if layers else trace
-    for pipeline in SCHEDULES:
-        if not _allowed(choices.pipelines, pipeline) or (partitions == 1 and pipeline != "interleaved"):
-            continue
-        pieces = in_a_v(partitions) if pipeline == "v" else None
-        if pieces and len(trace.units) < 2 * partitions:
-            continue
-        plan = partition(
-            timed,
-            partitions,
-            memory_weight=0.0,
-            microbatches=microbatches,
-            late_microbatches=0 if layers else None,
-            optimizer_bytes=choices.optimizer_bytes,
-            virtual_stages=pieces,
+    if active is None:  # what has nothing to do while a gradient is late, and keeps as little as 1F1B
+        yield _Schedule("interleaved", ranks, zero_bubble(ranks, microbatches, 0))
+    yield _Schedule("1f1b", active or ranks, one_forward_one_backward(ranks, microbatches))
+    if active is None or active >= most:
+        yield _Schedule("zero_bubble", active or most, zero_bubble_h2(ranks, microbatches))
+    yield _Schedule("v", usual, zero_bubble_v(ranks, microbatches))
+    yield _Schedule("simple", usual, fill_drain(ranks, microbatches))
+
+
+def _of_searches(trace: ModelTrace, choices: Choices, by_time: Sequence[Strategy]) -> Iterator[Strategy]:
+    """The quickest combinations with orders that are searched for: all of them if asked, or shorter ones."""
+    if not _allowed(choices.pipelines, "searched"):
+        return
+    quickest: dict[_Way, float] = {}
+    for each in by_time:
+        if each.partitions > 1 and each.pipeline == "interleaved":
+            way = _Way(each.partitions, each.replicas, each.microbatches, each.checkpointing)
+            quickest.setdefault(way, each.seconds)
+    for way, seconds in itertools.islice(quickest.items(), SEARCHES):
+        found = _Predictions(trace, choices, way).of_a_search()
+        if choices.pipelines is not None or found.seconds < (1 - WORTH_A_SEARCH) * seconds:
+            yield found
+
+
+class _Predictions:
+    """What is predicted of one combination, with any schedule.
+
+    Args:
+        trace: of the whole batch.
+        choices: what is allowed.
+        way: the combination.
+    """
+
+    def __init__(self, trace: ModelTrace, choices: Choices, way: _Way) -> None:
+        self._choices, self._way = choices, way
+        part = _part(trace, 1 / (way.replicas * way.microbatches))
+        self._layers = layers_of(part) if way.checkpointing else []
+        self._computed_again = {layer: _activations(part, layer) for layer in self._layers}
+        self._trace = _with_checkpoints(part, self._layers) if self._layers else part
+        self._plans: dict[int, Plan] = {}
+
+    def of_tables(self) -> Iterator[Strategy]:
+        """With every schedule that has a table; none where there is nothing to checkpoint."""
+        way = self._way
+        if way.checkpointing and not self._layers:
+            return
+        for schedule in _schedules(way.partitions, way.microbatches, self._choices.active_microbatches):
+            divisible = schedule.pipeline != "v" or len(self._trace.units) >= 2 * way.partitions
+            if divisible and self._is_wanted(schedule.pipeline):
+                yield self._predicted(schedule)
+
+    def _is_wanted(self, pipeline: Pipeline) -> bool:
+        """Whether it was asked for, or a search begins with what is best there."""
+        asked = self._choices.pipelines
+        return _allowed(asked, pipeline) or (pipeline == "interleaved" and _allowed(asked, "searched"))
+
+    def of_a_search(self) -> Strategy:
+        """With an order that is searched for."""
+        partitions, microbatches = self._way.partitions, self._way.microbatches
+        active = most_active(partitions, self._choices.active_microbatches)
+        times = _times(self._plan(1), in_a_v=False)
+        table = searched(looped(partitions), times, microbatches, most_kept=active)
+        return self._predicted(_Schedule("searched", active, table))
+
+    def _plan(self, pieces: int) -> Plan:
+        """With so many pieces of the model a partition."""
+        if pieces not in self._plans:
+            self._plans[pieces] = partition(
+                self._trace,
+                self._way.partitions,
+                memory_weight=self._choices.memory_weight,
+                microbatches=self._way.microbatches,
+                late_microbatches=0 if self._layers else None,
+                optimizer_bytes=self._choices.optimizer_bytes,
+                virtual_stages=in_a_v(self._way.partitions) if pieces > 1 else None,
+            )
+        return self._plans[pieces]
+
+    def _predicted(self, schedule: _Schedule) -> Strategy:
+        pipeline, active, table = schedule
+        way, optimizer_bytes = self._way, self._choices.optimizer_bytes
+        pieces = 2 if pipeline == "v" else 1
+        plan = self._plan(pieces)
+        played = play(table, _times(plan, in_a_v=pieces > 1))
+        kept = played.kept
+        if pipeline == "1f1b":  # it may go further ahead than its table
+            kept = in_flight(
+                partitions=way.partitions,
+                microbatches=way.microbatches,
+                active_microbatches=active,
+                chain=True,
+            )
+        bytes_of_ranks, ends = [], []
+        for stage, load in enumerate(plan.loads):
+            again = [size for name, size in self._computed_again.items() if plan.homes[name] == stage]
+            gradients = (load.training_bytes - load.parameter_bytes) / (1 + optimizer_bytes)
+            kept_bytes = kept[stage] * load.activation_bytes / pieces + max(again, default=0)
+            size = load.training_bytes + load.new_gradient_bytes + kept_bytes
+            bytes_of_ranks.append(size + (gradients if way.replicas > 1 else 0.0))  # buckets
+            reduced = 2 * (way.replicas - 1) / way.replicas * gradients / BYTES_PER_SECOND
+            updated = gradients * (3 + 2 * optimizer_bytes) / CPU.bytes
+            ends.append(reduced + updated)
+        busy = way.microbatches * sum(load.seconds for load in plan.loads) / plan.stages
+        return Strategy(
+            **way._asdict(),
+            pipeline=pipeline,
+            active_microbatches=active,
+            memory_weight=self._choices.memory_weight,
+            seconds=played.seconds + max(ends),
+            bubble=1 - busy / played.seconds if played.seconds else 0.0,
+            rank_bytes=max(bytes_of_ranks),
+            plan=plan,
         )
-        played = play(_table(pipeline, partitions, microbatches), _times(plan, pipeline))
-        yield _predicted(
-            plan, played, choices, (replicas, pipeline, microbatches, checkpointing), computed_again
-        )
 
 
-def _predicted(
-    plan: Plan,
-    played: Played,
-    choices: Choices,
-    combination: tuple[int, Pipeline, int, bool],
-    computed_again: Mapping[str, int],
-) -> Strategy:
-    replicas, pipeline, microbatches, checkpointing = combination
-    chunks = 2 if pipeline == "v" else 1
-    bytes_of_ranks = []
-    ends = []
-    for stage, (load, kept) in enumerate(zip(plan.loads, played.kept, strict=True)):
-        again = [size for name, size in computed_again.items() if plan.homes[name] == stage]
-        gradients = (load.training_bytes - load.parameter_bytes) / (1 + choices.optimizer_bytes)
-        kept_bytes = kept * load.activation_bytes / chunks + max(again, default=0)
-        size = load.training_bytes + load.new_gradient_bytes + kept_bytes
-        bytes_of_ranks.append(size + (gradients if replicas > 1 else 0.0))  # buckets
-        reduced = 2 * (replicas - 1) / replicas * gradients / BYTES_PER_SECOND
-        updated = gradients * (3 + 2 * choices.optimizer_bytes) / CPU.bytes
-        ends.append(reduced + updated)
-    busy = microbatches * sum(load.seconds for load in plan.loads) / plan.stages
-    return Strategy(
-        partitions=plan.stages,
-        replicas=replicas,
-        pipeline=pipeline,
-        microbatches=microbatches,
-        checkpointing=checkpointing,
-        seconds=played.seconds + max(ends),
-        bubble=1 - busy / played.seconds if played.seconds else 0.0,
-        rank_bytes=max(bytes_of_ranks),
-        plan=plan,
-    )
-
-
-def _table(pipeline: Pipeline, partitions: int, microbatches: int) -> Table:
-    if pipeline == "interleaved":
-        return zero_bubble(
-            partitions, microbatches, forwards_ahead(partitions, most_active(partitions, None))
-        )
-    return {"zero_bubble": zero_bubble_h2, "v": zero_bubble_v}[pipeline](partitions, microbatches)
-
-
-def _times(plan: Plan, pipeline: Pipeline) -> list[ChunkTimes]:
+def _times(plan: Plan, *, in_a_v: bool) -> list[ChunkTimes]:
     """What each stage of the model takes, with the messages of its partition."""
     messages = [0.0] * plan.stages
     for crossing in plan.crossings:
@@ -241,7 +326,7 @@ def _times(plan: Plan, pipeline: Pipeline) -> list[ChunkTimes]:
         messages[crossing.source] += seconds
         messages[crossing.target] += seconds
     times = [_of_load(load, sent) for load, sent in zip(plan.loads, messages, strict=True)]
-    if pipeline != "v":
+    if not in_a_v:
         return times
     halves = [ChunkTimes(*(part / 2 for part in each)) for each in times]
     return [*halves, *reversed(halves)]

@@ -18,6 +18,7 @@ _NUMBERS = (
     "replicas",
     "pipeline",
     "microbatches",
+    "active_microbatches",
     "checkpointing",
     "seconds",
     "bubble",
@@ -28,8 +29,17 @@ _NUMBERS = (
 def strategy_table(found: Sequence[Strategy]) -> Table:
     """A row for each, the chosen one first."""
     table = Table(title="Strategies, the chosen one first")
-    headings = ("partitions", "replicas", "pipeline", "microbatches", "checkpoints", "step", "bubble", "rank")
-    for heading in headings:
+    headings = (
+        "partitions",
+        "replicas",
+        "pipeline",
+        "microbatches",
+        "active",
+        "checkpoints",
+        "step",
+        "bubble",
+    )
+    for heading in (*headings, "rank"):
         table.add_column(heading, justify="right")
     for each in found:
         table.add_row(
@@ -37,6 +47,7 @@ def strategy_table(found: Sequence[Strategy]) -> Table:
             str(each.replicas),
             each.pipeline if each.partitions > 1 else "",
             str(each.microbatches),
+            str(each.active_microbatches) if each.partitions > 1 else "",
             "yes" if each.checkpointing else "",
             f"{each.seconds * 1e3:.2f} ms",
             f"{each.bubble:.1%}",
