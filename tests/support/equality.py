@@ -51,6 +51,7 @@ ROUNDING = (
 # a bias before BatchNorm, are zero but for rounding
 SWAY = 2.0  # times the distance of two plain trainings: it varies from one draw of roundings to the next
 STRICT = 2  # steps
+IN_PIECES = {"searched v": "searched", "looped": "interleaved"}  # schedules of two pieces a stage, by setting
 GROUP_TIMEOUT, TIMEOUT = 20.0, 90.0  # a rank's first import of transformers takes long
 Pools = Callable[[int], RankPool]
 
@@ -63,6 +64,7 @@ class Setup:
         stages: partitions.
         microbatches: of one replica's batch.
         placement: a label of :meth:`Case.placements`.
+        schedule: the setting ``pipeline``, or a key of :data:`IN_PIECES`.
         replicas: of the whole pipeline; each gets its share of the batch.
         steps: of the optimizer.
         config: more settings for ``smp.init``.
@@ -378,8 +380,8 @@ def _settings(setup: Setup, *, by_hand: bool) -> dict[str, Any]:
         "pipeline": setup.schedule,
         **setup.config,
     }
-    if setup.schedule == "searched v":
-        settings.update(pipeline="searched", virtual_stages=2)
+    if setup.schedule in IN_PIECES:
+        settings.update(pipeline=IN_PIECES[setup.schedule], virtual_stages=2)
     if setup.replicas > 1:
         settings["ddp"] = True
     if by_hand:

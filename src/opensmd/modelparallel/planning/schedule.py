@@ -328,9 +328,7 @@ class TableOrder:
 
     def _has_room(self, place: int, kept: int, standing: Standing) -> bool:
         """Whether a forward may begin."""
-        if self._early:
-            return kept < self.most_kept
-        return place == self._next_place(standing)
+        return kept < self.most_kept and (self._early or place == self._next_place(standing))
 
     def _next_place(self, standing: Standing) -> int:
         """Where in the row the first action is that has not been done."""

@@ -68,21 +68,22 @@ def test_a_delay_costs_no_more_than_in_a_fixed_order_and_mostly_less(
     pipeline: str, ranks: int, microbatches: int
 ) -> None:
     """Any forward or backward of any rank is late once, by one unit or by three."""
-    table = TABLES[pipeline](ranks, microbatches)
+    table = fused(TABLES[pipeline](ranks, microbatches))
+    units = [1.0] * (1 + max(itertools.chain(*table.stages)))
+    if pipeline == "v":
+        units[table.stages[-1][0]] = 2.0  # the two stages in the middle, at once
+    times = [ChunkTimes(each, each, each) for each in units]
     ours = fixed = 0.0
     for rank, row in enumerate(table.rows):
-        if len(table.stages[rank]) > len(fused(table).stages[rank]):
-            continue  # the last rank of a V does two stages at once, which the table does not
         for action, late in itertools.product(row, (1.0, 3.0)):
             if action.kind == "W":
                 continue
             delays = {(rank, action): late}
             here = seconds(followed(pipeline, ranks, microbatches, delays=delays))
-            there = play(table, UNITS, delays=delays).seconds  # type: ignore[arg-type]
-            # In a V a rank that waits may do something of one unit just before what is late arrives.
-            assert here <= there + (1.0 if pipeline == "v" else 0.0), (rank, action, late)
+            there = play(table, times, delays=delays).seconds
+            assert here <= there, (rank, action, late)
             ours, fixed = ours + here, fixed + there
-    assert ours <= fixed * 1.002
+    assert ours < fixed or pipeline == "v"
 
 
 def test_forwards_and_backwards_alternate_when_a_rank_has_been_late() -> None:

@@ -23,6 +23,7 @@ from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
     interleaved,
     one_forward_one_backward,
 )
+from opensmd.modelparallel.planning.schedules.playing import play
 from opensmd.modelparallel.planning.schedules.searched import searched
 from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, fused, looped
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
@@ -44,6 +45,11 @@ def _interleaved(chunks: int) -> Callable[[int, int], Table]:
 @lru_cache(maxsize=32)
 def _zero_bubble(more: int) -> Callable[[int, int], Table]:
     return partial(zero_bubble, more=more)
+
+
+@lru_cache(maxsize=32)
+def _kept(table: Table) -> list[int]:
+    return play(table, {"F": 1.0, "B": 1.0, "W": 1.0}).kept
 
 
 def _fused_v(ranks: int, microbatches: int) -> Table:
@@ -117,8 +123,15 @@ class RankSchedule:
             )
         chunked = self._chunked(microbatches)
         if chunked is not None:
+            # Weight gradients without a place in the table fill waits, within the memory of the table.
+            kept = math.inf if chunked.splits else _kept(chunked)[self.stage]
             return self._follow(
-                chunked, reduces, most_active=math.inf, early=False, weights_last=not chunked.splits
+                chunked,
+                reduces,
+                most_active=math.inf,
+                most_kept=kept,
+                early=False,
+                weights_last=not chunked.splits,
             )
         active = self.active_microbatches
         if self.pipeline == "zero_bubble" and self.chain and active >= 2 * self.partitions - 1:
