@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.harness import launch
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid
-from benchmarks.schedules.bounds import ALONE, OURS, bound
+from benchmarks.schedules.bounds import ALONE, BUSIEST, OURS, SLEPT, bound
 
 PEERS = ("1f1b", "izb", "zbv")
 HEADINGS = (
@@ -21,6 +21,7 @@ HEADINGS = (
     "of bound x layers",
     "best of torch's",
     "ratio",
+    "if steps touched, ms",
 )
 
 
@@ -54,7 +55,7 @@ def job(size: str, schedule: str, peers: Sequence[str], *, steps: int, unit: flo
 
 def share(results: Results, ranks: str, microbatches: int, candidate: str) -> float:
     """Of the ideal without a bubble."""
-    slept = results.p50(ranks, microbatches, f"{candidate}, slept")
+    slept = results.p50(ranks, microbatches, candidate + SLEPT)
     taken = results.p50(ranks, microbatches, candidate)
     return float("nan") if slept is None or taken is None else slept / taken
 
@@ -65,20 +66,22 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
         found = {
             name: share(results, ranks, microbatches, name)
             for name in results.candidates()
-            if not name.endswith("slept") and results.p50(ranks, microbatches, name) is not None
+            if not name.endswith((SLEPT, BUSIEST)) and results.p50(ranks, microbatches, name) is not None
         }
         best = max((each for name, each in found.items() if name.startswith("torch")), default=float("nan"))
         for name, each in found.items():
             taken = results.p50(ranks, microbatches, name)
             assert taken is not None
             row = (name, f"{taken / 1e3:.0f}", f"{each:.3f}")
-            limit = possible = versus = ""
+            limit = possible = versus = touching = ""
             if name.startswith("opensmd"):
                 most = bound(name.split(" ")[1], int(ranks), microbatches)
                 limit, possible = f"{most:.3f}", f"{each / most / found[ALONE]:.3f}"
+                busiest = results.p50(ranks, microbatches, name + BUSIEST)
+                touching = "" if busiest is None else f"{busiest / 1e3:.0f}"
             if name != ALONE:
                 versus = f"{each / best:.2f}x"
-            yield (f"{ranks} x {microbatches}", *row, limit, possible, f"{best:.3f}", versus)
+            yield (f"{ranks} x {microbatches}", *row, limit, possible, f"{best:.3f}", versus, touching)
 
 
 def grid(results: Results) -> Grid:

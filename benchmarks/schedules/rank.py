@@ -16,7 +16,7 @@ from torch.distributed import pipelining
 
 import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.results import Results, row
-from benchmarks.schedules.bounds import ALONE, LOOPED
+from benchmarks.schedules.bounds import ALONE, BUSIEST, LOOPED, SLEPT
 from benchmarks.schedules.stages import WIDTH, Layer, Sleep
 from opensmd.collectives.backend import register
 
@@ -32,10 +32,18 @@ Step = Callable[[], object]
 
 
 class Times(NamedTuple):
-    """Microseconds of a step, and those that an average rank has slept in it."""
+    """Microseconds of a step.
+
+    Attributes:
+        taken: from the first rank's beginning to the last one's end.
+        slept: what an average rank has slept.
+        busiest: from a rank's first action to its last, of the rank of ours where that is longest. Steps that
+            follow each other as closely as their ranks allow would take that long each.
+    """
 
     taken: float
     slept: float
+    busiest: float
 
 
 def main() -> None:
@@ -64,7 +72,10 @@ def main() -> None:
     for name, times in measured(steps, options.steps, warm_up).items():
         results.rows.append(row(str(ranks), options.microbatches, name, [each.taken for each in times]))
         slept = [each.slept for each in times]
-        results.rows.append(row(str(ranks), options.microbatches, f"{name}, slept", slept))
+        results.rows.append(row(str(ranks), options.microbatches, name + SLEPT, slept))
+        if name.startswith("opensmd"):
+            busiest = [each.busiest for each in times]
+            results.rows.append(row(str(ranks), options.microbatches, name + BUSIEST, busiest))
     if rank == 0:
         results.save(Path(folder) / "results.json")
     dist.barrier()
@@ -87,9 +98,17 @@ def once(step: Step) -> Times:
     step()
     dist.barrier()
     taken = (time.perf_counter() - start) * 1e6
-    total = torch.tensor(Sleep.slept)
+    total, busiest = torch.tensor(Sleep.slept), torch.tensor(own_span())
     dist.all_reduce(total)
-    return Times(taken, float(total) / dist.get_world_size() * 1e6)
+    dist.all_reduce(busiest, dist.ReduceOp.MAX)
+    return Times(taken, float(total) / dist.get_world_size() * 1e6, float(busiest))
+
+
+def own_span() -> float:
+    """Microseconds from this rank's first action to its last in our latest step."""
+    engine = smp.state.engine
+    work = [each for each in engine.record if each.kind != "wait"] if engine is not None else []
+    return (work[-1].end_ns - work[0].start_ns) / 1e3 if work else 0.0
 
 
 def alone(microbatches: int) -> Step:
