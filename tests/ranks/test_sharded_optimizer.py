@@ -103,6 +103,32 @@ def trains_as_without(make: Make, partitions: int, folder: Path) -> None:
     torch.testing.assert_close(mean, before)
 
 
+def saves_slices_as_trainer_does(folder: Path) -> None:
+    """Every replica its own, in files with three numbers, which are loaded after the first step."""
+    training = Training(adam, 1, shard=True)
+    for number in range(3):
+        training.train(number)
+    if smp.rdp_rank() == 0:
+        smp.save(training.model.local_state_dict(), str(folder / "model.pt"), partial=True)
+    own = training.optimizer.local_state_dict(gather_if_shard=False)
+    smp.save(own, str(folder / "optimizer.pt"), partial=True, v3=smp.state.cfg.shard_optimizer_state)
+    smp.barrier()
+    assert {each.name for each in folder.glob("optimizer.pt_*")} == {
+        f"optimizer.pt_0_0_{replica}" for replica in range(smp.rdp_size())
+    }
+    wanted = [training.train(number) for number in range(3, 5)]
+    again = Training(adam, 1, shard=True)
+    again.model.load_state_dict(smp.load(str(folder / "model.pt"), partial=True), same_partition_load=True)
+
+    def load(_: object, optimizer: Any) -> None:
+        optimizer.load_state_dict(smp.load(str(folder / "optimizer.pt"), partial=True, back_compat=True))
+
+    again.model.register_post_step_hook(load)
+    generator = torch.Generator().manual_seed(3)
+    again.step(torch.randn(2 * ROWS, WIDTH, generator=generator).chunk(smp.rdp_size())[smp.rdp_rank()])
+    assert [again.train(number) for number in range(3, 5)] == wanted
+
+
 def trains_in_16_bits_as_without(key: str, partitions: int) -> None:
     trainings = []
     for shard in (False, True):
@@ -194,6 +220,14 @@ def test_sharded_optimizer_state_trains_as_whole_and_goes_on_at_another_degree(
 ) -> None:
     pool(2).run(trains_as_without, adam, 1, tmp_path / "whole")
     pool(4).run(trains_as_without, momentum, 2, tmp_path / "split")
+    pool(4).run(trains_as_without, adam, 1, tmp_path / "of four")
+
+
+def test_every_replica_may_save_its_slices_alone(pool: Pools, tmp_path: Path) -> None:
+    for ranks in (2, 4):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        pool(ranks).run(saves_slices_as_trainer_does, folder)
 
 
 @pytest.mark.parametrize("key", ["bf16", "fp16"])

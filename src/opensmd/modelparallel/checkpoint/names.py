@@ -23,6 +23,7 @@ class PartName:
         numbers: how many numbers it has.
         stage: the first of them.
         tensor: the second, 0 if there is none.
+        replica: the third; None if there is none.
         save: of a file that waits to be renamed, which save it belongs to.
     """
 
@@ -30,6 +31,7 @@ class PartName:
     numbers: int
     stage: int
     tensor: int
+    replica: int | None = None
     save: str | None = None
 
 
@@ -62,12 +64,12 @@ def pending_of(name: str, present: Iterable[str]) -> list[str]:
     return [file for file in present if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-zA-Z]+\.new", file)]
 
 
-def parts_of(name: str, present: Iterable[str], *, suffix: str = "") -> list[PartName]:
+def parts_of(name: str, present: Iterable[str], *, suffix: str = "", replica: int = 0) -> list[PartName]:
     """Those of the file names ``present`` that are parts of the checkpoint ``name``, also those that wait.
 
-    Of names with three numbers, those of the first replica.
+    Of names with three numbers, those of ``replica``, or of the first one where that has saved nothing.
     """
-    numbers = r"_(\d+)(?:_(\d+)(_0)?)?"
+    numbers = r"_(\d+)(?:_(\d+)(?:_(\d+))?)?"
     own = re.compile(rf"{re.escape(name)}{numbers}{re.escape(suffix)}()")
     waiting = re.compile(rf"\.{re.escape(name)}{numbers}{re.escape(suffix)}\.([0-9a-zA-Z]+)\.new")
     found = []
@@ -75,13 +77,18 @@ def parts_of(name: str, present: Iterable[str], *, suffix: str = "") -> list[Par
         match = own.fullmatch(file) or waiting.fullmatch(file)
         if match is not None:
             stage, tensor, third, save = match.groups()
-            count = 1 + (tensor is not None) + (third is not None)
             found.append(
                 PartName(
-                    file=file, numbers=count, stage=int(stage), tensor=int(tensor or 0), save=save or None
+                    file=file,
+                    numbers=1 + (tensor is not None) + (third is not None),
+                    stage=int(stage),
+                    tensor=int(tensor or 0),
+                    replica=None if third is None else int(third),
+                    save=save or None,
                 )
             )
-    return found
+    taken = replica if replica in {part.replica for part in found} else 0
+    return [part for part in found if part.replica in (None, taken)]
 
 
 def ranks_sharing(parts: Iterable[PartName]) -> int:

@@ -64,7 +64,8 @@ def save(
             ``torch.load`` reads.
         pickle_module, pickle_protocol: as torch.save's; the protocol is 2 in all files that load without
             trust.
-        v3: three numbers in the name, as later versions had with sharded optimizer state.
+        v3: three numbers in the name, the last of which is ``rdp_rank()``, so that every replica may save
+            what only it has: its slices of sharded optimizer state.
         suffix: goes behind the numbers, such as ".pt".
         weights_only: False saves also what loads only with ``weights_only=False``; the default True refuses
             it (False if another ``pickle_module`` than pickle is given).
@@ -170,9 +171,10 @@ def load(
 ) -> Any:
     """Load what :func:`save` or, with ``partial=False``, plain ``torch.save`` wrote.
 
-    A partial checkpoint of the same degrees as now gives each rank its own part. From other degrees each rank
-    reads all parts and gets full state dicts. Files are verified before anything is
-    returned, and if one rank of the replica cannot read its file, all of them raise.
+    A partial checkpoint of the same degrees as now gives each rank its own part, also of what every replica
+    has saved with ``v3=True``. From other degrees each rank reads all parts and gets full state dicts. Files
+    are verified before anything is returned, and if one rank of the replica cannot read its file, all of
+    them raise.
 
     Args:
         f: file name, without the ranks' numbers; called on all ranks.
@@ -203,7 +205,7 @@ def load(
     group = groups[CommGroup.MP_GROUP]
 
     def load_own() -> Any:
-        files = _complete_set(path, suffix)
+        files = _complete_set(path, suffix, replica=groups.rank_in(CommGroup.RDP_GROUP))
         if (len(files.paths), files.tensor) == (dist.get_world_size(group), groups.grid.tensor):
             return read(files.paths[_own_part(groups)], **options)
         return _merged(files, options)
@@ -268,7 +270,7 @@ def _new_save() -> str:
     return f"t{time.time_ns():016x}{uuid.uuid4().hex[:15]}"
 
 
-def _complete_set(path: Path, suffix: str) -> _Files:
+def _complete_set(path: Path, suffix: str, *, replica: int = 0) -> _Files:
     """The files of the newest save that is whole; those not renamed by a killed one are taken as they wait.
 
     Raises:
@@ -277,7 +279,7 @@ def _complete_set(path: Path, suffix: str) -> _Files:
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
-    names = parts_of(path.name, _names_in(path.parent), suffix=suffix)
+    names = parts_of(path.name, _names_in(path.parent), suffix=suffix, replica=replica)
     found = [name for name in names if name.save is None]
     if not any(name.stage == name.tensor == 0 for name in found):
         raise FileNotFoundError(_missing(path, partial=True))

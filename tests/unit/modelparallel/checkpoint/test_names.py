@@ -58,6 +58,13 @@ def test_parts_that_wait_for_their_names_are_found_with_their_save() -> None:
     assert pending_of("model_0_1.pt", present) == present[:2]
 
 
+def test_a_replica_finds_its_own_parts_and_otherwise_those_of_the_first() -> None:
+    present = ["f_0_0_0", "f_0_0_1", "f_1_0_0", "f_1_0_1"]
+    for replica, found in ((0, "f_0_0_0 f_1_0_0"), (1, "f_0_0_1 f_1_0_1"), (2, "f_0_0_0 f_1_0_0")):
+        assert [part.file for part in parts_of("f", present, replica=replica)] == found.split()
+    assert [part.file for part in parts_of("f", ["f_0", "f_0_0_1"])] == ["f_0"]
+
+
 def test_the_names_tell_how_many_ranks_shared_tensors() -> None:
     assert ranks_sharing(parts_of("f", ["f_0", "f_1"])) == 1
     assert ranks_sharing(parts_of("f", ["f_0_0", "f_0_1", "f_0_2"])) == 3
