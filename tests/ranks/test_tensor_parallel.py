@@ -89,6 +89,30 @@ def test_distributed_modules_of_torch_train_like_the_plain_ones(
     pool(size).run(train_net, tensor, stages, microbatches, prescaled)
 
 
+def distributed_in_16_bits(delayed: bool) -> None:
+    config = {"tensor_parallel_degree": 2, "prescaled_batch": True, "ddp": True, "fp16_params": True}
+    restart(**config, delayed_parameter_initialization=delayed)
+    torch.manual_seed(11)
+    with smp.model_creation(tensor_parallelism=True):
+        net = nn.Sequential(nn.Embedding(VOCABULARY, 64), nn.Linear(64, 64), nn.LayerNorm(64).half())
+        net.append(nn.Linear(64, 3))  # 3 is not divided by 2, but 64 inputs are
+        net.append(nn.Linear(3, 3))
+    model = smp.DistributedModel(net)
+    torch.manual_seed(11)
+    plain = [nn.Embedding(VOCABULARY, 64), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 3)]
+    smp.step(lambda ids: model.get_module()[:4](ids))(torch.ones(2, 3, dtype=torch.long))
+    state = model.state_dict()
+    for number in (0, 1, 3):
+        assert state[f"{number}.weight"].dtype is torch.float16
+        torch.testing.assert_close(state[f"{number}.weight"], plain[number].weight.half(), rtol=0.0, atol=0.0)
+    assert state["4.weight"].dtype is torch.float32
+
+
+def test_distributed_modules_alone_are_of_16_bits_if_asked(pool: Pools) -> None:
+    for delayed in (False, True):
+        pool(2).run(distributed_in_16_bits, delayed)
+
+
 class Halves(smp.nn.DistributedModule):
     """A distributed counterpart of a script's own: each rank has some outputs, and they are put together."""
 

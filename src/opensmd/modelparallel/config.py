@@ -72,7 +72,6 @@ _HINDERS_MOVES = (
 # Details of absent features, or of what is always done here: harmless, but without effect.
 _WITHOUT_EFFECT = {
     "sdp_hierarchical_allgather",
-    "fp16_params",
     "ddp_port",
     "ddp_dist_backend",
 }
@@ -135,6 +134,7 @@ class Config(BaseModel):
         sdp_max_live_parameters: how many elements may stay gathered from forward to backward.
         sdp_gradient_clipping: the norm that ``optimizer.step()`` clips sharded gradients to; 0: none.
         fp16, bf16: parameters of 16 bits, trained through FP32 copies that the optimizer keeps.
+        fp16_params: distributed modules have parameters of 16 bits, and the script keeps FP32 copies itself.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -176,8 +176,8 @@ def test_all_settings_that_do_not_exist_here_are_named_at_once() -> None:
 
 
 def test_keys_without_effect_warn_only_when_they_ask_for_something() -> None:
-    with pytest.warns(UserWarning, match="fp16_params=True has no effect"):
-        load({"fp16_params": True})
+    with pytest.warns(UserWarning, match="ddp_port=4711 has no effect here"):
+        load({"ddp_port": 4711, "ddp": True})
     with pytest.warns(UserWarning, match="sdp_max_live_parameters=5 has no effect without sharded"):
         load({"sdp_max_live_parameters": 5})
     with pytest.warns(UserWarning, match="sdp_hierarchical_allgather=False has no effect here"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+import torch
 from torch import nn
 
+from opensmd.modelparallel.precision.half_module import to_half
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel.contexts import wish_of
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, mark_outermost
@@ -21,11 +23,15 @@ def distribute(module: nn.Module) -> nn.Module:
     """The module with the outermost marked modules that have a counterpart replaced; perhaps another root.
 
     A module whose sizes the ranks do not divide, or that shares a parameter with modules around it, stays,
-    and those in it get their turn.
+    and those in it get their turn. With the setting ``fp16_params`` all distributed modules are of 16 bits.
     """
     uses = _uses(module)
     replaced = _Replacement(uses).of(module, "")
     mark_outermost(replaced)
+    if state.cfg.fp16_params:
+        for each in replaced.modules():
+            if isinstance(each, DistributedModule):
+                to_half(each, torch.float16)
     return replaced
 
 
