@@ -13,6 +13,7 @@ from opensmd.modelparallel.delayed.delayed_parameter import records_modules
 from opensmd.modelparallel.delayed.recording import Recording
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel import contexts
+from opensmd.said_once import warn_once
 
 __all__ = ["delay_param_initialization", "model_creation"]
 
@@ -74,12 +75,20 @@ def model_creation(
 
     Raises:
         TypeError: a keyword that the original does not have, such as a misspelt one.
+
+    Warns:
+        UserWarning: ``zero_init=True``, which has no effect.
     """
     unknown = sorted(tensor_parallel_config.keys() - CREATION_KEYWORDS)
     if unknown:
         raise TypeError(
             f"smp.model_creation: unexpected keywords {', '.join(unknown)}; the valid ones are "
             f"tensor_parallelism, dtype, {', '.join(sorted(CREATION_KEYWORDS))}"
+        )
+    if tensor_parallel_config.get("zero_init"):
+        warn_once(
+            "smp.model_creation: zero_init=True has no effect: parameters begin with the values that their "
+            "modules give them"
         )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)

@@ -116,10 +116,13 @@ def shard_stage(
     owners = Counter(id(each) for unit in dict.fromkeys(modules) for each in unit.parameters())
     chosen = {each for each in chosen if owners[each] == 1}
     left_out = [each for each in module.parameters() if id(each) not in chosen]
+    left = {id(each) for each in left_out}
     sharded = ShardedParameters(mesh)
     for unit in dict.fromkeys(modules):
         if any(id(each) in chosen for each in unit.parameters()):
             sharded.add(unit, left_out, keep=True)
+    whole = [each for unit in dict.fromkeys(modules) for each in unit.parameters() if id(each) in left]
+    _describe_wholes(whole)
     return sharded
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.delayed import contexts
 from opensmd.modelparallel.delayed.delayed_parameter import DelayedParameter, DelayedParameters
+from opensmd.said_once import warn_once
 
 
 def test_misspelt_keywords_of_model_creation_are_named() -> None:
@@ -20,6 +21,12 @@ def test_misspelt_keywords_of_model_creation_are_named() -> None:
     ):
         pass
     with contexts.model_creation(zero_init=False, flash_attention=True, fused_softmax=True):
+        pass
+    warn_once.cache_clear()
+    with (
+        pytest.warns(UserWarning, match="zero_init=True has no effect"),
+        contexts.model_creation(zero_init=True),
+    ):
         pass
 
 
