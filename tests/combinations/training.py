@@ -22,7 +22,7 @@ from tests.combinations.ways import Degrees
 from tests.support.equality import one_thread
 from tests.support.partitioned import restart
 
-__all__ = ["STEPS", "Trained", "alone", "shared_out"]
+__all__ = ["STEPS", "Job", "Trained", "alone", "shared_out"]
 
 STEPS, RATE, CLIP, MICROBATCHES, SCALE = 3, 0.05, 0.5, 2, 128.0
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -99,33 +99,55 @@ def _alone(name: str, precision: str) -> Trained:
 
 def shared_out(name: str, precision: str, degrees: Degrees) -> Trained:
     """The same with ``smp``, on all ranks of a job; every rank has the whole result."""
-    kind = MODELS[name]
-    restart(**_settings(precision, degrees, by_block=kind.by_block))
-    with smp.tensor_parallelism(enabled=degrees.tensor > 1):
-        module = made(name)
-    model = smp.DistributedModel(module)
-    scale = {"static_loss_scale": SCALE} if precision == "fp16" else {}
-    optimizer = smp.DistributedOptimizer(_sgd(model.parameters()), **scale)
+    job = Job(name, precision, degrees)
+    job.train(range(1))
+    gradients = _of_optimizer(job.model, job.optimizer, "momentum_buffer")
+    job.train(range(1, STEPS))
+    return Trained(job.losses, job.norms, gradients, job.parameters())
 
-    @smp.step
-    def step_function(rows: Tensor) -> Tensor:
-        loss = kind.loss(model, rows)
-        model.backward(loss)
-        return loss
 
-    losses, norms, gradients = [], [], {}
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        mine = kind.batch(step).chunk(smp.dp_size())[smp.dp_rank()]
-        loss = step_function(mine).reduce_mean()
-        dist.all_reduce(loss, group=smp.get_dp_process_group())
-        losses.append(loss.item() / smp.dp_size())
-        norms.append(optimizer.clip_master_grads(CLIP))
-        optimizer.step()
-        if step == 0:
-            gradients = _of_optimizer(model, optimizer, "momentum_buffer")
-    weights = _of_optimizer(model, optimizer, "master_weight") if precision != "fp32" else {}
-    return Trained(losses, norms, gradients, weights or _plain_names(model.state_dict()))
+class Job:
+    """A script that trains with ``smp``.
+
+    Attributes:
+        losses, norms: of the steps so far.
+    """
+
+    def __init__(self, name: str, precision: str, degrees: Degrees) -> None:
+        self.kind, self.precision = MODELS[name], precision
+        restart(**_settings(precision, degrees, by_block=self.kind.by_block))
+        with smp.tensor_parallelism(enabled=degrees.tensor > 1):
+            module = made(name)
+        self.model = smp.DistributedModel(module)
+        scale = {"static_loss_scale": SCALE} if precision == "fp16" else {}
+        self.optimizer = smp.DistributedOptimizer(_sgd(self.model.parameters()), **scale)
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+        @smp.step
+        def step_function(rows: Tensor) -> Tensor:
+            loss = self.kind.loss(self.model, rows)
+            self.model.backward(loss)
+            return loss
+
+        self._step_function = step_function
+
+    def train(self, steps: range) -> None:
+        """Steps with these numbers."""
+        for step in steps:
+            self.optimizer.zero_grad()
+            mine = self.kind.batch(step).chunk(smp.dp_size())[smp.dp_rank()]
+            loss = self._step_function(mine).reduce_mean()
+            dist.all_reduce(loss, group=smp.get_dp_process_group())
+            self.losses.append(loss.item() / smp.dp_size())
+            self.norms.append(self.optimizer.clip_master_grads(CLIP))
+            self.optimizer.step()
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Whole, with all bits of the masters if there are some; called on all ranks."""
+        if self.precision != "fp32":
+            return _of_optimizer(self.model, self.optimizer, "master_weight")
+        return _plain_names(self.model.state_dict())
 
 
 def _settings(precision: str, degrees: Degrees, *, by_block: bool) -> dict[str, Any]:
