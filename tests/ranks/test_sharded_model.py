@@ -175,6 +175,26 @@ def keeps_its_part_alone() -> None:
     ]
 
 
+def keeps_its_bytes_alone(partitions: int) -> None:
+    """Of parameters, gradients and Adam's state of its stage within 5 % of what the degree leaves."""
+    shutdown()
+    degree = dist.get_world_size() // partitions
+    sharding = {"sharded_data_parallel_degree": degree, "partitions": partitions, "ddp": True}
+    smp.init(sharding | BY_BLOCK)
+    layers = [each for _ in range(4) for each in (nn.Linear(60, 60), nn.Tanh())]
+    model = smp.DistributedModel(nn.Sequential(*layers))
+    optimizer = smp.DistributedOptimizer(adam(model.parameters()))
+    smp.step(lambda x: model.backward(model(x).sum()))(torch.ones(4, 60))
+    optimizer.step()
+    parameters = list(model.local_parameters())
+    state = [each for entries in optimizer.state.values() for each in entries.values() if each.dim() > 0]
+    parts = [getattr(each, "_local_tensor", each) for each in [*parameters, *(p.grad for p in parameters)]]
+    whole = sum(each.ds_numel for each in parameters) * 4
+    assert whole >= 4 * 2 * 60 * 60
+    for own, kinds in ((parts, 2), (state, 2)):
+        assert sum(each.nbytes for each in own) <= 1.05 * kinds * whole / degree
+
+
 def goes_on_after_an_error() -> None:
     expected = in_one_process()["losses"]
     training = Training(**BY_BLOCK)
@@ -404,6 +424,8 @@ def test_a_split_model_shares_out_the_parameters_of_its_stages(pool: Pools) -> N
 
 def test_a_rank_keeps_its_part_of_parameters_and_state_alone(pool: Pools) -> None:
     pool(2).run(keeps_its_part_alone)
+    for ranks, partitions in ((2, 1), (4, 1), (4, 2)):
+        pool(ranks).run(keeps_its_bytes_alone, partitions)
 
 
 def test_sharded_parameters_train_on_after_a_step_that_failed(pool: Pools) -> None:

@@ -39,6 +39,10 @@ def of_175_billion() -> nn.Module:
     return gpt_175b()[0]
 
 
+def of_a_trillion() -> nn.Module:
+    return gpt_1t()[0]
+
+
 def nonsense() -> int:
     return 3
 
@@ -65,14 +69,26 @@ def test_smd_plan_counts_the_bytes_of_a_rank() -> None:
     assert "3 replicas cannot be cut into groups of 2" in refused.output
 
 
-def test_smd_plan_takes_models_of_the_meta_device_that_no_machine_could_hold() -> None:
-    made = CliRunner().invoke(plan_command, [f"{HERE}:of_175_billion", "--partitions=12", "--json"])
+@pytest.mark.parametrize(
+    ("factory", "billions", "partitions"), [("of_175_billion", 175, 12), ("of_a_trillion", 1000, 16)]
+)
+def test_smd_plan_takes_models_of_the_meta_device_that_no_machine_could_hold(
+    factory: str, billions: float, partitions: int
+) -> None:
+    made = CliRunner().invoke(plan_command, [f"{HERE}:{factory}", f"--partitions={partitions}", "--json"])
     loads = Plan.from_json(made.output).loads
+    assert len(loads) == partitions
     sharing = Sharing(tensor=8, replicas=4, sharded=2, half=True)
     elements = sum(bytes_of_rank(load, sharing).parameters for load in loads) / 2 * (8 * 2)
-    assert elements == pytest.approx(175e9, rel=0.01)
-    trillion, _ = gpt_1t()
-    assert sum(parameter.numel() for parameter in trillion.parameters()) == pytest.approx(1e12, rel=0.02)
+    assert elements == pytest.approx(billions * 1e9, rel=0.02)
+
+
+def test_smd_plan_follows_a_step_on_the_meta_device() -> None:
+    words = ["opensmd.tools.gpt_like:gpt_125m", "--partitions=4", "--replicas=2", "--sharded=2", "--json"]
+    made = CliRunner().invoke(plan_command, words)
+    ranks = json.loads(made.output)["ranks"]
+    assert sum(rank["parameters"] for rank in ranks) == pytest.approx(125e6 * 4 / 2, rel=0.02)
+    assert all(rank["activations"] > 2048 * 768 * 4 for rank in ranks), "at least a layer's input"
 
 
 def test_smd_plan_says_when_partitions_stay_empty() -> None:
