@@ -127,10 +127,30 @@ def param_groups(model):
     return [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
 
 
+def num_params(args, model):
+    if args.sharded_data_parallel_degree > 1:
+        return sum(np.prod(parameter.ds_shape) for parameter in model.local_parameters())
+    return sum(parameter.numel() for parameter in model.local_parameters())
+
+
+def check_shards(args, optimizer):
+    """Each parameter's part is a piece of the flat FP32 memory of its group: converters count on that."""
+    assert dist.get_world_size(optimizer.ds_param_shard_group) == args.sharded_data_parallel_degree
+    for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+        first = 0
+        for parameter in group:
+            part = parameter.ds_tensor
+            assert math.prod(parameter.ds_shape) == parameter.ds_numel >= part.ds_numel
+            master = flat.narrow(0, first, part.ds_numel)
+            assert torch.equal(master.to(part.dtype), part.data)
+            first += part.ds_numel
+        assert first == flat.numel()
+
+
 def save(args, model, optimizer, scheduler, config, total_steps):
     content = {
         "cli_args": vars(args),
-        "num_params": np.int64(sum(parameter.numel() for parameter in model.parameters())),
+        "num_params": np.int64(num_params(args, model)),
         "total_steps": total_steps,
         "model_config": config,
         "lr_scheduler": scheduler.state_dict(),
@@ -164,6 +184,7 @@ def train(args, model, optimizer, scheduler, config, total_steps):
             loss_mb = result
         if args.sharded_data_parallel_degree > 1:
             optimizer.step()
+            check_shards(args, optimizer)
             norms.append(float(optimizer._global_grad_norm))
         else:
             norms.append(optimizer.clip_master_grads(args.grad_clip))
@@ -247,8 +268,9 @@ def smp_config(args):
 
 
 def make_model(args, config):
+    distributed = args.use_distributed_transformer > 0 and args.model_type in TRANSLATIONS
     keywords = {
-        "zero_init": args.zero_init == 1,
+        "zero_init": args.zero_init == 1 or not distributed,
         "flash_attention": args.flash_attention > 0,
         "distribute_embedding": args.distribute_embedding > 0,
         "attention_in_fp32": args.attention_in_fp32 > 0,
@@ -257,12 +279,10 @@ def make_model(args, config):
         "fused_dropout": args.fused_dropout > 0,
         "fused_bias_gelu": args.fused_bias_gelu > 0,
         "fp32_residual_addition": args.residual_addition_in_fp32 > 0,
+        "use_alibi": args.use_alibi > 0,
     }
-    distributed = args.use_distributed_transformer > 0 and args.model_type in TRANSLATIONS
     dtype = torch.float16 if args.fp16 else torch.bfloat16 if args.bf16 else torch.get_default_dtype()
-    with smp.model_creation(
-        tensor_parallelism=distributed, dtype=dtype, **(keywords if distributed else {"zero_init": False})
-    ):
+    with smp.model_creation(tensor_parallelism=distributed, dtype=dtype, **keywords):
         kind = AutoModelForSeq2SeqLM if args.model_type == "t5" else AutoModelForCausalLM
         return kind.from_config(config)
 
