@@ -52,7 +52,7 @@ optimizer's state and masters, and went on at each of them from both: {count} re
 losses, norms and parameters were compared in the same way with the undisturbed training of one process.
 {verdict}
 """
-RESUMED = [("MLP", "fp32"), ("GPT-2", "fp16")]
+RESUMED = [("MLP", "fp32"), ("MLP", "fp16")]
 
 
 @dataclass
