@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ranks.models.case import Case
-from tests.support.equality import Pools, Setup, cases, compare
+from tests.ranks.test_schedules import ways
+from tests.support.equality import Pools, Setup, cases, compare, find
 from tests.support.ranks import RankPool
 
 STAGES = MICROBATCHES = 8
@@ -28,4 +29,13 @@ def test_a_model_on_eight_stages_trains_like_plain_pytorch(
     eight_ranks: Pools, case: Case, schedule: str, placement: str
 ) -> None:
     wrong = compare(eight_ranks, "deep", case, Setup(STAGES, MICROBATCHES, placement, schedule))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "zero_bubble", "zero_bubble H2", "v", "looped", "searched", "searched v"]
+)
+def test_every_schedule_of_eight_stages_trains_like_plain_pytorch(eight_ranks: Pools, schedule: str) -> None:
+    [setup] = ways(schedule, STAGES, MICROBATCHES, ["automatic"])
+    wrong = compare(eight_ranks, "deep", find("deep", "perceptron"), setup)
     assert not wrong, "\n".join(wrong)

@@ -299,7 +299,9 @@ def test_nothing_waits_while_torch_looks_for_anomalies(pool: Callable[[int], Ran
 # --- in steps --------------------------------------------------------------------------------------------
 
 
-def train(settings: dict[str, Any], read: bool = False) -> tuple[list[float], list[str], list[bool]]:
+def train(
+    settings: dict[str, Any], read: bool = False, forward: Forward = plainly
+) -> tuple[list[float], list[str], list[bool]]:
     """Losses, what this rank did in the last step, and whether every gradient equals plain PyTorch's."""
     restart(
         **{"partitions": 2, "microbatches": 4, "auto_partition": False, "default_partition": 0, **settings}
@@ -317,7 +319,7 @@ def train(settings: dict[str, Any], read: bool = False) -> tuple[list[float], li
 
     @smp.step
     def step(x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
+        loss = forward(model, x).square().mean()
         model.backward(loss)
         if read:
             gradient = module[1][2].weight.grad
@@ -332,7 +334,7 @@ def train(settings: dict[str, Any], read: bool = False) -> tuple[list[float], li
         optimizer.zero_grad()
         plain_optimizer.zero_grad()
         loss = step(mine).reduce_mean()
-        expected = plain(x).square().mean()
+        expected = forward(plain, x).square().mean()
         expected.backward()
         losses.append(float(loss) - float(expected) if smp.dp_size() == 1 else 0.0)
         for (_, ours), theirs in zip(module.named_parameters(), plain.parameters(), strict=True):
@@ -372,6 +374,14 @@ def test_microbatches_of_the_last_stage_leave_their_weight_gradients_for_later(
     pool: Callable[[int], RankPool], settings: dict[str, Any], expected: int
 ) -> None:
     check_training(pool(2).run(train, settings, backend="smddp"), lambda rank: expected if rank == 1 else 0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"pipeline": "zero_bubble"}, {"pipeline": "searched"}], ids=str)
+def test_over_gloo_the_last_stage_leaves_them_too(
+    pool: Callable[[int], RankPool], settings: dict[str, Any]
+) -> None:
+    """In a fixed order, as messages of Gloo come in one."""
+    check_training(pool(2).run(train, settings, backend="gloo"), lambda rank: 4 if rank == 1 else 0)
 
 
 def test_replicas_leave_weight_gradients_for_later(
