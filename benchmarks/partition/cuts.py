@@ -40,7 +40,7 @@ def best_longest(seconds: Sequence[float], cuts: Sequence[float], stages: int) -
         even=seconds,
         staged=[0.0] * len(seconds),
         weights=[1.0] * stages,
-        cuts=cuts,
+        cuts=[cuts] * (stages - 1),
         fixed=[-1] * len(seconds),
         preload=[0.0] * stages,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from opensmd.collectives.topology import own_identity
 from opensmd.environment.settings import Settings
 from opensmd.environment.variables import current_launch
 
-__all__ = ["Claim", "Locality", "known_locality", "localities", "meet"]
+__all__ = ["Claim", "Locality", "host_numbers", "known_locality", "localities", "meet"]
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,12 @@ class Locality:
     Attributes:
         rank: its number there, from 0.
         size: how many ranks there are.
+        hosts: the number of every rank's host, in the order of their first ranks; empty where nobody asked.
     """
 
     rank: int
     size: int
+    hosts: tuple[int, ...] = ()
 
 
 _met: WeakKeyDictionary[dist.ProcessGroup, Locality] = WeakKeyDictionary()
@@ -91,7 +93,7 @@ def meet() -> Locality:
         own = json.dumps(asdict(own_claim(rank, size, os.environ)))
         claims = [Claim(**json.loads(text)) for text in exchange.all_gather("locality", own)]
         exchange.close("localities")
-        _met[group] = localities(claims)[rank]
+        _met[group] = replace(localities(claims)[rank], hosts=host_numbers(claims))
     return _met[group]
 
 
@@ -118,6 +120,12 @@ def localities(claims: Sequence[Claim]) -> list[Locality]:
     for ranks in by_host.values():
         places.update(_on_one_host(ranks, claims))
     return [places[rank] for rank in range(len(claims))]
+
+
+def host_numbers(claims: Sequence[Claim]) -> tuple[int, ...]:
+    """Of every rank's host, by its claim; pure."""
+    order = list(dict.fromkeys(claim.host for claim in claims))
+    return tuple(order.index(claim.host) for claim in claims)
 
 
 def _on_one_host(ranks: Sequence[int], claims: Sequence[Claim]) -> dict[int, Locality]:

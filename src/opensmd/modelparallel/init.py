@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import warnings
 from collections.abc import Mapping
@@ -22,10 +23,13 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.elastic_setting import Elastic
 from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
 from opensmd.modelparallel.ranks.groups import Groups, default_group
+from opensmd.modelparallel.ranks.host_grid import HostGrid
 from opensmd.modelparallel.runtime import tensor_memory
 from opensmd.modelparallel.state import state
 
 __all__ = ["init", "shutdown"]
+
+logger = logging.getLogger("opensmd.modelparallel")
 
 BACKEND = "smddp"
 
@@ -62,11 +66,13 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     if owns_world:
         _join_world()
     size, rank = dist.get_world_size(), dist.get_rank()
+    locality = meet()
     layers: tuple[str, ...] = ()
     if cfg.auto is not None:
         cfg, layers = choose_settings(cfg, cfg.auto, default_group())
     grid = _grid(cfg, size)
-    locality = meet()
+    if rank == 0 and len(set(locality.hosts)) > 1:
+        logger.info("%s", HostGrid(grid, locality.hosts).in_words())
     groups = Groups(grid, rank)
     state.fill(cfg=cfg, grid=grid, groups=groups, rank=rank, locality=locality, owns_world=owns_world)
     state.checkpointed_layers = layers

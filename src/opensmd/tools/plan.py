@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from opensmd.modelparallel.planning.plan import Plan
     from opensmd.modelparallel.planning.rank_bytes import Sharing
     from opensmd.modelparallel.planning.trace import ModelTrace
+    from opensmd.modelparallel.planning.units import Links
 
 __all__ = ["plan"]
 
@@ -43,6 +45,10 @@ SHOWN = 6  # strategies
     help="Replicas that share out parameters, gradients and the optimizer's state.",
 )
 @click.option("--shard-optimizer", is_flag=True, help="All replicas share out the optimizer's state.")
+@click.option("--hosts", type=click.IntRange(1), default=1, show_default=True, help="On which the ranks are.")
+@click.option(
+    "--link", type=click.FloatRange(0, min_open=True), metavar="GBIT", help="Of a host, with --hosts."
+)
 @click.option("--precision", type=click.Choice(["fp32", "fp16", "bf16"]), default="fp32", show_default=True)
 @click.option("--auto", "ranks", type=click.IntRange(1), metavar="RANKS", help="Choose how to use this many.")
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples, with --auto.")
@@ -60,6 +66,9 @@ def plan(target: str, *, ranks: int | None, batch: int, memory: float | None, **
     The last table shows what each rank keeps with --tensor, --replicas, --sharded and --precision; the model
     is given in FP32. Resident memory is the live memory and the interpreter's, taken from this process, and a
     sixteenth of the tensors, which is kept for the next step.
+
+    With --hosts, ranks are placed in order, as many on each host, and tensors between stages of different
+    hosts go over links of --link Gbit/s (8 by default).
 
     With --auto, the factory's step is that of a whole batch of --batch samples. Partitions, replicas,
     schedule, microbatches and activation checkpoints are chosen for RANKS ranks with --memory each. The
@@ -89,6 +98,8 @@ class _Wanted:
     replicas: int
     sharded: int
     shard_optimizer: bool
+    hosts: int
+    link: float | None
     precision: str
     as_json: bool
 
@@ -98,6 +109,29 @@ class _Wanted:
         if self.memory_weight is not None:
             return self.memory_weight
         return 0.2 if self.optimize == "speed" else 0.8
+
+    @property
+    def ranks(self) -> int:
+        """Of all replicas."""
+        return self.partitions * self.tensor * self.replicas
+
+    def links(self, ranks: int, partitions: int, tensor: int = 1) -> Links:
+        """Between so many stages of so many ranks.
+
+        Raises:
+            click.BadParameter: these cannot be shared out among the hosts.
+        """
+        from opensmd.modelparallel.dry_run.timing.stage_links import stage_links
+        from opensmd.modelparallel.ranks.grid import RankGrid
+        from opensmd.modelparallel.ranks.host_grid import HostGrid
+
+        if ranks % self.hosts:
+            raise click.BadParameter(
+                f"{ranks} ranks cannot be on {self.hosts} hosts, as many on each", param_hint="--hosts"
+            )
+        hosts = tuple(rank * self.hosts // ranks for rank in range(ranks))
+        given = {} if self.link is None else {"link": self.link * 1e9 / 8}
+        return stage_links(HostGrid(RankGrid(ranks, partitions, tensor), hosts), given)
 
     def sharing(self) -> Sharing:
         """What ranks share out.
@@ -141,6 +175,7 @@ def _show_plan(model: nn.Module, trace: ModelTrace, wanted: _Wanted, sharing: Sh
         microbatches=wanted.microbatches,
         active_microbatches=wanted.active_microbatches,
         optimizer_bytes=wanted.optimizer_bytes,
+        links=wanted.links(wanted.ranks, wanted.partitions, wanted.tensor),
     )
     interpreter = interpreter_bytes(model)
     if wanted.as_json:
@@ -158,8 +193,7 @@ def _print_tables(made: Plan, wanted: _Wanted, sharing: Sharing, interpreter: in
     console.print(plan_table(made, microbatches=wanted.microbatches))
     console.print(rank_table(made, sharing, interpreter=interpreter))
     partitions, tensor, replicas = wanted.partitions, wanted.tensor, wanted.replicas
-    all_ranks = partitions * tensor * replicas
-    console.print(f"{all_ranks} ranks: {partitions} partitions x {tensor} x {replicas} replicas")
+    console.print(f"{wanted.ranks} ranks: {partitions} partitions x {tensor} x {replicas} replicas")
 
 
 def _console() -> Console:
@@ -183,7 +217,13 @@ def _show_strategies(
     from opensmd.modelparallel.report.strategies import strategies_json, strategy_table
 
     limit = math.inf if memory is None else memory * (1 << 30)
-    choices = Choices(ranks=ranks, batch=batch, memory_bytes=limit, optimizer_bytes=wanted.optimizer_bytes)
+    choices = Choices(
+        ranks=ranks,
+        batch=batch,
+        memory_bytes=limit,
+        optimizer_bytes=wanted.optimizer_bytes,
+        links=partial(wanted.links, ranks),
+    )
     found = strategies(trace, choices)[:SHOWN]
     if wanted.as_json:
         click.echo(strategies_json(found))

@@ -56,6 +56,21 @@ def test_smd_plan_shows_plan_memory_and_bubble(factory: str) -> None:
         assert word in result.output
 
 
+def test_smd_plan_counts_the_links_between_hosts() -> None:
+    words = [f"{HERE}:model_and_inputs", "--partitions", "4", "--hosts", "2", "--link", "0.001"]
+    made = CliRunner().invoke(plan_command, [*words, "--json"])
+    assert made.exit_code == 0, made.output
+    crossings = json.loads(made.output)["crossings"]
+    assert [crossing["between_hosts"] for crossing in crossings] == [False, True, False]
+    assert crossings[1]["seconds"] > crossings[1]["bytes"] * 8 / 1e6 > 100 * crossings[0]["seconds"]
+    shown = CliRunner().invoke(plan_command, words)
+    assert "between hosts, 16." in " ".join(shown.output.split())
+    chosen = CliRunner().invoke(plan_command, [f"{HERE}:model_and_step", "--auto", "4", *words[3:]])
+    assert chosen.exit_code == 0, chosen.output
+    uneven = CliRunner().invoke(plan_command, [*words[:4], "3"])
+    assert uneven.exit_code == 2 and "4 ranks cannot be on 3 hosts" in uneven.output
+
+
 def test_smd_plan_counts_the_bytes_of_a_rank() -> None:
     words = "--partitions 4 --tensor 2 --replicas 4 --sharded 2 --precision bf16 --microbatches 4"
     made = CliRunner().invoke(plan_command, [f"{HERE}:model_alone", *words.split()])

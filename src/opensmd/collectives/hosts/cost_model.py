@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "ALGORITHMS",
+    "USUAL_LINK",
     "Cluster",
     "Prediction",
     "carried",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 MIB = 1 << 20
+USUAL_LINK = 1e9  # bytes a second, where nothing is known
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
 MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 24

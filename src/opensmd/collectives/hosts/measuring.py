@@ -16,7 +16,7 @@ import torch
 
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.hosts.choices import Thresholds, in_words, thresholds
-from opensmd.collectives.hosts.cost_model import Cluster
+from opensmd.collectives.hosts.cost_model import USUAL_LINK, Cluster
 
 __all__ = ["agree_on_thresholds"]
 
@@ -67,7 +67,7 @@ def agree_on_thresholds(
 
 
 def _cluster(hosts: Sequence[Sequence[int]], known: Mapping[str, float]) -> Cluster:
-    return Cluster(len(hosts), max(map(len, hosts)), **{"link": 1e9, **known})
+    return Cluster(len(hosts), max(map(len, hosts)), **{"link": USUAL_LINK, **known})
 
 
 def _measure(gloo: Any, place: int, pair: tuple[int, int]) -> dict[str, float]:

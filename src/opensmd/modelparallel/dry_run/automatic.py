@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from opensmd.modelparallel.config import Automatic, Config
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.dry_run.factory import model_and_step
 from opensmd.modelparallel.dry_run.module_tree import describe
+from opensmd.modelparallel.dry_run.timing.stage_links import links_of_job
 from opensmd.modelparallel.planning.strategy import Choices, Strategy, layers_of, strategies
 from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.report.strategies import strategy_table
@@ -71,6 +73,7 @@ def _choices(cfg: Config, auto: Automatic, ranks: int, memory: float) -> Choices
         partitions=partitions,
         microbatches={cfg.microbatches} if "microbatches" in given else None,
         pipelines={cfg.pipeline} if "pipeline" in given else None,
+        links=partial(links_of_job, cfg),
     )
 
 

@@ -17,12 +17,14 @@ from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.dry_run.module_tree import describe
 from opensmd.modelparallel.dry_run.split_blocks import split_blocks
+from opensmd.modelparallel.dry_run.timing.stage_links import links_of_job
 from opensmd.modelparallel.manual_partition import fixed_places
 from opensmd.modelparallel.planning.cost import optimizer_state_ratio
 from opensmd.modelparallel.planning.partition import manual_partition, partition
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.schedules.tables import in_a_v, looped
 from opensmd.modelparallel.planning.trace import ModelTrace
+from opensmd.modelparallel.planning.units import Links
 from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.runtime.calls.inner_hooks import may_carry
 
@@ -37,6 +39,7 @@ class _PlanSettings(TypedDict):
     active_microbatches: int | None
     late_microbatches: int | None
     optimizer_bytes: float
+    links: Links
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,7 @@ def _settings(request: PlanRequest, late: int | None) -> _PlanSettings:
         "active_microbatches": cfg.active_microbatches,
         "late_microbatches": late,
         "optimizer_bytes": optimizer_state_ratio(request.optimizer, masters=cfg.half_dtype is not None),
+        "links": links_of_job(cfg, cfg.pipeline_parallel_degree),
     }
 
 

@@ -28,15 +28,15 @@ class Sequence1D:
     """Items in order, with shares of the objective (any unit; the solver only compares sums).
 
     ``even`` is an item's share on any stage; ``staged`` is multiplied by ``weights[stage]`` (activations:
-    early stages hold more microbatches). ``cuts[k]`` is charged to both neighbours of a cut before item ``k``
-    (``cuts[0]`` is ignored). ``fixed[k]`` is the stage an item must be on, or -1. ``preload`` is what a stage
-    carries whatever the split.
+    early stages hold more microbatches). ``cuts[s][k]`` is charged to both neighbours of a cut before item
+    ``k`` that divides stage ``s`` from the next one (``cuts[s][0]`` is ignored). ``fixed[k]`` is the stage an
+    item must be on, or -1. ``preload`` is what a stage carries whatever the split.
     """
 
     even: Sequence[float]
     staged: Sequence[float]
     weights: Sequence[float]
-    cuts: Sequence[float]
+    cuts: Sequence[Sequence[float]]
     fixed: Sequence[int]
     preload: Sequence[float]
 
@@ -73,7 +73,10 @@ def split_evenly(items: Sequence1D, *, tolerance: float = 0.02) -> Split:
         )
     )
     loads = [float(problem.loads(s, bounds[s + 1])[bounds[s]]) for s in range(stages)]
-    cuts = sum(float(problem.cuts[k]) for k in set(bounds[1:-1]) if 0 < k < len(items.even))
+    ends = {
+        bound: stage for stage, bound in enumerate(bounds[1:-1])
+    }  # where stages are empty, the last one's
+    cuts = sum(float(problem.after(stage)[bound]) for bound, stage in ends.items())
     return Split(bounds=tuple(bounds), worst=max(loads), cut_cost=cuts)
 
 
@@ -88,18 +91,24 @@ class _Problem:
         self.weights = items.weights
         self.empty = 0.0 if allow_empty else np.inf
         self.preload = items.preload
-        self.cuts = np.zeros(self.count + 1)
-        self.cuts[1 : self.count] = np.asarray(items.cuts, dtype=np.float64)[1:]
+        self._cuts = np.zeros((self.stages + 1, self.count + 1))  # before the first stage, and after each
+        for stage, cuts in enumerate(items.cuts):
+            self._cuts[stage + 1, 1 : self.count] = np.asarray(cuts, dtype=np.float64)[1:]
         fixed = np.asarray(items.fixed, dtype=np.int64)
         # how many items up to k must not be on stage s
         self.barred = [_prefix((fixed >= 0) & (fixed != stage)) for stage in range(self.stages)]
+
+    def after(self, stage: int) -> Floats:
+        """What a cut after ``stage`` costs, by the item before which it is."""
+        cuts: Floats = self._cuts[stage + 1]
+        return cuts
 
     def loads(self, stage: int, end: int) -> Floats:
         """The share of ``stage`` if it holds the items ``start`` to ``end``, for every ``start <= end``."""
         starts = slice(0, end + 1)
         load = self.even[end] - self.even[starts]
         load = load + self.weights[stage] * (self.staged[end] - self.staged[starts])
-        load = load + self.cuts[starts] + self.cuts[end]
+        load = load + self.after(stage - 1)[starts] + self.after(stage)[end]
         load[end] = self.empty  # an empty stage sends and receives nothing of its own
         barred = self.barred[stage]
         load[barred[end] - barred[starts] > 0] = np.inf
@@ -115,7 +124,7 @@ class _Problem:
             choice = np.zeros(self.count + 1, dtype=np.int64)
             ends = range(self.count + 1) if stage < self.stages - 1 else (self.count,)
             for end in ends:
-                value = combine(best[: end + 1], self.loads(stage, end), self.cuts[: end + 1])
+                value = combine(best[: end + 1], self.loads(stage, end), self.after(stage - 1)[: end + 1])
                 choice[end] = int(np.argmin(value))
                 following[end] = value[choice[end]]
             best = following

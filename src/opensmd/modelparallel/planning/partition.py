@@ -5,7 +5,7 @@
    group, whichever balances better; units placed by hand against the order stay where they were put.
 3. The sequence is cut (:mod:`.balance`) so that the worst stage's
    ``(1 - memory_weight) * time + memory_weight * memory`` is smallest, both as shares of the whole model's.
-   The time of a cut is that of the tensors and messages that cross it.
+   The time of a cut is that of the tensors and messages that cross it, in shared memory or between hosts.
 4. Every module gets the stage of its units; modules that never ran get their parent's.
 
 The rules are those of SageMaker's documentation of automated model splitting.
@@ -21,7 +21,7 @@ from opensmd.modelparallel.planning.predict import predict
 from opensmd.modelparallel.planning.schedule import in_flight, most_active
 from opensmd.modelparallel.planning.split_modules import with_opened
 from opensmd.modelparallel.planning.trace import ModelTrace
-from opensmd.modelparallel.planning.units import UnitGroups, UnitSequence, Weights
+from opensmd.modelparallel.planning.units import Link, Links, UnitGroups, UnitSequence, Weights
 
 __all__ = ["manual_partition", "partition"]
 
@@ -37,6 +37,7 @@ def partition(
     late_microbatches: int | None = None,
     optimizer_bytes: float = 2.0,
     virtual_stages: Sequence[Sequence[int]] | None = None,
+    links: Links | None = None,
 ) -> Plan:
     """Place every module of ``trace`` on one of ``stages`` pipeline stages.
 
@@ -53,6 +54,7 @@ def partition(
         virtual_stages: for each stage, which pieces of the model it has, counted in the order of execution
             (:func:`.schedules.tables.in_a_v`); by default one each, in order. With several, fixed modules are
             put where they shall be after the others have been balanced.
+        links: between the stages; by default all are on one host.
 
     Raises:
         ValueError: ``stages`` or ``memory_weight`` out of range; ``fixed`` names an unknown module or stage.
@@ -63,6 +65,7 @@ def partition(
         raise ValueError(f"memory_weight must be between 0 and 1, got {memory_weight}")
     places = _inherit(trace, fixed or {}, stages)
     active = most_active(stages, active_microbatches)
+    links = Links() if links is None else links
     pieces = 1 if virtual_stages is None else len(virtual_stages[0])
     held = in_flight(
         partitions=stages, microbatches=microbatches, active_microbatches=active, chain=pieces == 1
@@ -71,14 +74,16 @@ def partition(
     if virtual_stages is not None:
         wanted = {}
         held *= pieces
-    of_units = _balanced(trace, wanted, Weights(memory_weight, optimizer_bytes, held), stages * pieces)
-    if virtual_stages is not None:
-        stage_of = {piece: stage for stage, own in enumerate(virtual_stages) for piece in own}
-        of_units = {unit: stage_of[piece] for unit, piece in of_units.items()}
+    every = virtual_stages or [[stage] for stage in range(stages)]
+    stage_of = {piece: stage for stage, own in enumerate(every) for piece in own}
+    along = [links.between(stage_of[piece], stage_of[piece + 1]) for piece in range(stages * pieces - 1)]
+    of_pieces = _balanced(trace, wanted, Weights(memory_weight, optimizer_bytes, held), along)
+    of_units = {unit: stage_of[piece] for unit, piece in of_pieces.items()}
     return _plan(
         trace,
         stages,
         _homes(trace, of_units, places),
+        links=links,
         virtual_stages=pieces,
         microbatches=microbatches,
         active=active,
@@ -87,20 +92,22 @@ def partition(
     )
 
 
-def _balanced(trace: ModelTrace, wanted: Mapping[int, int], weights: Weights, pieces: int) -> dict[int, int]:
+def _balanced(
+    trace: ModelTrace, wanted: Mapping[int, int], weights: Weights, along: Sequence[Link]
+) -> dict[int, int]:
     """The piece of every unit, by the best of all cuts.
 
     Args:
         trace: of the model.
         wanted: the stages of units that are placed by hand.
         weights: what makes a cut good.
-        pieces: how many there are.
+        along: the link from each piece but the last one to the next.
     """
     groups = UnitGroups.of(trace, wanted)
     best: tuple[tuple[float, float], dict[int, int]] | None = None
     for leads, keep in itertools.product(groups.candidates(), (True, False) if wanted else (True,)):
         sequence = UnitSequence.of(trace, groups, leads, wanted=wanted, keep_fixed=keep)
-        split = sequence.cut(weights, pieces)
+        split = sequence.cut(weights, along)
         rank = (split.worst, split.cut_cost)
         if best is None or rank < _slightly_worse(best[0]):
             best = rank, sequence.stages_of_units(split)
@@ -118,6 +125,7 @@ def manual_partition(
     active_microbatches: int | None = None,
     late_microbatches: int | None = None,
     optimizer_bytes: float = 2.0,
+    links: Links | None = None,
 ) -> Plan:
     """Place modules as ``fixed`` says and all others on stage ``default`` (``auto_partition: False``).
 
@@ -143,6 +151,7 @@ def manual_partition(
         stages,
         homes,
         notes=tuple(notes),
+        links=Links() if links is None else links,
         microbatches=microbatches,
         active=most_active(stages, active_microbatches),
         late_microbatches=late_microbatches,
@@ -157,6 +166,7 @@ def _plan(
     *,
     notes: tuple[str, ...] = (),
     virtual_stages: int = 1,
+    links: Links,
     microbatches: int,
     active: int,
     late_microbatches: int | None,
@@ -175,6 +185,7 @@ def _plan(
     return predict(
         with_opened(plan, trace),
         trace,
+        links=links,
         microbatches=microbatches,
         active_microbatches=active,
         late_microbatches=active if late_microbatches is None else late_microbatches,

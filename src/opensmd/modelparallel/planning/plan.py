@@ -71,12 +71,19 @@ class StageLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """What goes from one stage to another in one microbatch's forward (as much comes back in backward)."""
+    """What goes from one stage to another in one microbatch's forward (as much comes back in backward).
+
+    Attributes:
+        seconds: that it takes each of them.
+        between_hosts: whether the stages are on different hosts.
+    """
 
     source: int
     target: int
     tensors: int
     bytes: int
+    seconds: float = 0.0
+    between_hosts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

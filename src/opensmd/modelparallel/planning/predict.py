@@ -11,7 +11,7 @@ from opensmd.modelparallel.planning.plan import Crossing, Plan, PlanRow, StageLo
 from opensmd.modelparallel.planning.schedule import in_flight, split_backwards
 from opensmd.modelparallel.planning.simulate import seconds_of_step
 from opensmd.modelparallel.planning.trace import ModelTrace
-from opensmd.modelparallel.planning.units import UnitGroups, weights_of
+from opensmd.modelparallel.planning.units import Links, UnitGroups, weights_of
 
 __all__ = ["bubble", "comes_back", "predict"]
 
@@ -20,6 +20,7 @@ def predict(
     plan: Plan,
     trace: ModelTrace,
     *,
+    links: Links,
     microbatches: int,
     active_microbatches: int,
     late_microbatches: int,
@@ -27,7 +28,7 @@ def predict(
 ) -> Plan:
     """``plan`` with its ``loads``, ``crossings`` and ``rows`` filled in, and a note of empty stages."""
     rows = _rows(plan, trace)
-    crossings = _crossings(plan, trace)
+    crossings = _crossings(plan, trace, links)
     chain = bool(crossings) and all(crossing.source < crossing.target for crossing in crossings)
     most_late = min(late_microbatches, active_microbatches)
     held = in_flight(
@@ -107,12 +108,19 @@ def _sent(plan: Plan, trace: ModelTrace) -> dict[tuple[int, int, int], tuple[int
     return sent
 
 
-def _crossings(plan: Plan, trace: ModelTrace) -> tuple[Crossing, ...]:
+def _crossings(plan: Plan, trace: ModelTrace, links: Links) -> tuple[Crossing, ...]:
     sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for (_, source, target), (_, size) in _sent(plan, trace).items():
         sizes[source, target].append(size)
     return tuple(
-        Crossing(source=source, target=target, tensors=len(crossing), bytes=sum(crossing))
+        Crossing(
+            source=source,
+            target=target,
+            tensors=len(crossing),
+            bytes=sum(crossing),
+            seconds=links.between(source, target).seconds(sum(crossing), len(crossing)),
+            between_hosts=links.cross(source, target),
+        )
         for (source, target), crossing in sorted(sizes.items())
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, i
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, zero_bubble_h2
 from opensmd.modelparallel.planning.trace import ModelTrace, Unit
-from opensmd.modelparallel.planning.units import BYTES_PER_SECOND, MESSAGE_SECONDS
+from opensmd.modelparallel.planning.units import ON_ONE_HOST, Links
 
 __all__ = ["Choices", "Strategy", "layers_of", "strategies"]
 
@@ -49,6 +49,7 @@ class Choices:
         memory_weight: with which plans are made.
         partitions, microbatches, pipelines, checkpointing: what is allowed; None for anything.
         active_microbatches: how many may be under way at once; None for what suits the schedule.
+        links: of so many partitions.
     """
 
     ranks: int
@@ -61,6 +62,7 @@ class Choices:
     pipelines: Collection[Pipeline] | None = None
     checkpointing: Collection[bool] | None = None
     active_microbatches: int | None = None
+    links: Callable[[int], Links] = lambda _: Links()
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.batch < 1:
@@ -278,6 +280,7 @@ class _Predictions:
                 late_microbatches=0 if self._layers else None,
                 optimizer_bytes=self._choices.optimizer_bytes,
                 virtual_stages=in_a_v(self._way.partitions) if pieces > 1 else None,
+                links=self._choices.links(self._way.partitions),
             )
         return self._plans[pieces]
 
@@ -302,9 +305,10 @@ class _Predictions:
             kept_bytes = kept[stage] * load.activation_bytes / pieces + max(again, default=0)
             size = load.training_bytes + load.new_gradient_bytes + kept_bytes
             bytes_of_ranks.append(size + (gradients if way.replicas > 1 else 0.0))  # buckets
-            reduced = 2 * (way.replicas - 1) / way.replicas * gradients / BYTES_PER_SECOND
+            here = 2 * (way.replicas - 1) / way.replicas / ON_ONE_HOST.rate
+            averaged = gradients * max(here, self._choices.links(way.partitions).averaging)
             updated = gradients * (3 + 2 * optimizer_bytes) / CPU.bytes
-            ends.append(reduced + updated)
+            ends.append(averaged + updated)
         busy = way.microbatches * sum(load.seconds for load in plan.loads) / plan.stages
         return Strategy(
             **way._asdict(),
@@ -322,9 +326,8 @@ def _times(plan: Plan, *, in_a_v: bool) -> list[ChunkTimes]:
     """What each stage of the model takes, with the messages of its partition."""
     messages = [0.0] * plan.stages
     for crossing in plan.crossings:
-        seconds = crossing.tensors * MESSAGE_SECONDS + crossing.bytes / BYTES_PER_SECOND
-        messages[crossing.source] += seconds
-        messages[crossing.target] += seconds
+        messages[crossing.source] += crossing.seconds
+        messages[crossing.target] += crossing.seconds
     times = [_of_load(load, sent) for load, sent in zip(plan.loads, messages, strict=True)]
     if not in_a_v:
         return times

@@ -16,19 +16,17 @@ from opensmd.modelparallel.planning.plan import ancestors
 from opensmd.modelparallel.planning.trace import ModelTrace
 
 __all__ = [
-    "BYTES_PER_SECOND",
-    "MESSAGE_SECONDS",
+    "ON_ONE_HOST",
     "OPERATION_SECONDS",
+    "Link",
+    "Links",
     "UnitGroups",
     "UnitSequence",
     "Weights",
     "weights_of",
 ]
 
-# What a cut costs each of its two stages: a message's fixed cost, its copy, and interception of one operation
-# outside atomic modules (two processes on one host; docs/partitioning.md says how they were measured).
-MESSAGE_SECONDS = 60e-6
-BYTES_PER_SECOND = 4e9
+# What opening a module costs the stages that share it: interception of one operation outside atomic modules.
 OPERATION_SECONDS = 10e-6
 
 # Where the estimate sees so little work that the cheapest cut would cost this share of an average stage, it
@@ -47,6 +45,51 @@ MOST_COMBINATIONS = 64
 # it in every microbatch would be dear: when it is more than this share of all parameters.
 LARGE_SHARE = 1 / 64
 FEW_USERS = 4
+
+
+@dataclass(frozen=True)
+class Link:
+    """What carries tensors from one stage to another.
+
+    Attributes:
+        message: seconds that each takes, however small.
+        rate: bytes a second.
+    """
+
+    message: float
+    rate: float
+
+    def seconds(self, size: float, tensors: int = 1) -> float:
+        """Of so many tensors of ``size`` bytes together, one way."""
+        return tensors * self.message + size / self.rate
+
+
+# Between two processes of one host: a message's fixed cost, and its copy.
+ON_ONE_HOST = Link(message=60e-6, rate=4e9)
+
+
+@dataclass(frozen=True)
+class Links:
+    """What carries tensors between stages that may be on several hosts.
+
+    Attributes:
+        between_hosts: what carries them there.
+        apart: pairs of stages on different hosts, the smaller one first.
+        averaging: seconds on a host's link for each byte of a stage's gradients that replicas average, while
+            those of the other stages do.
+    """
+
+    between_hosts: Link = ON_ONE_HOST
+    apart: frozenset[tuple[int, int]] = frozenset()
+    averaging: float = 0.0
+
+    def cross(self, one: int, other: int) -> bool:
+        """Whether these stages are on different hosts."""
+        return (min(one, other), max(one, other)) in self.apart
+
+    def between(self, one: int, other: int) -> Link:
+        """What carries tensors between these stages."""
+        return self.between_hosts if self.cross(one, other) else ON_ONE_HOST
 
 
 @dataclass(frozen=True)
@@ -160,13 +203,14 @@ class UnitSequence:
                 position[unit] = item[head]
         return cls(trace, position, len(kept), tuple(fixed), detached)
 
-    def cut(self, weights: Weights, stages: int) -> Split:
-        """The best split of this sequence."""
-        trace = self.trace
+    def cut(self, weights: Weights, links: Sequence[Link]) -> Split:
+        """The best split of this sequence; ``links`` carry what crosses from each stage to the next one."""
+        trace, stages = self.trace, len(links) + 1
         seconds = [unit.forward_seconds + unit.backward_seconds for unit in trace.units]
         training = trace.training_bytes(weights.optimizer_bytes)
         activations = [unit.activation_bytes for unit in trace.units]
-        cuts = self._weighed(self.cut_seconds(), sum(seconds), stages)
+        scale = self._weight_of_cuts(sum(seconds), stages)
+        cuts = {link: [second * scale for second in self.cut_seconds(link)] for link in set(links)}
         if not any(seconds):  # nothing ran: sizes are all that is known
             seconds = training
         needed = sum(training) + sum(activations) * sum(weights.in_flight) / stages
@@ -189,13 +233,13 @@ class UnitSequence:
                 even=even,
                 staged=staged,
                 weights=weights.in_flight,
-                cuts=[second * time_share for second in cuts],
+                cuts=[[second * time_share for second in cuts[link]] for link in links],
                 fixed=self.fixed,
                 preload=preload,
             )
         )
 
-    def cut_seconds(self) -> list[float]:
+    def cut_seconds(self, link: Link = ON_ONE_HOST) -> list[float]:
         """What a cut before each item costs each side: messages, bytes, and glue of the modules it splits."""
         cost = [0.0] * (self.count + 1)
         spans: dict[tuple[int, int], tuple[int, int, int]] = {}
@@ -206,19 +250,19 @@ class UnitSequence:
             low, high, size = spans.get((edge.tensor, start), (start, start, edge.bytes))
             spans[edge.tensor, start] = (min(low, end), max(high, end), size)
         for (_, start), (low, high, size) in spans.items():
-            seconds = 2 * (MESSAGE_SECONDS + size / BYTES_PER_SECOND)  # forward and backward
+            seconds = 2 * link.seconds(size)  # forward and backward
             cost[low + 1] += seconds if low < start else 0.0
             cost[start + 1] += (seconds if high > start else 0.0) - (seconds if low < start else 0.0)
             cost[high + 1] -= seconds if high > start else 0.0
         sums = list(itertools.accumulate(cost))
         return [total + glue for total, glue in zip(sums, self._glue_seconds(), strict=False)]
 
-    def _weighed(self, cuts: list[float], work: float, stages: int) -> list[float]:
-        """``cuts`` as they count beside ``work`` seconds: less where that is hardly anything."""
-        cheapest = min(cuts[1 : self.count], default=0.0)
+    def _weight_of_cuts(self, work: float, stages: int) -> float:
+        """How much seconds of cuts count beside ``work`` seconds: less where that is hardly anything."""
+        cheapest = min(self.cut_seconds()[1 : self.count], default=0.0)
         if cheapest <= DEAR_CUT * work / stages:
-            return cuts
-        return [second * CUT_OF_ITEM * work / self.count / cheapest for second in cuts]
+            return 1.0
+        return CUT_OF_ITEM * work / self.count / cheapest
 
     def _glue_seconds(self) -> list[float]:
         """Interception in the modules that a cut before each item opens, beyond what any cut opens."""

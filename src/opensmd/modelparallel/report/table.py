@@ -10,7 +10,7 @@ from dataclasses import asdict, astuple, fields
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from opensmd.modelparallel.planning.plan import Plan, PlanRow
+from opensmd.modelparallel.planning.plan import Crossing, Plan, PlanRow
 from opensmd.modelparallel.planning.predict import bubble
 from opensmd.modelparallel.planning.rank_bytes import RankBytes, Sharing, bytes_of_rank
 
@@ -41,7 +41,7 @@ def plan_table(plan: Plan, *, microbatches: int | None = None) -> RenderableType
     parts.extend(
         f"{crossing.source} -> {crossing.target}: {_counted(crossing.tensors, 'tensor')}, "
         f"{_bytes(crossing.bytes)} in each microbatch's forward, as much in its backward where they "
-        "need gradients"
+        f"need gradients{_over(crossing)}"
         for crossing in plan.crossings
     )
     parts.extend(f"shared: {' = '.join(shared.names)} on stage {shared.home}" for shared in plan.shared)
@@ -117,6 +117,10 @@ def _stages(plan: Plan) -> Table:
             f"{load.seconds * 1e3:.2f} ms",
         )
     return table
+
+
+def _over(crossing: Crossing) -> str:
+    return f"; between hosts, {crossing.seconds * 1e3:.1f} ms each way" if crossing.between_hosts else ""
 
 
 def _counted(number: int, what: str) -> str:

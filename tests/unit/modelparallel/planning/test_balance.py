@@ -25,7 +25,7 @@ def problems(draw: st.DrawFn, *, fixed: bool = False) -> Sequence1D:
         even=some(count),
         staged=some(count),
         weights=some(stages),
-        cuts=some(count),
+        cuts=[some(count) for _ in range(stages - 1)],
         fixed=draw(st.lists(places, min_size=count, max_size=count)),
         preload=some(stages),
     )
@@ -49,14 +49,18 @@ def keeps_places(items: Sequence1D, bounds: tuple[int, ...]) -> bool:
     )
 
 
+def cut_cost(items: Sequence1D, stage: int, place: int) -> float:
+    """Of one between this stage and the next."""
+    return items.cuts[stage][place] if 0 < place < len(items.even) else 0.0
+
+
 def loads(items: Sequence1D, bounds: tuple[int, ...]) -> list[float]:
     """What each stage carries, counted item by item."""
-    count = len(items.even)
     found = []
     for stage, (start, end) in enumerate(itertools.pairwise(bounds)):
         load = sum(items.even[start:end]) + items.weights[stage] * sum(items.staged[start:end])
         if start < end:
-            load += sum(items.cuts[place] for place in (start, end) if 0 < place < count)
+            load += cut_cost(items, stage - 1, start) + cut_cost(items, stage, end)
         found.append(load + items.preload[stage])
     return found
 
@@ -75,8 +79,7 @@ def test_of_the_good_splits_the_cheapest_and_most_even_one_is_taken(
     items: Sequence1D, tolerance: float
 ) -> None:
     def price(bounds: tuple[int, ...]) -> float:
-        places = bounds[1:-1]
-        cut = sum(items.cuts[place] for place in places if 0 < place < len(items.even))
+        cut = sum(cut_cost(items, stage, place) for stage, place in enumerate(bounds[1:-1]))
         return len(items.weights) * sum(load * load for load in loads(items, bounds)) + CUT_WEIGHT * cut
 
     split = split_evenly(items, tolerance=tolerance)

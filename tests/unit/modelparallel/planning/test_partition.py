@@ -15,6 +15,7 @@ from opensmd.modelparallel.planning.predict import bubble
 from opensmd.modelparallel.planning.schedule import in_flight
 from opensmd.modelparallel.planning.schedules.tables import in_a_v, looped
 from opensmd.modelparallel.planning.trace import Edge, Escape, ModelTrace, ModuleInfo, Unit
+from opensmd.modelparallel.planning.units import ON_ONE_HOST, Link, Links
 
 
 def chain(seconds: list[float], *, parameters: list[int] | None = None, kept: int = 0) -> ModelTrace:
@@ -194,14 +195,40 @@ def test_wrong_requests_are_refused(change: dict[str, object], message: str) -> 
         partition(chain([1.0, 1.0]), **{"stages": 2, **change})  # type: ignore[arg-type]
 
 
+def sending(seconds: list[float], sizes: list[int]) -> ModelTrace:
+    """A chain in which each module sends so many bytes to the next one."""
+    trace = chain(seconds)
+    edges = (Edge(source=i, target=i + 1, bytes=size, tensor=i) for i, size in enumerate(sizes))
+    return replace(trace, edges=tuple(edges))
+
+
 def test_the_cheaper_crossing_wins_where_balance_allows_both() -> None:
     # the middle cut is a hair better balanced but would carry a gigabyte
-    trace = chain([1.0, 1.0, 0.01, 1.0, 1.0])
-    edges = [Edge(source=i, target=i + 1, bytes=10**9 if i == 1 else 10, tensor=i) for i in range(4)]
-    trace = ModelTrace(modules=trace.modules, units=trace.units, edges=tuple(edges), uses=trace.uses)
+    trace = sending([1.0, 1.0, 0.01, 1.0, 1.0], [10, 10**9, 10, 10])
     plan = partition(trace, 2, memory_weight=0.0)
     assert plan.homes["2"] == plan.homes["1"] == 0
     assert plan.crossings[0].bytes == 10
+
+
+@pytest.mark.parametrize("narrow", [2, 4])
+def test_the_narrow_crossing_is_between_hosts_where_one_of_two_must_be(narrow: int) -> None:
+    """Of three stages two share a host, and only before one unit of six there is little to send."""
+    sizes = [10 if i + 1 == narrow else 10**8 for i in range(5)]
+    apart = frozenset({(0, 1), (0, 2)} if narrow == 2 else {(0, 2), (1, 2)})
+    slow = Link(message=1e-4, rate=1e8)
+    plan = partition(sending([1.0] * 6, sizes), 3, memory_weight=0.0, links=Links(slow, apart))
+    (between,) = (crossing for crossing in plan.crossings if crossing.between_hosts)
+    assert (between.target, between.bytes) == (narrow // 2, 10)
+    assert between.seconds == pytest.approx(slow.seconds(10))
+    (here,) = (crossing for crossing in plan.crossings if not crossing.between_hosts)
+    assert here.seconds == pytest.approx(ON_ONE_HOST.seconds(10**8))
+
+
+def test_a_slow_link_moves_the_cut_to_where_little_crosses_it() -> None:
+    trace = sending([1.0] * 8, [10 if i == 2 else 10**8 for i in range(7)])
+    slow = Links(Link(message=1e-4, rate=1e8), frozenset({(0, 1)}))
+    plans = [partition(trace, 2, memory_weight=0.0, links=links) for links in (None, slow)]
+    assert [plan.homes["3"] for plan in plans] == [0, 1]  # four units on each stage, and three and five
 
 
 def test_activations_of_several_microbatches_weigh_more_on_early_stages() -> None:

@@ -12,6 +12,7 @@ from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.planning.schedules.names import Pipeline
 from opensmd.modelparallel.planning.strategy import Choices, Strategy, layers_of, strategies
 from opensmd.modelparallel.planning.trace import ModelTrace
+from opensmd.modelparallel.planning.units import Link, Links
 
 BATCH = 8
 
@@ -48,6 +49,15 @@ def combination(strategy: Strategy) -> tuple[int, int, int, bool]:
 def free(trace: ModelTrace) -> list[Strategy]:
     """All of them."""
     return strategies(trace, allowed())
+
+
+def test_slow_links_are_spared_by_having_few_stages_or_few_replicas_on_both_sides(trace: ModelTrace) -> None:
+    slow = Link(message=1e-3, rate=1e5)
+    averages = strategies(trace, allowed(links=lambda _: Links(slow, averaging=1.0)))[0]
+    assert averages.replicas == 1
+    apart = Links(slow, frozenset({(0, 1)}))
+    stages = strategies(trace, allowed(links=lambda partitions: apart if partitions > 1 else Links()))[0]
+    assert stages.partitions == 1
 
 
 def test_every_strategy_uses_all_ranks_and_shares_out_the_batch(free: list[Strategy]) -> None:

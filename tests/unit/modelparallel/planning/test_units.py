@@ -8,9 +8,10 @@ import pytest
 
 from opensmd.modelparallel.planning.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
 from opensmd.modelparallel.planning.units import (
-    BYTES_PER_SECOND,
-    MESSAGE_SECONDS,
+    ON_ONE_HOST,
     OPERATION_SECONDS,
+    Link,
+    Links,
     UnitGroups,
     UnitSequence,
     Weights,
@@ -92,7 +93,7 @@ def test_a_unit_placed_against_the_order_leaves_the_sequence() -> None:
 
 
 def test_a_cut_costs_each_tensor_that_crosses_it_once_there_and_once_back() -> None:
-    once = 2 * (MESSAGE_SECONDS + BYTES / BYTES_PER_SECOND)
+    once = 2 * ON_ONE_HOST.seconds(BYTES)
     trace = chain([1, 1, 1])
     assert sequence(trace).cut_seconds() == pytest.approx([0, once, once])
     twice = replace(trace, edges=(*trace.edges, Edge(source=0, target=2, bytes=BYTES, tensor=0)))
@@ -121,5 +122,14 @@ def test_units_out_of_the_sequence_count_for_the_stage_that_has_them() -> None:
         chain([1, 1, 1, 1]), units=tuple(Unit(module=str(i), forward_seconds=1.0) for i in range(4))
     )
     made = sequence(trace, wanted={3: 0}, keep=False)
-    split = made.cut(Weights(memory=0.0, optimizer_bytes=2.0, in_flight=(1, 1)), 2)
+    split = made.cut(Weights(memory=0.0, optimizer_bytes=2.0, in_flight=(1, 1)), [ON_ONE_HOST])
     assert made.stages_of_units(split) == {0: 0, 1: 1, 2: 1, 3: 0}
+
+
+def test_tensors_cross_between_hosts_at_the_speed_of_the_link_there() -> None:
+    slow = Link(message=1e-3, rate=1e6)
+    trace = chain([1, 1, 1])
+    assert sequence(trace).cut_seconds(slow) == pytest.approx([0, *[2 * (1e-3 + BYTES / 1e6)] * 2])
+    links = Links(slow, frozenset({(0, 2), (1, 2)}))
+    assert [links.between(*pair) for pair in ((0, 1), (2, 1), (0, 2))] == [ON_ONE_HOST, slow, slow]
+    assert not links.cross(1, 0) and links.cross(2, 0)
