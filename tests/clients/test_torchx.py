@@ -9,27 +9,17 @@ import sys
 from pathlib import Path
 
 from tests.clients.conftest import PATIENCE
+from tests.support.launchers import SCRIPTS, assert_trained
 from tests.support.ranks import ROOT
 
 COMPONENT = ROOT / "examples" / "launchers" / "torchx_component.py"
 TORCHX = Path(sys.executable).with_name("torchx")
-SCRIPT = """
-import torch
-import torch.distributed as dist
-import smdistributed.dataparallel.torch.torch_smddp
-
-dist.init_process_group("smddp")
-total = torch.ones(1)
-dist.all_reduce(total)
-print("sum", total.item(), "of", dist.get_world_size())
-dist.destroy_process_group()
-"""
 
 
 def torchx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """TorchX with the component, called in a folder with the script."""
+    """TorchX with the component, called in a folder with the scripts."""
+    shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
     shutil.copy(COMPONENT, folder)
-    (folder / "train.py").write_text(SCRIPT)
     return subprocess.run(
         [str(TORCHX), "run", *arguments],
         cwd=folder,
@@ -41,11 +31,11 @@ def torchx(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_torchx_runs_two_ranks_through_the_component(tmp_path: Path) -> None:
-    job = [f"{COMPONENT.name}:smdrun", "--script", "train.py", "--j", "1x2"]
+def test_torchx_trains_both_scripts_on_two_ranks_through_the_component(tmp_path: Path) -> None:
+    job = [f"{COMPONENT.name}:smdrun", "--script", "both.py", "--j", "1x2"]
     done = torchx(tmp_path, "-s", "local_cwd", *job)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (done.stdout + done.stderr).count("sum 2.0 of 2") == 2
+    assert_trained(done.stdout + done.stderr, [2])
 
 
 def test_the_component_gives_each_of_several_hosts_its_number_and_the_address_of_host_0(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from benchmarks.hosts.networks import ADDRESSES
 
-from tests.scripts.test_launchers import BOTH, assert_trained
 from tests.scripts.test_several_hosts import SSH
 from tests.scripts.test_smddp_scripts import BIN, environment
+from tests.support.launchers import BOTH, assert_trained
 from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 

@@ -7,54 +7,38 @@ set, as forks of one that has imported torch.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.scripts.launchers.training import expected
+from tests.scripts.legacy import openmpi
 from tests.scripts.test_smddp_scripts import BIN, environment, job, run
 from tests.support import launchers
 from tests.support.forks import ForkedProcess, as_main
+from tests.support.launchers import BOTH, assert_trained, said
 from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, free_port
+from tests.support.slurm import SRUN, slurm
 
-SCRIPTS = Path(__file__).parent / "launchers"
-BOTH = str(SCRIPTS / "both.py")
 STARTED = {
     "smdrun": [str(BIN / "smdrun"), "-n", "2"],
     "torchrun": [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"],
-    "mpiexec": [str(BIN / "mpiexec"), "-n", "2", sys.executable],
+    "MPICH": [str(BIN / "mpiexec"), "-n", "2", sys.executable],
+    "Open MPI": [str(openmpi.MPIEXEC), "-n", "2", sys.executable],
 }
-
-
-def said(output: str, script: str) -> list[dict[str, Any]]:
-    """What each rank said of one script, by rank."""
-    found = [json.loads(text) for text in re.findall(rf"{script} (\{{.*?\}})", output)]
-    return sorted(found, key=lambda place: place["rank"])
-
-
-def assert_trained(output: str, local_sizes: Sequence[int]) -> None:
-    """All ranks came to the losses of one process and know who shares their host."""
-    size = sum(local_sizes)
-    places = [(local, count) for count in local_sizes for local in range(count)]
-    for script in ("ddp", "split"):
-        found = said(output, script)
-        assert [(place["rank"], place["size"]) for place in found] == [(rank, size) for rank in range(size)]
-        for place in found:
-            assert place["losses"] == pytest.approx(expected(), rel=1e-5), script
-    assert [(place["local_rank"], place["local_size"]) for place in said(output, "split")] == places
 
 
 @pytest.mark.parametrize("launcher", STARTED)
 def test_both_scripts_train_under_launchers_that_run_here(launcher: str, tmp_path: Path) -> None:
+    if launcher == "Open MPI" and not openmpi.LIBRARY.exists():
+        pytest.skip("Open MPI is not installed: python -m tests.scripts.legacy.openmpi")
+    env = openmpi.environment() if launcher == "Open MPI" else {}
     # smdrun's own interpreters start in other tests.
-    done = (job if launcher == "smdrun" else run)([*STARTED[launcher], BOTH], cwd=tmp_path)
+    done = (job if launcher == "smdrun" else run)([*STARTED[launcher], BOTH], cwd=tmp_path, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_trained(done.stdout, [2])
     found = said(done.stdout, "ddp")
@@ -110,6 +94,20 @@ def test_both_scripts_train_as_a_step_of_slurm(tasks: list[int], pmi2: bool, tmp
     assert_train(
         [{**task, **port} for task in launchers.srun(os.getpid(), tasks, pmi2=pmi2)], tasks, tmp_path
     )
+
+
+@pytest.mark.parametrize("tasks", [[2], [1, 1]], ids=["one node", "two nodes"])
+def test_both_scripts_train_under_srun_itself(tasks: list[int], tmp_path: Path) -> None:
+    if not SRUN.exists():
+        pytest.skip("Slurm is not here: python -m tests.support.slurm")
+    # Nodes of one machine look like one host.
+    script = f'OPENSMD_HOST_ID=$SLURMD_NODENAME exec "{sys.executable}" "{BOTH}"'
+    options = [f"--nodes={len(tasks)}", f"--ntasks-per-node={tasks[0]}"]
+    env = environment(OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1")  # the nodes' names do not resolve
+    with slurm(tmp_path, env) as cluster:
+        done = cluster.srun(options, ["sh", "-c", script], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_trained(done.stdout, tasks)
 
 
 def test_both_scripts_train_in_the_pods_of_a_pytorch_job(tmp_path: Path) -> None:

@@ -1,19 +1,58 @@
-"""What launchers that cannot run here leave in the environment of each process: all of it, and nothing else.
+"""What every launcher must lead to, and what those that cannot run here leave in a process's environment.
 
-As documented: srun's manual ("output environment variables"), Kubeflow's pages on PyTorchJob and on
-Trainer v2, SageMaker's training toolkit, Open MPI's for a job on several hosts. The name of the first host is
-this machine's own, which resolves wherever tests run.
+That is all of it, and nothing else, as documented: srun's manual ("output environment variables"), Kubeflow's
+pages on PyTorchJob and on Trainer v2, SageMaker's training toolkit, Open MPI's for a job on several hosts.
+The name of the first host is this machine's own, which resolves wherever tests run.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["Environment", "open_mpi", "pytorch_job", "sagemaker", "srun", "train_job"]
+import pytest
+
+from tests.scripts.launchers.training import expected
+from tests.support.ranks import ROOT
+
+__all__ = [
+    "BOTH",
+    "SCRIPTS",
+    "Environment",
+    "assert_trained",
+    "open_mpi",
+    "pytorch_job",
+    "sagemaker",
+    "said",
+    "srun",
+    "train_job",
+]
 
 Environment = dict[str, str]
+
+SCRIPTS = ROOT / "tests" / "scripts" / "launchers"
+BOTH = str(SCRIPTS / "both.py")
+
+
+def said(output: str, script: str) -> list[dict[str, Any]]:
+    """What each rank said of one script, by rank."""
+    found = [json.loads(text) for text in re.findall(rf"{script} (\{{.*?\}})", output)]
+    return sorted(found, key=lambda place: place["rank"])
+
+
+def assert_trained(output: str, local_sizes: Sequence[int]) -> None:
+    """All ranks came to the losses of one process and know who shares their host."""
+    size = sum(local_sizes)
+    places = [(local, count) for count in local_sizes for local in range(count)]
+    for script in ("ddp", "split"):
+        found = said(output, script)
+        assert [(place["rank"], place["size"]) for place in found] == [(rank, size) for rank in range(size)]
+        for place in found:
+            assert place["losses"] == pytest.approx(expected(), rel=1e-5), script
+    assert [(place["local_rank"], place["local_size"]) for place in said(output, "split")] == places
 
 
 def srun(job: int, tasks: Sequence[int], *, pmi2: bool = False) -> list[Environment]:
