@@ -1,6 +1,7 @@
 """Kills ranks of one job again and again, and compares its losses with those of a run that nothing disturbs.
 
     python -m tests.faults.elastic --kills 20 --seed 1
+    python -m tests.faults.elastic --kills 20 --seed 1 --hosts    # two hosts, as namespaces; needs root
 
 The job is two copies of a model in two parts; smdrun starts all ranks again after each kill, and they go on
 from the last checkpoint. Losses of steps that are repeated count too.
@@ -9,6 +10,7 @@ from the last checkpoint. Losses of steps that are repeated count too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -16,15 +18,18 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hosts.networks import ADDRESSES, two_networks
+
 from tests.faults.dying_rank import VARIABLE
+from tests.scripts.test_several_hosts import SSH
 from tests.support.jobs import start_interpreter
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT
+from tests.support.ranks import ROOT, free_port
 
 __all__ = ["SCRIPT", "SMALL", "Death", "Run", "losses", "run_dying"]
 
@@ -72,7 +77,7 @@ def run_dying(
     folder: Path,
     deaths: Sequence[Death],
     *,
-    ranks: int,
+    place: Sequence[str],
     steps: int,
     options: Sequence[str],
     env: Mapping[str, str],
@@ -80,10 +85,19 @@ def run_dying(
 ) -> Run:
     """Run the script under smdrun, a rank of which dies in each attempt but the last.
 
+    Args:
+        folder: for what it saves.
+        deaths: of its ranks.
+        place: options of smdrun that say where they run.
+        steps: of the script.
+        options: of the script, beside these.
+        env: of smdrun.
+        start: starts it.
+
     Raises:
         RuntimeError: the job did not end well.
     """
-    command = [sys.executable, "-m", "opensmd.launch.cli", "-n", str(ranks)]
+    command = [sys.executable, "-m", "opensmd.launch.cli", *place]
     command += ["--max-restarts", str(len(deaths)), str(DYING), str(SCRIPT)]
     command += ["--folder", str(folder / "saved"), "--steps", str(steps), *options]
     full = {**env, VARIABLE: json.dumps(deaths)}
@@ -107,12 +121,26 @@ def run_dying(
     return found
 
 
+@contextlib.contextmanager
+def places(ranks: int, *, hosts: bool) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Options of smdrun and variables that let so many ranks run here, or on two hosts."""
+    if not hosts:
+        yield ["-n", str(ranks)], {}
+        return
+    with two_networks() as names:
+        listed = ",".join(f"{address}:{ranks // 2}" for address in ADDRESSES)
+        namespaces = ",".join(map("=".join, zip(ADDRESSES, names, strict=True)))
+        options = ["--hosts", listed, "--ssh", SSH, "--master-port", str(free_port())]
+        yield options, {"SSH_NAMESPACES": namespaces}
+
+
 def main() -> None:
     """Run the campaign and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--hosts", action="store_true", help="half of the ranks on each of two hosts")
     args = parser.parse_args()
     chosen = random.Random(args.seed)
     deaths = [
@@ -121,14 +149,11 @@ def main() -> None:
     ]
     steps = MOST_STEPS * args.kills * 2
     runs = []
+    options = [*SMALL, "--save-every", str(SAVE_EVERY)]
     for planned in ([], deaths):
-        with tempfile.TemporaryDirectory() as folder:
-            options = [*SMALL, "--save-every", str(SAVE_EVERY)]
-            runs.append(
-                run_dying(
-                    Path(folder), planned, ranks=args.ranks, steps=steps, options=options, env=os.environ
-                )
-            )
+        with tempfile.TemporaryDirectory() as folder, places(args.ranks, hosts=args.hosts) as (place, more):
+            env = {**os.environ, **more}
+            runs.append(run_dying(Path(folder), planned, place=place, steps=steps, options=options, env=env))
     undisturbed, disturbed = dict(runs[0].losses), runs[1]
     apart = max(abs(loss - undisturbed[step]) for step, loss in disturbed.losses)
     stalls = disturbed.stalls

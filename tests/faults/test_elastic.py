@@ -19,7 +19,7 @@ def test_losses_after_a_kill_and_on_fewer_ranks_are_those_of_an_undisturbed_run(
 ) -> None:
     options = [*SMALL, "--save-every", "2"]
     env = environment(OMP_NUM_THREADS="1")
-    job = {"ranks": 2, "steps": 6, "options": options, "env": env, "start": start_job}
+    job = {"place": ["-n", "2"], "steps": 6, "options": options, "env": env, "start": start_job}
     disturbed = run_dying(tmp_path, [(1, 3, 0.0)], **job)
     assert {step for step, _ in disturbed.losses} == set(range(1, 7))
     assert len(disturbed.stalls) == 1

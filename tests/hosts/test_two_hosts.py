@@ -10,11 +10,13 @@ import re
 import time
 import zlib
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.mailbox import has_mailbox
@@ -123,9 +125,26 @@ def run_forms(hosts: str) -> None:
     assert bool((allocated == dist.get_world_size()).all())
 
 
+def is_in_shared_memory(tensor: torch.Tensor) -> bool:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, access, *_ = line.split()
+        begin, end = (int(bound, 16) for bound in bounds.split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return access.endswith("s")
+    return False
+
+
+# DDP compares a hook's annotations with its own types, which postponed annotations are not.
+def in_shared_memory_hook(state, bucket):  # type: ignore[no-untyped-def]
+    assert is_in_shared_memory(bucket.buffer()), "the gradient bucket is not in shared memory"
+    return default_hooks.allreduce_hook(state, bucket)
+
+
 def run_ddp(hosts: str) -> None:
     init_on(hosts)
     test_ddp.compare({}, {})
+    assert not is_in_shared_memory(torch.ones(100_000))
+    test_ddp.compare({}, {"hook": in_shared_memory_hook})
     test_ddp.compare({"accumulate": 2}, {"accumulate": 2, "gradient_as_bucket_view": True})
     test_ddp.run_sparse_gradients()
     # Ranks of one host still share memory in a group of their own.

@@ -196,10 +196,15 @@ def _judge_text_of_hosts(
     names = blamed_on_hosts(failure.text)
     across = {other for other in case.members if host_of(other, case.ranks) != host_of(rank, case.ranks)}
     accused = across if case.fault == "cut link" else case.accused
-    if case.fault in MISMATCHES or (case.fault == "kill" and case.victim == 0):
+    if case.fault in MISMATCHES:
+        right = bool(names & accused)
+    elif case.fault == "kill" and case.victim == 0:
+        # The store of a job without a launcher ends with rank 0, and with it all reports.
+        right = bool(names & accused)
+    elif case.fault == "stop" and case.victim == 0:
         right = bool(
-            names & accused
-        )  # the store of a job without a launcher ends with rank 0, and with it all reports
+            names
+        )  # whom this rank waits for, who may wait for rank 0: the stopped store tells no more
     else:
         right = bool(names & accused) and names - excused <= accused
     if not right:
