@@ -22,6 +22,7 @@ from benchmarks.harness.table import Grid, Ratio, markdown
 from benchmarks.hosts.__main__ import compressed_grid
 from benchmarks.hosts.__main__ import grid as hosts_grid
 from benchmarks.hosts.prediction import grid as prediction_grid
+from benchmarks.hosts.step import grid as hosts_step_grid
 from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.one_partition.__main__ import grid as one_partition_grid
 from benchmarks.pipeline.__main__ import grid as pipeline_grid
@@ -45,6 +46,7 @@ GRIDS = {
     "hosts": hosts_grid,
     "compressed": compressed_grid,
     "prediction": prediction_grid,
+    "step between hosts": hosts_step_grid,
     "memory": memory_grid,
     "resident": resident_grid,
     "saving": saving_grid,

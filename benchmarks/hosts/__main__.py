@@ -18,8 +18,10 @@ from benchmarks.hosts.ways import EXACT
 from opensmd.environment.settings import COMPRESSIONS
 
 SIZES = [4, 64 << 10, 1 << 20, 4 << 20]
+USUAL_MEGABITS = 1000.0
 LEAST = "least that must cross"
 NETWORK = "network's own time"
+BUSIEST = "smddp's bytes over the busiest link"
 
 
 def main() -> None:
@@ -30,7 +32,8 @@ def main() -> None:
     parser.add_argument("--operations", nargs="+", default=[each.name for each in OPERATIONS])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
-    parser.add_argument("--megabits", type=float, default=1000.0, help="of a cable, a second and way")
+    parser.add_argument("--megabits", type=float, default=USUAL_MEGABITS, help="of a cable, a second and way")
+    parser.add_argument("--delay", type=float, default=0.0, help="milliseconds from one host to another")
     parser.add_argument("--compressed", action="store_true", help="all_reduce in fewer bytes, too")
     options = parser.parse_args()
     if options.compressed:
@@ -39,6 +42,8 @@ def main() -> None:
     layout = "+".join(map(str, options.hosts))
     results.layout += f", {layout} on {len(options.hosts)} hosts, {options.dtype}"
     results.notes["network"] = f"{options.megabits:g} Mbit/s each way"
+    if options.delay:
+        results.notes["network"] += f", {options.delay:g} ms from host to host"
     add_network(results, options.hosts, options.megabits)
     if options.compressed:
         results.claim = "compressed"
@@ -46,7 +51,13 @@ def main() -> None:
         results.save(options.out / f"compressed-{layout.replace('+', '-')}-{options.megabits:g}.json")
         return
     grid(results).print()
-    results.save(options.out / f"hosts-{layout.replace('+', '-')}-{options.dtype}.json")
+    results.save(options.out / f"hosts-{layout.replace('+', '-')}-{options.dtype}{_conditions(options)}.json")
+
+
+def _conditions(options: argparse.Namespace) -> str:
+    """In a file's name, those that are not the usual ones."""
+    speed = "" if options.megabits == USUAL_MEGABITS else f"-{options.megabits:g}"
+    return speed + (f"-{options.delay:g}ms" if options.delay else "")
 
 
 def measure(options: argparse.Namespace, megabits: float | None, ways: Sequence[str]) -> Results:
@@ -54,7 +65,7 @@ def measure(options: argparse.Namespace, megabits: float | None, ways: Sequence[
     args = [*rank_arguments(options), "--sizes", *map(str, options.sizes)]
     args += ["--operations", *options.operations, "--dtype", options.dtype, "--ways", *ways]
     try:
-        with networks(len(options.hosts), megabits) as names:
+        with networks(len(options.hosts), megabits, options.delay * 1e-3) as names:
             places = [
                 place(name) for name, ranks in zip(names, options.hosts, strict=True) for _ in range(ranks)
             ]
@@ -79,27 +90,30 @@ def add_network(results: Results, hosts: list[int], megabits: float) -> None:
 
 
 def grid(results: Results) -> Grid:
-    """A line an operation and size: times, what crossed the busiest link, and both ratios."""
+    """A line an operation and size: times, what crossed the busiest link, and both ratios.
+
+    Without Gloo's, where it took no part.
+    """
     lines = []
+    beside_gloo = any(each.candidate == "gloo" for each in results.rows)
     for case, nbytes in results.cases():
         found = {
             each.candidate: each.p50 for each in results.rows if (each.case, each.bytes) == (case, nbytes)
         }
-        lines.append(
-            [
-                case,
-                human_bytes(nbytes),
-                human_time(found["smddp"]),
-                human_time(found["gloo"]),
-                human_bytes(int(found[f"smddp: {CROSSED}"])),
+        crossed = human_bytes(int(found[f"smddp: {CROSSED}"]))
+        limit = f"{found[NETWORK] / found['smddp']:.0%}"
+        least, ours = human_bytes(int(found[LEAST])), human_time(found["smddp"])
+        line = [case, human_bytes(nbytes), ours, crossed, least, limit]
+        if beside_gloo:
+            gloos, ratio = (
                 human_bytes(int(found[f"gloo: {CROSSED}"])),
-                human_bytes(int(found[LEAST])),
                 f"{found['gloo'] / found['smddp']:.2f}x",
-                f"{found[NETWORK] / found['smddp']:.0%}",
-            ]
-        )
-    crossing = ["smddp's bytes over the busiest link", "gloo's", "least that must cross"]
-    headings = ["operation", "size", "smddp", "gloo", *crossing, "gloo / smddp", "of the network's limit"]
+            )
+            line = [*line[:3], human_time(found["gloo"]), crossed, gloos, least, ratio, limit]
+        lines.append(line)
+    headings = ["operation", "size", "smddp", BUSIEST, LEAST, "of the network's limit"]
+    if beside_gloo:
+        headings = [*headings[:3], "gloo", BUSIEST, "gloo's", LEAST, "gloo / smddp", headings[-1]]
     return Grid(f"{results.claim}, {results.layout}", headings, lines, left=2)
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+
+from benchmarks.harness.mpi import ROOT
+from benchmarks.hosts.delays import READY
 
 __all__ = ["ADDRESSES", "CABLE", "networks", "two_networks"]
 
@@ -25,14 +29,16 @@ def two_networks(megabits: float | None = None) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def networks(count: int, megabits: float | None = None) -> Iterator[tuple[str, ...]]:
+def networks(count: int, megabits: float | None = None, delay: float = 0.0) -> Iterator[tuple[str, ...]]:
     """Make namespaces; commands run in one with ``ip netns exec NAME``.
 
-    Two are joined by a cable. More have a cable each to a switch, a namespace of its own.
+    Two are joined by a cable. More, and those with a delay, have a cable each to a switch, which is one
+    namespace more.
 
     Args:
         count: how many.
         megabits: what a cable carries a second, each way; None: as much as the machine can.
+        delay: seconds that everything is on its way from one to another.
 
     Yields:
         Their names; they have the addresses from 10.77.0.1 on in this order.
@@ -43,9 +49,10 @@ def networks(count: int, megabits: float | None = None) -> Iterator[tuple[str, .
     hosts = [f"opensmd-{os.getpid()}-{chr(ord('a') + index)}" for index in range(count)]
     made: list[str] = []
     owner = os.getpid()
+    direct = count == 2 and not delay
     try:
         try:
-            ends = _two_ends(hosts, made) if count == 2 else _ends_at_a_switch(hosts, made)
+            ends = _two_ends(hosts, made) if direct else _ends_at_a_switch(hosts, made, bridged=not delay)
         except (OSError, subprocess.CalledProcessError) as error:
             raise PermissionError(f"this user may not make network namespaces: {error}") from error
         for index, name in enumerate(hosts):
@@ -57,7 +64,8 @@ def networks(count: int, megabits: float | None = None) -> Iterator[tuple[str, .
                 burst = max(LEAST_AT_ONCE, int(megabits * 125e3 * SECONDS_AT_ONCE))
                 limit = ("rate", f"{megabits}mbit", "burst", str(burst), "latency", f"{QUEUE_MS}ms")
                 _run("tc", "-n", name, "qdisc", "add", "dev", end, "root", "tbf", *limit)
-        yield tuple(hosts)
+        with _delaying(made[0], [end for name, end in ends if name == made[0]], delay):
+            yield tuple(hosts)
     finally:
         for name in made if os.getpid() == owner else []:  # a forked process leaves them alone
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
@@ -77,19 +85,37 @@ def _two_ends(hosts: list[str], made: list[str]) -> list[tuple[str, str]]:
     return [(name, CABLE) for name in hosts]
 
 
-def _ends_at_a_switch(hosts: list[str], made: list[str]) -> list[tuple[str, str]]:
-    """Both ends of each host's cable."""
+def _ends_at_a_switch(hosts: list[str], made: list[str], *, bridged: bool) -> list[tuple[str, str]]:
+    """Both ends of each host's cable, those at the switch joined by the kernel or not at all."""
     switch = f"opensmd-{os.getpid()}-switch"
     _add([switch, *hosts], made)
-    _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
-    _run("ip", "-n", switch, "link", "set", "bridge", "up")
+    if bridged:
+        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "bridge", "up")
     ends = []
     for index, name in enumerate(hosts):
         port = f"port{index}"
         _run("ip", "-n", name, "link", "add", CABLE, "type", "veth", "peer", "name", port, "netns", switch)
-        _run("ip", "-n", switch, "link", "set", port, "master", "bridge")
+        if bridged:
+            _run("ip", "-n", switch, "link", "set", port, "master", "bridge")
         ends += [(name, CABLE), (switch, port)]
     return ends
+
+
+@contextmanager
+def _delaying(network: str, ports: list[str], delay: float) -> Iterator[None]:
+    """Let these ports be joined by a switch that delays, if there is a delay."""
+    with ExitStack() as stack:
+        if delay:
+            command = ["ip", "netns", "exec", network, "setpriv", "--pdeathsig", "KILL", sys.executable]
+            command += ["-m", "benchmarks.hosts.delays", str(delay), *ports]
+            switch = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(switch)
+            stack.callback(switch.kill)
+            assert switch.stdout is not None
+            if switch.stdout.readline().strip() != READY:
+                raise RuntimeError("the switch that delays did not start; errors are above")
+        yield
 
 
 def _run(*command: str) -> None:

@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--megabits", type=float, nargs="+", default=[1000.0, 10000.0])
     options = parser.parse_args()
-    options.operations, options.dtype = [EXACT.name], "float32"
+    options.operations, options.dtype, options.delay = [EXACT.name], "float32", 0.0
     cores = fitted(unlimited(options), Cluster(len(options.hosts), options.hosts[0], link=1e12, delay=0.0))
     results: Results | None = None
     for megabits in options.megabits:

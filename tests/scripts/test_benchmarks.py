@@ -62,7 +62,8 @@ def run_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         monkeypatch.setattr(launch, "_start", fork)
         monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}", *QUICK, str(tmp_path), *args])
         try:
-            importlib.import_module(f"benchmarks.{name}.__main__").main()
+            package = (ROOT / "benchmarks" / name).is_dir()
+            importlib.import_module(f"benchmarks.{name}{'.__main__' * package}").main()
         except RuntimeError as error:
             pytest.fail("\n".join([str(error), *(path.read_text() for path in said)]))
 
@@ -123,6 +124,21 @@ def test_collectives_between_hosts_are_measured_beside_the_networks_own_time(
     assert results.p50("all_reduce", 100_000, "network's own time") == 800  # so many bytes leave each host
     crossed = results.p50("all_reduce", 100_000, "smddp: bytes over the busiest link")
     assert crossed is not None and 100_000 <= crossed < 150_000  # the second: with all that the others need
+
+
+def test_steps_between_hosts_are_measured_beside_computing_and_the_cable(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    try:
+        with two_networks():
+            pass
+    except PermissionError as error:
+        pytest.skip(str(error))
+    run_benchmark("hosts.step", "--mebibytes", "1", "--layers", "2", "--shares", "1")
+    results = Results.load(tmp_path / "hosts-step-1-1.json")
+    assert results.cases() == [("8 ms of computing", 1 << 20)]
+    assert set(results.candidates()) == {"computing alone", "the cable", "smddp", "gloo"}
+    assert results.p50(*results.cases()[0], "the cable") == pytest.approx((8 << 20) / 1000)
 
 
 def test_ddp_measures_a_small_model(run_benchmark: Callable[..., None], tmp_path: Path) -> None:
