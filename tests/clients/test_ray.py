@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def split_losses() -> list[float]:
     """Of the conformance test's model in two parts, one on each node."""
     import smdistributed.modelparallel.torch as smp
 
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):  # by addresses, of which these nodes have one together
+        os.environ.pop(name)
     smp.init({"partitions": WORKERS, "microbatches": 2})
     model = smp.DistributedModel(launched.net())
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
