@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -20,6 +21,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # after five seconds, unless told otherwise.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
 _ENVIRONMENT = dict(os.environ)
+with contextlib.suppress(ModuleNotFoundError):  # where only the newest torch is tried
+    import hypothesis
+
+    # An example takes as long as the machine has other work.
+    hypothesis.settings.register_profile(
+        "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("busy")
 # Nothing that collecting tests makes is garbage: looking for it takes a quarter of the time.
 gc.disable()
 

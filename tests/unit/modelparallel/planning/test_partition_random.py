@@ -68,7 +68,7 @@ def check_plan(plan: Plan, model: nn.Module) -> None:
     assert sum(row.parameters for row in plan.rows) == sum(p.numel() for p in model.parameters())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.0, 0.5, 1.0]))
 def test_plans_of_random_models_place_everything_once(seed: int, stages: int, weight: float) -> None:
     draw = random.Random(seed)
@@ -83,7 +83,7 @@ def test_plans_of_random_models_place_everything_once(seed: int, stages: int, we
     assert predicted == pytest.approx(total)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.integers(2, 4))
 def test_random_fixed_places_are_kept(seed: int, stages: int) -> None:
     draw = random.Random(seed)

@@ -115,7 +115,7 @@ PART = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0])
     more=st.integers(0, 4),
     parts=st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0]), PART, PART), min_size=8, max_size=8),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_published_table_within_the_same_memory_is_shorter(
     ranks: int,
     lie: Callable[[int], tuple[tuple[int, ...], ...]],
