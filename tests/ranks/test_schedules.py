@@ -163,9 +163,5 @@ def check_memory(pool: Pools, schedule: str, ranks: int) -> None:
     bounds = BOUNDS[schedule](ranks, microbatches)
     if schedule in ("v", "searched v"):
         bounds[-1] *= 2  # two layers, which microbatches pass at once
-    if (
-        schedule == "looped"
-    ):  # the earliest microbatch goes on without regard to memory, so that all come to an end
-        bounds = [max(bounds)] * ranks
     assert all(most <= bound for most, bound in zip(found, bounds, strict=True)), (found, bounds)
     assert found[0] >= ranks, "a pipeline that is not filled keeps little"

@@ -177,8 +177,8 @@ class TableOrder:
 
     A forward begins within bounds of memory only: in its place in the row or, ``early``, as soon as fewer
     microbatches are kept than may be. What has begun is never held up by what has not, and the microbatch
-    that is furthest behind never by bounds: so a rank waits only for messages, and programs that the row does
-    not foresee go on, too.
+    that is furthest behind never by bounds, unless weight gradients that are left give memory back: so a rank
+    waits only for messages, and programs that the row does not foresee go on, too.
 
     Args:
         row: the actions of this rank.
@@ -273,7 +273,9 @@ class TableOrder:
                 idle = not under_way and not weights
                 if idle or (under_way < self._most_under_way and self._has_room(place, kept, standing)):
                     return self._choices[microbatch]
-            elif state is _AT_FORWARD and microbatch != first and not self._has_room(place, kept, standing):
+            elif state is _AT_FORWARD and self._is_held_up(
+                place, kept, standing, furthest_behind=microbatch == first
+            ):
                 continue
             elif can_go_on(microbatch):
                 return self._choices[microbatch]
@@ -329,6 +331,12 @@ class TableOrder:
     def _has_room(self, place: int, kept: int, standing: Standing) -> bool:
         """Whether a forward may begin."""
         return kept < self.most_kept and (self._early or place == self._next_place(standing))
+
+    def _is_held_up(self, place: int, kept: int, standing: Standing, *, furthest_behind: bool) -> bool:
+        """Whether a further part of a forward must wait; the one furthest behind only for memory."""
+        if furthest_behind:
+            return bool(standing.weights) and kept >= self.most_kept
+        return not self._has_room(place, kept, standing)
 
     def _next_place(self, standing: Standing) -> int:
         """Where in the row the first action is that has not been done."""

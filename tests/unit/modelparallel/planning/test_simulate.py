@@ -9,9 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from opensmd.modelparallel.planning.plan import StageLoad
+from opensmd.modelparallel.planning.plan import Crossing, StageLoad
 from opensmd.modelparallel.planning.schedule import TableOrder
-from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
+from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
+    interleaved,
+    one_forward_one_backward,
+)
 from opensmd.modelparallel.planning.schedules.playing import play
 from opensmd.modelparallel.planning.schedules.searched import searched
 from opensmd.modelparallel.planning.schedules.tables import Action, ChunkTimes, Table, fused, looped
@@ -136,3 +139,39 @@ def test_a_searched_order_is_followed_and_beats_that_of_even_stages() -> None:
 
     promised = play(searched(looped(3), times, 6, most_kept=3), times).seconds
     assert step("searched") <= promised < step("zero_bubble")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_pieces_in_a_loop_keep_no_more_than_their_table_whatever_is_late(ranks: int) -> None:
+    """Weight gradients that fill waits give memory back before any forward needs it."""
+    microbatches = 3 * ranks
+    table = interleaved(ranks, microbatches, chunks=2)
+    for seed in range(40):
+        draw = random.Random(seed)
+        late = {
+            (rank, action): draw.expovariate(1 / 3)
+            for rank, row in enumerate(table.rows)
+            for action in row
+            if draw.random() < 0.3
+        }
+        parts = in_a_loop(table, microbatches, late)
+        kept = [most_kept([part for part in parts if part.stage % ranks == rank]) for rank in range(ranks)]
+        assert all(most <= bound for most, bound in zip(kept, play(table, UNITS).kept, strict=True)), seed  # type: ignore[arg-type]
+
+
+def in_a_loop(table: Table, microbatches: int, delays: Mapping[tuple[int, Action], float]) -> list[Part]:
+    """A step of ranks with two stages each, whose weight gradients have no place in the table."""
+    ranks = len(table.rows)
+    back = Crossing(source=ranks - 1, target=0, tensors=1, bytes=4)
+    played = []
+    for schedule, stages in zip(rank_schedules(ranks, virtual_stages=2), table.stages, strict=True):
+        plan = replace(schedule.plan, crossings=(*schedule.plan.crossings, back))
+        policy = replace(schedule, plan=plan).policy(microbatches, reduces=False)
+        played.append(RankPlayed(policy, stages, [ChunkTimes(1, 1, 1)] * len(stages)))
+    return play_policies(played, microbatches, delays=delays, sending=0.1)
+
+
+def most_kept(parts: list[Part]) -> int:
+    """How many activations a rank keeps at once: from a forward to its weight gradients."""
+    change = {"F": 1, "B": 0, "W": -1}
+    return max(itertools.accumulate(change[part.kind] for part in parts))
