@@ -65,6 +65,7 @@ KINDS: dict[str, Kind] = {
     "model alone, full": Kind(partial=False, has_optimizer=False),
     **_of_layout("split", 2),
     **_of_layout("sharded", 2),
+    **_of_layout("shared state", 2),
     **_of_layout("tensor-parallel", 4),
     "tensor-parallel, smp.save": Kind(layout="tensor-parallel", ranks=4, has_folder=False),
 }
@@ -126,28 +127,44 @@ class Minus(nn.Module):
         return -(self.large.sum() + self.odd.sum()) * x.mean()
 
 
-def sharded_trainee() -> Trainee:
-    """One whose parameters two ranks share out: after generation g its momentum is -g."""
-    restart(ddp=True, sharded_data_parallel_degree=2, sdp_gradient_clipping=0.0)
+@smp.step
+def _minus_step(model: Any, x: Tensor) -> None:
+    model.backward(model(x))
+
+
+def _replicas(**settings: Any) -> Trainee:
+    """Two replicas: after generation g the momentum is -g."""
+    restart(ddp=True, **settings)
     model = smp.DistributedModel(Minus())
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0, momentum=1.0))
+    return model, optimizer
+
+
+def sharded_trainee() -> Trainee:
+    """Two ranks that share out parameters and what belongs to them."""
+    return _replicas(sharded_data_parallel_degree=2, sdp_gradient_clipping=0.0)
+
+
+def shared_state_trainee() -> Trainee:
+    """Two ranks that share out the optimizer's state alone, of a model whose first step has cut it."""
+    model, optimizer = _replicas(shard_optimizer_state=True)
+    _minus_step(model, torch.ones(2))
     return model, optimizer
 
 
 LAYOUTS: dict[str, Callable[[], Trainee]] = {
     "split": split_trainee,
     "sharded": sharded_trainee,
+    "shared state": shared_state_trainee,
     "tensor-parallel": tensor_parallel_trainee,
 }
 
 
-@smp.step
-def _minus_step(model: Any, x: Tensor) -> None:
-    model.backward(model(x))
+OF_REPLICAS = ("sharded", "shared state")
 
 
 def _next_generation(kind: Kind, model: ModelState, optimizer: Any) -> None:
-    if kind.layout == "sharded":
+    if kind.layout in OF_REPLICAS:
         optimizer.zero_grad()
         _minus_step(model, torch.ones(2))
     optimizer.step()
@@ -155,7 +172,7 @@ def _next_generation(kind: Kind, model: ModelState, optimizer: Any) -> None:
 
 def _values_of(kind: Kind, generation: int) -> set[float]:
     """What the elements are that one rank has."""
-    if kind.layout != "sharded":
+    if kind.layout not in OF_REPLICAS:
         return {generation}
     weight = generation * (generation + 1) / 2
     return {weight, -generation} if kind.has_optimizer else {weight}
