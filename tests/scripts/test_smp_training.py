@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from transformers import BertForPreTraining, GPT2LMHeadModel
 
 from opensmd.optim import FusedLAMB
-from tests.scripts.smp import bert, gpt2
+from tests.scripts.smp import bert, gpt2, own_masters
 from tests.support.forked_jobs import run_job
 from tests.support.jobs import both
 from tests.support.ranks import ROOT, RankFailed, RankPool
@@ -111,6 +111,57 @@ def test_the_gpt2_like_script_learns_with_replicas_checkpointing_and_places_by_h
     wanted, evaluated, _ = plain_gpt2(6, replicas=2)
     assert losses(printed) == pytest.approx(wanted, rel=2e-5)
     assert evaluation(printed) == pytest.approx(evaluated, rel=2e-5)
+
+
+# --- GPT-2 of 16 bits whose FP32 copies are the script's ------------------------------------------------
+
+
+def plain_own_masters(steps: int) -> tuple[dict[int, float], dict[int, float], dict[str, torch.Tensor]]:
+    """Losses and norms by step, and the masters, of plain PyTorch: a model of FP16, and FP32 copies."""
+    torch.manual_seed(7)
+    model = GPT2LMHeadModel(own_masters.configuration()).half()
+    pairs = dict(model.named_parameters())
+    masters = {name: torch.nn.Parameter(each.detach().float()) for name, each in pairs.items()}
+    optimizer = torch.optim.AdamW(masters.values(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
+    found, norms = {}, {}
+    for step in range(steps):
+        found[step + 1] = 0.0
+        for ids in own_masters.batch(step).chunk(2):
+            loss = model(input_ids=ids, labels=ids).loss.float()
+            (loss * (2.0**10 / 2)).backward()
+            found[step + 1] += loss.item() / 2
+        for name, parameter in pairs.items():
+            masters[name].grad, parameter.grad = parameter.grad.float() / 2.0**10, None
+        norms[step + 1] = float(torch.nn.utils.clip_grad_norm_(masters.values(), 1.0))
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            for name, parameter in pairs.items():
+                parameter.copy_(masters[name])
+    return found, norms, {name: each.detach() for name, each in masters.items()}
+
+
+def test_a_script_with_its_own_masters_learns_like_plain_pytorch_and_resumes(
+    pool: Pools, tmp_path: Path
+) -> None:
+    script = SCRIPTS / "own_masters.py"
+    folder = ["--checkpoint_dir", tmp_path]
+    wanted, norms, masters = plain_own_masters(6)
+    for degrees in (["--delayed_param", 1], ["--pipeline_parallel_degree", 2]):
+        full = tmp_path / "full.pt"
+        printed = run_script(pool(4), script, *folder, *degrees, "--save_at", 3, "--full", full)
+        assert losses(printed) == pytest.approx(wanted, rel=5e-3)
+        assert losses(printed)[6] < losses(printed)[1]
+        first = re.search(r"step 1 loss [\d.]+ norm ([\d.]+)", printed)
+        assert first is not None and float(first[1]) == pytest.approx(norms[1], rel=5e-3)
+        saved = torch.load(full)
+        for name, value in masters.items():
+            assert saved[name].dtype is torch.float32 and saved[name].shape == value.shape
+            far = float((saved[name] - value).norm() / value.norm())
+            assert far < 0.1 or name.endswith("c_attn.bias"), (name, far)
+        resumed = run_script(pool(4), script, *folder, *degrees, "--load_from", 3)
+        assert losses(resumed) == {step: losses(printed)[step] for step in (4, 5, 6)}
 
 
 # --- BERT ----------------------------------------------------------------------------------------------
