@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opensmd.environment.boot import boot_id
-from opensmd.timeline.frames import CUT, Part, Stretch, begin_frame, expected_frame, step_frame
+from opensmd.timeline.frames import BEGINNING, CUT, Part, Stretch, begin_frame, expected_frame, step_frame
+from opensmd.timeline.own_files import require_own
 
 __all__ = ["VARIABLE", "Frame", "Recorder", "recorder"]
 
@@ -48,6 +49,7 @@ def recorder(rank: int) -> Recorder | None:
 
     Raises:
         OSError: the folder cannot be written to.
+        ValueError: something else has written the file that would be this rank's.
     """
     folder = os.environ.get(VARIABLE)
     if folder and not _of_process:
@@ -65,11 +67,17 @@ class Recorder:
     Attributes:
         paused: for as long as this is set, nobody is asked for anything.
         alarm: a descriptor; a byte in it lets the recorder look at once.
+
+    Raises:
+        OSError, ValueError: as from :func:`recorder`.
     """
 
     def __init__(self, folder: Path, *, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"rank-{rank}.events").open("wb")
+        path = folder / f"rank-{rank}.events"
+        if path.exists():
+            require_own(path, BEGINNING)
+        self._file = path.open("wb")
         offset = time.time_ns() - time.perf_counter_ns()  # the clock is the machine's
         self._file.write(begin_frame(rank, boot_id(), offset))
         self._pid = os.getpid()

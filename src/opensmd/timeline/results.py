@@ -12,11 +12,11 @@ from pathlib import Path
 from opensmd.timeline import page, trace
 from opensmd.timeline.files import read_timeline
 from opensmd.timeline.frames import BEGINNING
+from opensmd.timeline.own_files import require_own
 
 __all__ = ["begin_timeline", "write_results"]
 
 TRACE, PAGE, RANKS = "trace.json", "timeline.html", "rank-*.events"
-_TOP = 256  # bytes in which a file shows what has written it
 _MARKS = {TRACE: json.dumps(trace.WRITER)[:-1].encode(), PAGE: page.WRITER.encode()}
 
 
@@ -52,12 +52,5 @@ def write_results(folder: Path) -> tuple[Path, Path]:
 
 
 def _require_ours(paths: list[Path]) -> None:
-    """Empty files are taken for those of a job that was killed."""
     for path in paths:
-        with path.open("rb") as file:
-            top = file.read(_TOP)
-        if top and _MARKS.get(path.name, BEGINNING) not in top:
-            raise ValueError(
-                f"{path} was written by something else, and a timeline would take its place: move it, or "
-                "name another folder for the timeline"
-            )
+        require_own(path, _MARKS.get(path.name, BEGINNING))

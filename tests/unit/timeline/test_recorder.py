@@ -32,6 +32,20 @@ def test_a_process_has_one_recorder_whatever_rank_it_takes_later(
     assert [path.name for path in (tmp_path / "when").iterdir()] == ["rank-1.events"]
 
 
+def test_a_file_of_something_else_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_of_process", [])
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    theirs = tmp_path / "rank-0.events"
+    theirs.write_text('{"events": []}')
+    with pytest.raises(ValueError, match=r"rank-0\.events was written by something else"):
+        recorder(0)
+    assert theirs.read_text() == '{"events": []}'
+    Recorder(tmp_path, rank=1).close()
+    Recorder(tmp_path, rank=1).close()  # of an earlier job
+
+
 def steps(count: int) -> list[Stretch]:
     return [(index, "forward", 10 * index, 10 * index + 5) for index in range(count)]
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from io import FileIO
+from itertools import count
 from pathlib import Path
 
 __all__ = ["LogFiles"]
 
 
 class LogFiles:
-    """``rank-N.log`` in a folder, from the job's beginning; nothing without a folder."""
+    """``rank-N.log`` in a folder, from the job's beginning; nothing without a folder.
+
+    A file of that name that is there already, of an earlier job or of somebody else, gets a number behind it.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -25,7 +29,7 @@ class LogFiles:
             return
         try:
             if rank not in self._files:
-                self._files[rank] = (self._folder / f"rank-{rank}.log").open("wb", buffering=0)
+                self._files[rank] = _new(self._folder / f"rank-{rank}.log")
             self._files[rank].write(data)
         except OSError:
             self.close()
@@ -37,3 +41,9 @@ class LogFiles:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def _new(path: Path) -> FileIO:
+    if path.exists():
+        path.rename(next(name for number in count(1) if not (name := Path(f"{path}.{number}")).exists()))
+    return path.open("xb", buffering=0)
