@@ -23,7 +23,7 @@ __all__ = ["Rank", "join", "leave"]
 
 @dataclass(frozen=True)
 class Rank:
-    """This rank, pinned to its core, with one process group a backend over the same ranks."""
+    """This rank, mostly pinned to its core, with one process group a backend over the same ranks."""
 
     rank: int
     size: int
@@ -42,11 +42,18 @@ class Rank:
         return f"{self.size} ranks on {cores} core{'s' if cores > 1 else ''}"
 
 
-def join(backends: Sequence[str], *, patience: float) -> Rank:
-    """Become a rank of the benchmark that :func:`benchmarks.harness.launch.run` started."""
+def join(backends: Sequence[str], *, patience: float, pinned: bool = True) -> Rank:
+    """Become a rank of the benchmark that :func:`benchmarks.harness.launch.run` started.
+
+    Args:
+        backends: of the groups to make.
+        patience: seconds to wait for cores that are near each other and free.
+        pinned: to a core; otherwise the kernel chooses, as for threads that wait for networks it must.
+    """
     rank, size = _identity()
     available = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {available[rank % len(available)]})
+    if pinned:
+        os.sched_setaffinity(0, {available[rank % len(available)]})
     torch.set_num_threads(1)
     name = os.environ.get("BENCH_MPI", "")
     library = mpi.load(Path(os.environ["MPI4PY_LIBMPI"])) if name else None

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--ways", nargs="*", default=[])
     options = parser.parse_args()
-    me = join(options.backends, patience=options.patience)
+    me = join(options.backends, patience=options.patience, pinned=False)
     results = Results("hosts", me.layout)
     for operation in (each for each in OPERATIONS if each.name in options.operations):
         for nbytes in options.sizes:

@@ -1,7 +1,8 @@
 """``python -m benchmarks.hosts.step``: a step of DDP between hosts beside what it cannot be shorter than.
 
 Computing leaves the cores free, as a device of its own would: layers wait. So a step could take as long as
-the computing, or as its gradients need on the cable, whichever is longer.
+the computing, or as its gradients need on the cable, whichever is longer; but DDP has none before the
+forward has ended.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from benchmarks.harness.results import Results, human_bytes, human_time, row
 from benchmarks.harness.table import Grid
 from benchmarks.hosts.__main__ import USUAL_MEGABITS, place
 from benchmarks.hosts.networks import networks
-from benchmarks.hosts.step_rank import ALONE
+from benchmarks.hosts.step_rank import ALONE, OF_FORWARD
 
 CABLE = "the cable"
+BACKENDS = ("smddp", "gloo")
 
 
 def main() -> None:
     """Measure steps that compute for these shares of the time that their gradients need on the cable."""
     parser = command_parser(__doc__, seconds=2.0)
-    parser.set_defaults(backends=["smddp", "gloo"], rounds=3, patience=0.0)
+    parser.set_defaults(backends=list(BACKENDS), rounds=3, patience=0.0)
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 1], help="ranks on each")
     parser.add_argument("--mebibytes", type=int, default=32, help="of gradients")
     parser.add_argument("--layers", type=int, default=32)
@@ -63,12 +65,16 @@ def grid(results: Results) -> Grid:
     """A line a step: its parts alone, with either backend, and how much longer than the longer part."""
     lines = []
     for case, nbytes in results.cases():
-        found = {name: results.p50(case, nbytes, name) or 0.0 for name in (ALONE, CABLE, "smddp", "gloo")}
+        found = {name: results.p50(case, nbytes, name) or 0.0 for name in (ALONE, CABLE, *BACKENDS)}
         longer = max(found[ALONE], found[CABLE])
+        least = found[ALONE] * OF_FORWARD + max(found[ALONE] * (1 - OF_FORWARD), found[CABLE])
         times = [human_time(time) for time in found.values()]
-        shares = [f"{found[name] / longer - 1:+.0%}" for name in ("smddp", "gloo")]
+        shares = [
+            f"{found[name] / bound - 1:+.0%}" for bound in (longer, least) for name in ("smddp", "gloo")
+        ]
         lines.append([case, human_bytes(nbytes), *times, *shares])
-    beyond = [f"{name} beyond the longer of both" for name in ("smddp", "gloo")]
+    bounds = ("the longer of both", "forward and the longer of backward and cable")
+    beyond = [f"{name} beyond {bound}" for bound in bounds for name in BACKENDS]
     headings = ["a step", "gradients", ALONE, CABLE, "over smddp", "over gloo", *beyond]
     return Grid(f"{results.claim}, {results.layout}", headings, lines, left=2)
 

@@ -16,7 +16,7 @@ from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, row
 from benchmarks.harness.sampling import Candidate, sample, timed
 
-__all__ = ["ALONE"]
+__all__ = ["ALONE", "OF_FORWARD"]
 
 ALONE = "computing alone"
 OF_FORWARD = 1 / 3  # of the time of a layer; a backward takes twice as long
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--bucket", type=float, required=True)
     parser.add_argument("--computing", type=float, nargs="+", required=True)
     options = parser.parse_args()
-    me = join(options.backends, patience=options.patience)
+    me = join(options.backends, patience=options.patience, pinned=False)
     results = Results("step between hosts", me.layout)
     for seconds in options.computing:
         count, each = options.bytes // 4 // options.layers, seconds / options.layers

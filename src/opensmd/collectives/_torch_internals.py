@@ -55,6 +55,7 @@ __all__ = [
     "when_groups_are_made",
 ]
 
+CONNECTIONS = 2  # between two members of Gloo: one a way (native/csrc/torch/hosts/wire.hpp)
 _TAKEN = "EADDRINUSE"  # in the message of a store that cannot listen
 _stores = StoresInTurn()
 
@@ -172,7 +173,9 @@ def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, time
 
 
 def gloo_group(store: Any, rank: int, size: int, *, timeout: timedelta, one_network: bool) -> Any:
-    """torch's Gloo over ``store``.
+    """torch's Gloo over ``store``, with two connections between any two members.
+
+    A message's tag says over which of them it goes: the remainder of a division by their number.
 
     Args:
         store: of these members alone.
@@ -182,13 +185,20 @@ def gloo_group(store: Any, rank: int, size: int, *, timeout: timedelta, one_netw
         one_network: all see the same loopback; Gloo then listens there alone, unless GLOO_SOCKET_IFNAME
             names an interface.
     """
-    if not one_network or os.environ.get("GLOO_SOCKET_IFNAME"):
-        return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-    options._threads = 2  # for each device, as torch itself does
+    options._devices = [device for _ in range(CONNECTIONS) for device in _gloo_devices(one_network)]
+    options._threads = 2 * len(options._devices)  # as torch itself does
     return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _gloo_devices(one_network: bool) -> list[Any]:
+    """One for each interface that the user has named, as torch itself makes them, or else one."""
+    gloo: Any = dist.ProcessGroupGloo
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    if named:
+        return [gloo.create_device(interface=name) for name in named.split(",")]
+    return [gloo.create_device(hostname=LOOPBACK) if one_network else gloo.create_default_device()]
 
 
 def pickle_objects_with(pickler: Any, unpickler: Any) -> None:

@@ -178,7 +178,7 @@ std::vector<std::string> Failure::closed() const {
     if (member == gloo_->getRank()) continue;
     try {
       std::vector<at::Tensor> tensors{nothing};
-      gloo_->send(tensors, member, kNobodysTag);
+      for (int way = 0; way < kWays; ++way) gloo_->send(tensors, member, kNobodysTag + way);
     } catch (const std::exception&) {
       names.push_back(name(member));
     }

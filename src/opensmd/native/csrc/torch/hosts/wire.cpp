@@ -17,13 +17,14 @@ uint64_t mixed(uint64_t bits) { return bits * 0x9e3779b97f4a7c15u >> 20; }
 }  // namespace
 
 // Its abort() leaves connections open, and its destructor waits for calls under way. But a receive that times out
-// closes all of them.
+// closes all of that way.
 void close_connections(c10d::Backend& gloo) {
   at::Tensor nothing = at::empty({1}, at::kByte);
-  for (int i = 1; i < gloo.getSize(); ++i) {
+  for (int i = 0; i < (gloo.getSize() - 1) * kWays; ++i) {
     try {
       std::vector<at::Tensor> into{nothing};
-      gloo.recv(into, (gloo.getRank() + i) % gloo.getSize(), kNobodysTag)->wait(milliseconds{1});
+      const int member = (gloo.getRank() + 1 + i / kWays) % gloo.getSize();
+      gloo.recv(into, member, kNobodysTag + i % kWays)->wait(milliseconds{1});
     } catch (const std::exception&) {
       // As was to be; or this connection was closed before, but others may not be.
     }
@@ -47,16 +48,17 @@ at::Tensor bytes_at(const void* data, size_t bytes) {
 Crossing::Crossing(Wire& wire, const Call& call, uint64_t digest)
     : wire_(wire), digest_(digest), timeout_(call.timeout), deadline_(std::chrono::steady_clock::now() + call.timeout) {}
 
-int Crossing::tag_of(Stream stream, size_t bytes) const {
-  constexpr uint64_t kTags = (kNobodysTag - kFirstCallTag) / kStreams;
-  return kFirstCallTag + static_cast<int>((digest_ ^ mixed(bytes)) % kTags) * kStreams + static_cast<int>(stream);
+int Crossing::tag_of(Stream stream, size_t bytes, int way) const {
+  constexpr uint64_t kTags = (kNobodysTag - kFirstCallTag) / (kStreams * kWays);
+  const auto of_call = static_cast<int>((digest_ ^ mixed(bytes)) % kTags);
+  return kFirstCallTag + (of_call * kStreams + static_cast<int>(stream)) * kWays + way;
 }
 
 size_t Crossing::receive(void* data, size_t bytes, int member, Stream stream) {
   receives_.push_back({nullptr, member});
   if (bytes > 0) {
     std::vector<at::Tensor> into{bytes_at(data, bytes)};
-    receives_.back().work = wire_.gloo().recv(into, member, tag_of(stream, bytes));
+    receives_.back().work = wire_.gloo().recv(into, member, tag_of(stream, bytes, way(member, wire_.gloo().getRank())));
   }
   return receives_.size() - 1;
 }
@@ -65,7 +67,7 @@ size_t Crossing::send(const void* data, size_t bytes, int member, Stream stream)
   sends_.push_back({nullptr, member});
   if (bytes > 0) {
     std::vector<at::Tensor> from{bytes_at(data, bytes)};
-    sends_.back().work = wire_.gloo().send(from, member, tag_of(stream, bytes));
+    sends_.back().work = wire_.gloo().send(from, member, tag_of(stream, bytes, way(wire_.gloo().getRank(), member)));
   }
   return sends_.size() - 1;
 }

@@ -17,9 +17,15 @@
 
 namespace opensmd {
 
-// Tags of frames (links.hpp), and one that no message ever has. Collectives have those from kFirstCallTag on (Crossing).
-constexpr int kFrameTag = 0x7fffffff;
-constexpr int kNobodysTag = kFrameTag - 1;
+// Two members have as many connections as ways, and a message's tag says which it takes (_torch_internals.gloo_group). Gloo
+// locks a connection while a thread sends; what comes over it then waits, and the thread that would read it spins.
+constexpr int kWays = 2;
+constexpr int way(int from, int to) { return from < to ? 0 : 1; }
+
+// Tags of frames (links.hpp), and those that no message ever has, one a way. Collectives have those from kFirstCallTag on
+// (Crossing).
+constexpr int kFrameTag = 0x7ffffffe;
+constexpr int kNobodysTag = kFrameTag - kWays;
 constexpr int kFirstCallTag = 0x40000000;
 // Programs have tags below this. For small ones there are as many tags on the wire as a few bits of a message's size and
 // dtype say: Gloo ends the process that receives more than it expects, and takes numbers of one dtype for another's.
@@ -77,7 +83,7 @@ class Crossing {
   };
 
   void await(Message& message, const char* missing);
-  int tag_of(Stream stream, size_t bytes) const;
+  int tag_of(Stream stream, size_t bytes, int way) const;
 
   Wire& wire_;
   const uint64_t digest_;
