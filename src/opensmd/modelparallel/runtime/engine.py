@@ -20,7 +20,9 @@ from opensmd.modelparallel.planning.measured import StageTimes, with_times
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.predict import comes_back
 from opensmd.modelparallel.planning.schedules.patience import Patience
+from opensmd.modelparallel.planning.schedules.tables import Table
 from opensmd.modelparallel.planning.simulate import parts_of_step
+from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.ranks.poisoned_groups import require_sound
 from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.replicas.backward_count import Backwards
@@ -171,6 +173,7 @@ class Engine:
             active_microbatches=config.active_microbatches,
             in_order=transport.ordered or config.fixed_order,
             virtual_stages=config.virtual_stages,
+            common=self._first_ranks,
         )
         self._split_choice = SplitChoice(self._schedule)
         self._patience = Patience()
@@ -336,6 +339,12 @@ class Engine:
     @random_position.setter
     def random_position(self, position: tuple[int, int]) -> None:
         self._context.random.position = position
+
+    def _first_ranks(self, search: Callable[[], Table]) -> Table:
+        """What the first rank has found, which alone searches: ranks may share cores."""
+        return from_first_rank(
+            search, self._group, does="searches for a schedule", could_not="find a schedule"
+        )
 
     def _agreed_seed(self) -> int:
         """The first rank's, for random numbers that all ranks draw alike."""

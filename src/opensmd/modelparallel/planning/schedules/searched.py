@@ -15,7 +15,7 @@ Three ranks and four microbatches, of which the middle one's backwards take two 
                .  F0 F1 F2 B0 B0 B1 B1 W0 F3 B2 B2 B3 B3 W1 W2 W3
                .  .  F0 B0 F1 B1 F2 B2 W0 W1 F3 B3 W2 W3
 
-The search draws from a generator with a fixed seed: the same arguments give the same table on every rank.
+The search draws from a generator with a fixed seed: the same arguments give the same table in every job.
 """
 
 from __future__ import annotations

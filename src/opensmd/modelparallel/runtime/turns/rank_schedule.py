@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
@@ -56,19 +56,21 @@ def _fused_v(ranks: int, microbatches: int) -> Table:
     return fused(zero_bubble_v(ranks, microbatches))
 
 
-@lru_cache(maxsize=8)
-def _searched(times: tuple[ChunkTimes, ...], microbatches: int, most_kept: int) -> Table:
+def _searched(times: Sequence[ChunkTimes], microbatches: int, most_kept: int) -> Table:
     return searched(looped(len(times)), times, microbatches, most_kept=most_kept)
 
 
-@lru_cache(maxsize=8)
-def _searched_v(times: tuple[ChunkTimes, ...], microbatches: int) -> Table:
+def _searched_v(times: Sequence[ChunkTimes], microbatches: int) -> Table:
     """For two equal chunks a rank, within the memory of the first rank of 1F1B."""
     ranks = len(times)
     stages = _fused_v(ranks, microbatches).stages
     limits = [ranks * len(own) for own in stages]
     halves = [ChunkTimes(*(part / 2 for part in each)) for each in times[:-1]]
     return searched(stages, [*halves, times[-1], *reversed(halves)], microbatches, most_kept=limits)
+
+
+def _itself(search: Callable[[], Table]) -> Table:
+    return search()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ class RankSchedule:
         active_microbatches: how many microbatches may be under way at once.
         in_order: all ranks do everything in one order.
         virtual_stages: how many stages each rank has.
+        common: what a search finds, the same on all ranks; they call it together, so one may search for all.
     """
 
     plan: Plan
@@ -92,6 +95,12 @@ class RankSchedule:
     active_microbatches: int
     in_order: bool
     virtual_stages: int = 1
+    common: Callable[[Callable[[], Table]], Table] = _itself
+
+    @cached_property
+    def _found(self) -> dict[int, Table]:
+        """What searches have found, by the number of microbatches."""
+        return {}
 
     @cached_property
     def chain(self) -> bool:
@@ -139,7 +148,7 @@ class RankSchedule:
             kept = 2 * self.partitions - 1
             return self._follow(table, reduces, most_active=active, most_kept=kept, weights_last=False)
         if self.pipeline == "searched" and self.chain:
-            table = _searched(self._times, microbatches, active)
+            table = self._search(_searched, microbatches, active)
             return self._follow(
                 table, reduces, most_active=active, most_kept=active, early=False, weights_last=False
             )
@@ -203,10 +212,15 @@ class RankSchedule:
         if self.pipeline == "v" and self._comes_back:
             return _table(_fused_v, ranks, microbatches)
         if self.pipeline == "searched" and self.virtual_stages > 1 and self._comes_back:
-            return _searched_v(self._times, microbatches)
+            return self._search(_searched_v, microbatches)
         if self.pipeline == "interleaved" and self._goes_round and microbatches % ranks == 0:
             return _table(_interleaved(self.virtual_stages), ranks, microbatches)
         return None
+
+    def _search(self, search: Callable[..., Table], microbatches: int, *memory: int) -> Table:
+        if microbatches not in self._found:
+            self._found[microbatches] = self.common(partial(search, self._times, microbatches, *memory))
+        return self._found[microbatches]
 
     def _follow(
         self,

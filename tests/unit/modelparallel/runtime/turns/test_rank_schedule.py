@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from opensmd.modelparallel.planning.plan import Crossing, Plan
 from opensmd.modelparallel.planning.schedule import FixedOrder, Progress, TableOrder
-from opensmd.modelparallel.planning.schedules.tables import ChunkTimes
+from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table
 from opensmd.modelparallel.planning.simulate import Part, RankPlayed, play_policies
+from opensmd.modelparallel.runtime.turns import rank_schedule
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from tests.support.rank_schedules import rank_schedules
 
@@ -85,6 +87,26 @@ def test_what_is_searched_for_two_stages_a_rank_has_the_order_of_a_v() -> None:
     assert schedule((0, 1), (1, 2), **settings).policy(6, reduces=False).chunks == 1
     assert schedule(*V, pipeline="searched").policy(6, reduces=False).chunks == 1
     assert [schedule(*V, stage=stage, **settings).most_split(6) for stage in range(3)] == [6, 6, 6]
+
+
+@pytest.mark.parametrize(("ways", "virtual_stages"), [(((0, 1), (1, 2)), 1), (V, 2)])
+def test_a_rank_follows_the_table_that_was_found_for_all_and_asks_once(
+    monkeypatch: pytest.MonkeyPatch, ways: tuple[tuple[int, int], ...], virtual_stages: int
+) -> None:
+    settings: dict[str, Any] = {"pipeline": "searched", "virtual_stages": virtual_stages}
+    found: list[Table] = []
+
+    def searched(search: Callable[[], Table]) -> Table:
+        found.append(search())
+        return found[-1]
+
+    first = schedule(*ways, **settings, common=searched)
+    for microbatches in (4, 4, 2):
+        first.policy(microbatches, reduces=False)
+    assert [len(table.rows) for table in found] == [3, 3], "once for each number of microbatches"
+    monkeypatch.setattr(rank_schedule, "searched", None)  # nobody else searches
+    other = schedule(*ways, stage=1, **settings, common=lambda search: found[0])
+    assert other.policy(4, reduces=False).chunks == virtual_stages
 
 
 @pytest.mark.parametrize(("microbatches", "chunks"), [(6, 2), (8, 1)])
