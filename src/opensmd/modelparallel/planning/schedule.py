@@ -284,9 +284,19 @@ class TableOrder:
     def _first_left(self, standing: Standing) -> int:
         """The place in the row of the first action that has not ended, if weight gradients have a place."""
         row, place = self._row, self._ended
-        while place < len(row) and (
-            (self._weights_last and row[place].kind == "W") or _has_ended(row[place], standing)
-        ):
+        progress, chunks, weights = standing
+        while place < len(row):
+            kind, microbatch, chunk = row[place]
+            if kind != "W" or not self._weights_last:
+                state, at = progress[microbatch], chunks[microbatch]
+                if state is _NEW or (kind == "W" and (microbatch, chunk) in weights):
+                    break
+                if state in _FORWARDS:
+                    # A forward that waits inside has begun, and has not ended.
+                    if kind != "F" or at <= chunk:
+                        break
+                elif kind != "F" and at >= chunk and state is not _DONE:
+                    break
             place += 1
         return place
 
@@ -364,19 +374,6 @@ def _is_next(action: Action, standing: Standing) -> bool:
     kind, microbatch, chunk = action
     in_forward = standing.progress[microbatch] in _FORWARDS
     return standing.chunks[microbatch] == chunk and (kind == "F") == in_forward
-
-
-def _has_ended(action: Action, standing: Standing) -> bool:
-    """Whether nothing of an action is left; a forward that waits inside has begun, and has not ended."""
-    kind, microbatch, chunk = action
-    state, at = standing.progress[microbatch], standing.chunks[microbatch]
-    if kind == "W" and (microbatch, chunk) in standing.weights:
-        return False
-    if state is _DONE or state is _NEW:
-        return state is _DONE
-    if state in _FORWARDS:
-        return kind == "F" and at > chunk
-    return kind == "F" or at < chunk
 
 
 class _Places(NamedTuple):

@@ -9,7 +9,6 @@ one wait. So where a program does not follow its table, hardly a rank waits more
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 __all__ = ["SHARE", "Patience"]
 
@@ -39,5 +38,5 @@ class Patience:
     def step_has_ended(self, backwards: Sequence[float]) -> None:
         """Learn from the seconds that a step's backwards have taken."""
         if backwards:
-            self._action = median(backwards)
+            self._action = sorted(backwards)[len(backwards) // 2]
         self._credit = min(1.0, self._credit + SHARE)

@@ -92,12 +92,15 @@ class CallRunner:
         structure.collect(args, leaves)
         if kwargs and not structure.are_values(kwargs.values()):
             structure.collect([*kwargs.values()], leaves)
-        known = [*map(out_of_transforms, leaves)] if in_transform() else leaves
-        tags = tags_of(known)
-        if self._changed.memories:
-            self._changed.tag(known, tags)
-        # Only then: following a graph to where it comes from takes as long as a small call.
+        tags = tags_of(leaves)
+        # Only then: most calls have nothing to look further for.
         if None in tags:
+            known = leaves
+            if in_transform():
+                known = [*map(out_of_transforms, leaves)]
+                tags = tags_of(known)
+            if self._changed.memories:
+                self._changed.tag(known, tags)
             self.context.escaped.require_replicated(known, tags, self.microbatch.point)
         return leaves, tags
 

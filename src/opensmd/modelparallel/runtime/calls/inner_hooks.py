@@ -61,13 +61,14 @@ class InnerHooks:
         Warns:
             UserWarning: once, of a hook that has been registered since the plan was made.
         """
-        with contextlib.ExitStack() as stack:
-            if any(self._hooks):
-                for module in self._inside:
-                    # Registered last, so that it sees what the module's own hooks have made of the result.
-                    if module._forward_hooks:
-                        stack.callback(module.register_forward_hook(self._see).remove)
+        hooked = [module for module in self._inside if module._forward_hooks] if any(self._hooks) else []
+        # Registered last, so that they see what the modules' own hooks have made of the result.
+        handles = [module.register_forward_hook(self._see) for module in hooked]
+        try:
             yield
+        finally:
+            for handle in handles:
+                handle.remove()
         if any(self._hooks) and not self._warned:
             self._warn()
 

@@ -138,23 +138,25 @@ def pass_modules(calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
 def redirected(name: str, module: nn.Module, home: int, function: Function, alone: bool) -> Function:
     """``function``, the call of ``module``, for microbatches: it runs on rank ``home`` as a whole."""
     training = module.training
-    shown = shown_name(name)
+    shown, usual_key = shown_name(name), module_key(name, module)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         run = current_run()
         if run is None:
             return function(*args, **kwargs)
-        if module.training != training and not alone:
-            raise SMPUnsupportedError(
-                f"{shown} was switched with train() or eval() inside a smp.step function. The "
-                "microbatches of a step share its modules and take turns: switch between steps"
-            )
+        key = usual_key
+        if module.training != training:
+            if not alone:
+                raise SMPUnsupportedError(
+                    f"{shown} was switched with train() or eval() inside a smp.step function. The "
+                    "microbatches of a step share its modules and take turns: switch between steps"
+                )
+            key = module_key(name, module)
         called = function
         if has_iterators(args, kwargs):
             called, (args, kwargs) = without_iterators(shown, function, args, kwargs, run.iterators)
         # What the runtime itself asks of tensors would be intercepted like the program.
         with internals.WithoutMode(run.microbatch.mode):
-            key = module_key(name, module)
             if run.rank != home and len(args) == 1 and not kwargs:
                 made = passed(run, (ModuleCall(home, shown, key),), args[0])
                 if made is not None:

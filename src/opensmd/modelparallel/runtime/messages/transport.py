@@ -46,6 +46,7 @@ Message = tuple[int, int]  # (pipeline rank of the sender, tag)
 Expect = Callable[[], None]
 
 _LOOK_AGAIN = 20e-6  # seconds: a short wait is for less than waking up from a long one takes
+_AWAKE = 100e-6  # seconds: a wait of less looks all the time, as the shortest sleep may take as long
 REMEMBERED = 4096  # messages that have been sent, for a chart of the latest step
 _MICROBATCH_BITS, _NUMBER_BITS, _CHECK_BITS = 10, 16, 10
 
@@ -204,7 +205,8 @@ class MailboxTransport:
             left = end - time.perf_counter()
             if left <= 0:
                 return False
-            time.sleep(min(left, _LOOK_AGAIN))
+            if seconds > _AWAKE:
+                time.sleep(min(left, _LOOK_AGAIN))
         return True
 
     def flush(self) -> None:

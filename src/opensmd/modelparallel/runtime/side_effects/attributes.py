@@ -55,7 +55,11 @@ class AttributesPerMicrobatch:
         self._places = places
         self._context = context
         self._modules: Collection[nn.Module] = () if alone else places.modules
-        self._initial = {module: (module.__dict__.copy(), buffers_of(module)) for module in self._modules}
+        # Every module in every step, and most have no buffers.
+        self._initial = {
+            module: (module.__dict__.copy(), buffers_of(module) if module._buffers else {})
+            for module in self._modules
+        }
         self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has put them there
         self._ended: set[int] = set()
         self._first = 0  # of those that have not ended

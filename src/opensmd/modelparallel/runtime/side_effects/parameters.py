@@ -55,7 +55,10 @@ class ParametersPerMicrobatch:
 
     def __init__(self, replaced: ReplacedParameters) -> None:
         self._replaced = replaced
-        self._initial = {module: module._parameters.copy() for module in replaced.modules}
+        # Every module in every step, and most have no parameters of their own.
+        self._initial = {
+            module: module._parameters.copy() if module._parameters else {} for module in replaced.modules
+        }
         self._values: dict[_Place, dict[int, Any]] = {place: {} for place in replaced.places}
 
     def begin(self, microbatch: int) -> None:

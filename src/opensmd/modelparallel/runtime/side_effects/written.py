@@ -49,7 +49,7 @@ def written_by_function(
         return _tensors(args[0] if args else next(iter(kwargs.values()), None))
     if kwargs.get("inplace") is True:
         return _tensors(args[0] if args else kwargs.get("input"))
-    return _statistics(function, args, kwargs)
+    return _statistics(function, args, kwargs) if function in STATISTICS else ()
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:
@@ -90,8 +90,6 @@ STATISTICS: dict[Function, tuple[int, int, str, bool]] = {
 
 
 def _statistics(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    if function not in STATISTICS:
-        return ()
     first, place, name, default = STATISTICS[function]
     if not (args[place] if len(args) > place else kwargs.get(name, default)):
         return ()
