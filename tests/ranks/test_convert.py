@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.checkpoint.conversion.convert import convert
 from opensmd.tools.cli import main
 from tests.support.partitioned import restart
-from tests.support.ranks import RankPool
+from tests.support.ranks import RankPool, run_once
 
 Pools = Callable[[int], RankPool]
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 8, "vocab_size": 37}
@@ -97,6 +100,61 @@ def test_a_checkpoint_of_shared_tensors_goes_to_every_format_and_back(pool: Pool
     assert (tmp_path / "several" / "model.safetensors.index.json").is_file()
     convert(tmp_path / "several", tmp_path / "half.pt", to="torch")
     assert same(torch.load(tmp_path / "half.pt"), {name: each.bfloat16() for name, each in wanted.items()})
+
+
+MIB, LAYERS = 2**20, 24
+
+
+def anonymous_bytes() -> int:
+    """Of this process, without what is mapped from files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+def most_anonymous_while(call: Callable[[], object]) -> int:
+    """Bytes beyond those at the beginning, looked at all the time."""
+    before, most, done = anonymous_bytes(), [0], threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            most[0] = max(most[0], anonymous_bytes() - before)
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        call()
+    finally:
+        done.set()
+        thread.join()
+    return most[0]
+
+
+def conversions_of_a_large_model(folder: Path) -> dict[str, int]:
+    """How many bytes each of them needed; small ones come first, for what is imported by then."""
+    found = {}
+    for size, name in ((8, "small"), (1024, "large")):
+        values = {f"layers.{number}.weight": torch.ones(size, 1024) for number in range(LAYERS)}
+        torch.save(values, folder / f"{name}.pt")
+        del values
+        formats: list[Any] = ["safetensors", "dcp", "torch"]
+        for number, to in enumerate(formats):
+            source = folder / (f"{name}.{formats[number - 1]}" if number else f"{name}.pt")
+            target = folder / f"{name}.{to}"
+            found[to] = most_anonymous_while(
+                lambda source=source, target=target, to=to: convert(source, target, to=to)
+            )  # type: ignore[misc]
+    return found
+
+
+def test_a_conversion_has_a_few_tensors_in_memory_at_a_time(tmp_path: Path) -> None:
+    """Of 24 of 4 MiB each: from a file of torch's to safetensors, from these to torch's DCP, and back."""
+    (outcome,) = run_once(1, conversions_of_a_large_model, tmp_path)
+    assert outcome.kind == "value", outcome.text
+    assert all(most < 16 * MIB for most in outcome.value.values()), outcome.value
+    assert load_file(tmp_path / "large.safetensors" / "model.safetensors").keys() == {
+        f"layers.{number}.weight" for number in range(LAYERS)
+    }
 
 
 def test_a_conversion_that_cannot_be_says_why(tmp_path: Path) -> None:
