@@ -37,6 +37,7 @@ from opensmd.modelparallel.state_dicts.optimizer_entries import (
     sliced_entries,
     slices_of_entries,
 )
+from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import fitting_state
 
 __all__ = ["DistributedOptimizer"]
 
@@ -109,6 +110,8 @@ class _Methods(PrecisionAttributes):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a full state dict (also plain PyTorch's) or, on all ranks of the replica, a partial one.
 
+        That of a Hugging Face model is translated for distributed modules that have taken its place.
+
         Raises:
             TypeError: ``state_dict`` is no dict.
             ValueError: its groups or the shapes of its tensors do not fit this optimizer's; nothing has been
@@ -132,6 +135,9 @@ class _Methods(PrecisionAttributes):
             given = merged_parts(given)
         given.pop(PARTIAL, None)
         given.pop(SLICES, None)
+        _require_state_dict(given)
+        if state.model is not None:
+            given = fitting_state(state.model.get_module(), given, self._smp_names_of_groups())
         self._check_groups(given)
         if state.model is not None and state.cfg.tensor_parallel_degree > 1:
             parameters = [each for group in self.param_groups for each in group["params"]]
@@ -174,6 +180,11 @@ class _Methods(PrecisionAttributes):
             raise SMPError("parameters have names once smp.DistributedModel has wrapped their model")
         names = {id(each): name for name, each in state.model.module.named_parameters()}
         return [names[id(each)] for group in self.param_groups for each in group["params"]]
+
+    def _smp_names_of_groups(self) -> list[list[str]]:
+        """The same, group by group."""
+        names = iter(self._smp_names())
+        return [[next(names) for _ in range(size)] for size in self._group_sizes()]
 
     def _smp_after_partition(self, model: WrappedModel) -> None:
         if self._smp_layout is None:
@@ -271,6 +282,7 @@ class _Methods(PrecisionAttributes):
         groups = []
         for group, own in zip(given["param_groups"], self.param_groups, strict=True):
             local = {**group, "params": list(range(first, first + len(own["params"])))}
+            local.pop("param_names", None)
             if "param_names" in own:
                 local["param_names"] = list(own["param_names"])
             groups.append(local)
@@ -278,16 +290,13 @@ class _Methods(PrecisionAttributes):
         others = {key: each for key, each in saved.items() if not isinstance(key, int)}
         return {**given, "state": {**found, **others}, "param_groups": groups}
 
-    def _check_groups(self, given: Mapping[str, Any]) -> None:
-        if "param_groups" not in given or "state" not in given:
-            raise ValueError(
-                f"this is not an optimizer state dict: it has the keys {sorted(map(str, given))[:5]}, and "
-                "lacks 'state' or 'param_groups'"
-            )
+    def _group_sizes(self) -> list[int]:
         if self._smp_layout is None:
-            own = [len(group["params"]) for group in self.param_groups]
-        else:
-            own = [len(numbers) for numbers in self._smp_layout.numbers]
+            return [len(group["params"]) for group in self.param_groups]
+        return [len(numbers) for numbers in self._smp_layout.numbers]
+
+    def _check_groups(self, given: Mapping[str, Any]) -> None:
+        own = self._group_sizes()
         found = [len(group["params"]) for group in given["param_groups"]]
         if found != own:
             raise ValueError(
@@ -319,6 +328,14 @@ class _Methods(PrecisionAttributes):
                 f"the loaded optimizer state does not fit the parameters: {'; '.join(wrong[:5])}"
                 f"{f'; and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Nothing has been changed"
             )
+
+
+def _require_state_dict(given: Mapping[str, Any]) -> None:
+    if "param_groups" not in given or "state" not in given:
+        raise ValueError(
+            f"this is not an optimizer state dict: it has the keys {sorted(map(str, given))[:5]}, and "
+            "lacks 'state' or 'param_groups'"
+        )
 
 
 class _InStep:

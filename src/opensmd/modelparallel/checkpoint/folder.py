@@ -29,6 +29,7 @@ from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
+from opensmd.modelparallel.tensor_parallel.huggingface.originals import as_distributed
 
 __all__ = ["resume_from_checkpoint", "save_checkpoint"]
 
@@ -169,9 +170,8 @@ def resume_from_checkpoint(
     )
     if model_dict is not None and translate_function is not None:
         model_dict = translate_function(model_dict)
-    elif model_dict is not None and not partial:
-        for _, from_huggingface in state.module_manager.translate_functions:
-            model_dict = from_huggingface(model_dict)
+    elif model_dict is not None and not partial and state.model is not None:
+        model_dict = as_distributed(state.model.get_module(), model_dict)
     _load_into_wrapped(model_dict, optimizer_dict, strict=strict)
     if random_states is not None and model_dict is not None:
         restore_random_states(random_states)

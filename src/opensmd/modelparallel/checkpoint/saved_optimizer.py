@@ -28,3 +28,6 @@ class SavedOptimizer(Protocol):
 
     def _smp_names(self) -> list[str]:
         """The model's name of every parameter, in the whole optimizer's order."""
+
+    def _smp_names_of_groups(self) -> list[list[str]]:
+        """The same, group by group."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.tensor_parallel.huggingface.originals import note_original, original_of
 
 __all__ = ["counterpart", "tp_register", "tp_register_with_module"]
 
@@ -129,8 +130,13 @@ def counterpart(module: nn.Module, config: dict[str, Any]) -> nn.Module | None:
     if known is None:
         return None
     place = importlib.import_module(known.place)
+    if not known.translated:
+        unchanged: nn.Module = place.distributed(module, config)
+        return unchanged
+    original = original_of(module, place.TRANSLATIONS)
     made: nn.Module = place.distributed(module, config)
-    if known.translated and place.TRANSLATIONS not in state.module_manager.translate_functions:
+    note_original(made, original)
+    if place.TRANSLATIONS not in state.module_manager.translate_functions:
         state.module_manager.translate_functions.append(place.TRANSLATIONS)
     return made
 

@@ -22,6 +22,8 @@ from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.merge import with_versions
 from opensmd.modelparallel.state_dicts.model_state import ModelState
+from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import original_state
+from opensmd.modelparallel.tensor_parallel.huggingface.originals import as_original
 
 __all__ = ["HostCopies", "Snapshot", "take_snapshot"]
 
@@ -126,9 +128,12 @@ def _whole(model: ModelState | None, optimizer: SavedOptimizer | None, *, transl
             whole = model.state_dict(gather_to_rank0=True)
     if not first:
         return _Content(None, None)
-    if translate and whole:
-        for to_huggingface, _ in state.module_manager.translate_functions:
-            whole = to_huggingface(whole)
+    if translate and state.model is not None:
+        module = state.model.get_module()
+        if whole:
+            whole = as_original(module, whole)
+        if states and optimizer is not None:
+            states = original_state(module, states, optimizer._smp_names_of_groups())
     return _Content(whole, states, gathered)
 
 

@@ -50,13 +50,16 @@ class Family:
 def translations_of(family: Family) -> Translations:
     """The two functions that scripts call: to Hugging Face's names and shapes, and from them."""
 
-    def to_hf(state_dict: Mapping[str, Any], max_seq_len: int | None = None) -> dict[str, Any]:
+    def to_hf(
+        state_dict: Mapping[str, Any], max_seq_len: int | None = None, *, has_head: bool | None = None
+    ) -> dict[str, Any]:
         """A distributed model's full state dict with Hugging Face's names and shapes.
 
         Args:
             max_seq_len: accepted; today's models make their causal masks themselves.
+            has_head: whether the model has a head, if these are some of its entries; None looks for it.
         """
-        return to_huggingface(family, state_dict)
+        return to_huggingface(family, state_dict, has_head=has_head)
 
     def from_hf(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """A Hugging Face model's state dict for a distributed one."""

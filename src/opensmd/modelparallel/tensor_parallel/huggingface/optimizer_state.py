@@ -1,0 +1,211 @@
+"""An optimizer's whole state dict between the parameters of a distributed model and those of the original.
+
+Tensors of a parameter's state that have its shape are translated as the parameter is; everything else, such
+as counts of steps, is copied. Numbers go through names. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from opensmd.modelparallel.tensor_parallel.huggingface.originals import (
+    as_distributed,
+    as_original,
+    originals_in,
+    parameters_of_original,
+)
+
+__all__ = ["fitting_state", "original_state"]
+
+NAMES = "param_names"  # torch's key for them in a group
+WRAPPED = "module."  # before the names that a wrapper such as smp.DistributedModel gives
+Entries = dict[str, dict[str, Any]]
+Translate = Callable[[nn.Module, Mapping[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """One of the two: names of each group, shapes as far as they tell it from the other."""
+
+    groups: list[list[str]]
+    shapes: dict[str, torch.Size]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for group in self.groups for name in group]
+
+    def fits(self, given: Mapping[str, Any]) -> bool:
+        """Whether a state dict has groups of these sizes, and tensors of these shapes."""
+        if [len(group["params"]) for group in given["param_groups"]] != [len(each) for each in self.groups]:
+            return False
+        return all(
+            tensor.shape == self.shapes.get(name, tensor.shape)
+            for name, entries in _by_name(given, self.names).items()
+            for tensor in entries.values()
+            if _is_like_a_parameter(tensor)
+        )
+
+
+def original_state(
+    module: nn.Module, given: Mapping[str, Any], groups: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """The state dict that the same optimizer of the original model would have, with its parameters' names.
+
+    It stays as it is if it has tensors of other shapes than their parameters', such as Adafactor's.
+
+    Args:
+        module: the distributed model.
+        given: a whole state dict.
+        groups: the names of each group's parameters.
+    """
+    here, there = _both_layouts(module, groups)
+    if not originals_in(module) or not here.fits(given):
+        return dict(given)
+    made = {new: [old] for old, news in _sources(module).items() for new in news}
+    entries = _translated(module, _by_name(given, here.names), made, as_original)
+    return _numbered(given, entries, there.groups, with_names=True)
+
+
+def fitting_state(
+    module: nn.Module, given: Mapping[str, Any], groups: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """A whole state dict for this model's parameters, whether it is of them or of the original's.
+
+    With parameters' names in its groups it may also have its parameters in other groups. What fits neither
+    way is left as it is.
+
+    Raises:
+        ValueError: it is of the original's parameters, and cannot be translated.
+    """
+    here, there = _both_layouts(module, groups)
+    if len(given["param_groups"]) != len(here.groups):
+        return dict(given)
+    names = _names_in(given, there.names)
+    is_of_original = set(there.names) != set(here.names)
+    if here.fits(given) and (names is None or not is_of_original):
+        return dict(given)
+    if names is None:
+        names = there.names
+        if not there.fits(given):
+            return dict(given)
+    entries = _by_name(given, names)
+    if is_of_original:
+        _require_shapes(entries, there.shapes)
+    return _numbered(
+        given, _translated(module, entries, _sources(module), as_distributed), here.groups, with_names=False
+    )
+
+
+def _both_layouts(module: nn.Module, groups: Sequence[Sequence[str]]) -> tuple[_Layout, _Layout]:
+    sources = _sources(module)
+    order = {name: number for number, (name, _) in enumerate(parameters_of_original(module))}
+    originals = originals_in(module)
+    shapes = {
+        place + name: shape
+        for place, original in originals.items()
+        for name, (_, shape) in original.here.items()
+    }
+    theirs = {
+        place + name: shape
+        for place, original in originals.items()
+        for name, shape in original.shapes.items()
+    }
+    there = [
+        sorted((new for name in group for new in sources.get(name, [name])), key=lambda name: order[name])
+        for group in groups
+    ]
+    return _Layout([list(group) for group in groups], shapes), _Layout(there, theirs)
+
+
+def _sources(module: nn.Module) -> dict[str, list[str]]:
+    """The original's parameters that each parameter here is made of; others have their own names."""
+    return {
+        place + name: [place + each for each in names]
+        for place, original in originals_in(module).items()
+        for name, (names, _) in original.here.items()
+    }
+
+
+def _by_name(given: Mapping[str, Any], names: Sequence[str]) -> Entries:
+    stored = [number for group in given["param_groups"] for number in group["params"]]
+    return {
+        name: given["state"][number]
+        for name, number in zip(names, stored, strict=True)
+        if number in given["state"]
+    }
+
+
+def _require_shapes(entries: Entries, shapes: Mapping[str, torch.Size]) -> None:
+    for name, own in entries.items():
+        for key, tensor in own.items():
+            if _is_like_a_parameter(tensor) and tensor.shape != shapes.get(name, tensor.shape):
+                raise ValueError(
+                    "the loaded optimizer state is of the model without smp.tensor_parallelism, and its "
+                    f"{key} of {name}, of shape {tuple(tensor.shape)}, cannot be translated: the parameter's "
+                    f"shape is {tuple(shapes[name])}. Nothing has been changed; leave the optimizer out"
+                )
+
+
+def _names_in(given: Mapping[str, Any], expected: Sequence[str]) -> list[str] | None:
+    """The names in a state dict's groups, if they are the expected ones in some order."""
+    groups = given["param_groups"]
+    if not all(len(group.get(NAMES) or ()) == len(group["params"]) for group in groups):
+        return None
+    names = [name for group in groups for name in group.get(NAMES) or ()]
+    for found in (names, [name.removeprefix(WRAPPED) for name in names]):
+        if sorted(found) == sorted(expected):
+            return found
+    return None
+
+
+def _translated(
+    module: nn.Module, entries: Entries, sources: Mapping[str, list[str]], translate: Translate
+) -> Entries:
+    made = {old for olds in sources.values() for old in olds}
+    origins = {**{name: [name] for name in entries if name not in made}, **sources}
+    translated: Entries = {}
+    for new, olds in origins.items():
+        having = [old for old in olds if old in entries]
+        if having and having != olds:
+            missing = sorted(set(olds) - set(having))
+            raise ValueError(
+                f"the loaded optimizer state has entries of {', '.join(having)}, but not of "
+                f"{', '.join(missing)}: all of these are one parameter here. Nothing has been changed"
+            )
+        if having:
+            translated[new] = {key: _own_copy(value) for key, value in entries[olds[0]].items()}
+    for key in dict.fromkeys(key for each in entries.values() for key in each):
+        tensors = {name: each[key] for name, each in entries.items() if _is_like_a_parameter(each.get(key))}
+        for name, tensor in translate(module, tensors).items():
+            translated[name][key] = tensor
+    return translated
+
+
+def _numbered(
+    given: Mapping[str, Any], entries: Entries, groups: list[list[str]], *, with_names: bool
+) -> dict[str, Any]:
+    """A state dict like the given one, with these entries and groups."""
+    numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
+    made = []
+    for group, names in zip(given["param_groups"], groups, strict=True):
+        own = {key: value for key, value in group.items() if key != NAMES}
+        own["params"] = [numbers[name] for name in names]
+        made.append({**own, NAMES: list(names)} if with_names else own)
+    others = {key: each for key, each in given["state"].items() if not isinstance(key, int)}
+    state = {numbers[name]: entries[name] for name in sorted(entries, key=lambda name: numbers[name])}
+    return {**given, "state": {**state, **others}, "param_groups": made}
+
+
+def _own_copy(value: Any) -> Any:
+    """For each of several parameters: a count that they had in common would be raised by all of them."""
+    is_scalar = isinstance(value, torch.Tensor) and not _is_like_a_parameter(value)
+    return value.clone() if is_scalar else value
+
+
+def _is_like_a_parameter(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() != 1

@@ -1,0 +1,121 @@
+"""What Hugging Face's modules were called whose places distributed ones have taken, and their state dicts.
+
+A distributed module may be the whole model or be in it, such as the body under a head of the script's own:
+names are translated below its place alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from opensmd.modelparallel.tensor_parallel.huggingface.translation import Translations
+
+__all__ = [
+    "Original",
+    "as_distributed",
+    "as_original",
+    "note_original",
+    "original_of",
+    "originals_in",
+    "parameters_of_original",
+]
+
+_ORIGINAL = "_smp_original"
+Shapes = dict[str, torch.Size]
+
+
+@dataclass(frozen=True)
+class Original:
+    """The module whose place a distributed one has taken.
+
+    Attributes:
+        to_original, to_distributed: translate entries of its state dict; they may be some of them.
+        shapes: of its parameters, in its order.
+        here: the distributed module's parameters: those of the original that each is made of, and its shape.
+    """
+
+    to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
+    to_distributed: Callable[[Mapping[str, Any]], dict[str, Any]]
+    shapes: Shapes
+    here: dict[str, tuple[list[str], torch.Size]]
+
+
+def original_of(module: nn.Module, translations: Translations) -> Original:
+    """What there is to know of a module before it is replaced; nothing of it is kept."""
+    to_original, to_distributed = translations
+    has_head = any(name.startswith("lm_head.") for name in module.state_dict())
+
+    def back(entries: Mapping[str, Any]) -> dict[str, Any]:
+        return to_original(entries, has_head=has_head)
+
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    without_data = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    here = {
+        name: (list(back({name: value})), value.shape) for name, value in to_distributed(without_data).items()
+    }
+    return Original(back, to_distributed, shapes, here)
+
+
+def note_original(made: nn.Module, original: Original) -> None:
+    """Let a distributed module remember it."""
+    made.__dict__[_ORIGINAL] = original
+
+
+def originals_in(module: nn.Module) -> dict[str, Original]:
+    """What distributed modules remember, by what is before their parameters' names."""
+    return {
+        f"{name}." if name else "": each.__dict__[_ORIGINAL]
+        for name, each in module.named_modules()
+        if _ORIGINAL in each.__dict__
+    }
+
+
+def as_original(module: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of a model's state dict with the names and shapes of the original model."""
+    return _translated(module, entries, lambda original: original.to_original)
+
+
+def as_distributed(module: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of the original model's state dict with the names and shapes of the distributed one."""
+    return _translated(module, entries, lambda original: original.to_distributed)
+
+
+def parameters_of_original(module: nn.Module) -> Iterator[tuple[str, torch.Size]]:
+    """The names and shapes of the original model's parameters, in its order."""
+    originals = originals_in(module)
+    seen: set[str] = set()
+    for name, parameter in module.named_parameters():
+        place = _place(name, originals)
+        if place is None:
+            yield name, parameter.shape
+        elif place not in seen:
+            seen.add(place)
+            yield from ((place + own, shape) for own, shape in originals[place].shapes.items())
+
+
+def _translated(
+    module: nn.Module,
+    entries: Mapping[str, Any],
+    direction: Callable[[Original], Callable[[Mapping[str, Any]], dict[str, Any]]],
+) -> dict[str, Any]:
+    originals = originals_in(module)
+    parts: dict[str | None, dict[str, Any]] = {}
+    for name, value in entries.items():
+        place = _place(name, originals)
+        parts.setdefault(place, {})[name.removeprefix(place or "")] = value
+    translated: dict[str, Any] = {}
+    for place, part in parts.items():
+        if place is None:
+            translated |= part
+        else:
+            translated |= {place + name: each for name, each in direction(originals[place])(part).items()}
+    return translated
+
+
+def _place(name: str, originals: Mapping[str, Original]) -> str | None:
+    return next((place for place in originals if name.startswith(place)), None)
