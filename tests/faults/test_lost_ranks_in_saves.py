@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import torch.distributed as dist
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.checkpoint.saving import background
+from opensmd.modelparallel.checkpoint.saving import background, pacing
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from tests.support.ranks import run_once
 
 VICTIM = 1
+SERVER = 0  # of the store in which the ranks meet
 STOPPED_FOR = 8.0  # seconds that groups wait
 LAYOUTS: dict[str, dict[str, Any]] = {
     "sharded": {"sharded_data_parallel_degree": 2, "ddp": True},
@@ -35,7 +37,7 @@ def stop(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def begin_a_save(folder: Path, layout: str, fault: Callable[..., None]) -> Any:
+def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: int = VICTIM) -> Any:
     """Train a step and let threads save, of which the victim's misbehaves."""
     smp.init(LAYOUTS[layout])
     model = smp.DistributedModel(nn.Sequential(*[nn.Linear(300, 300) for _ in range(2)]))
@@ -47,7 +49,7 @@ def begin_a_save(folder: Path, layout: str, fault: Callable[..., None]) -> Any:
 
     step(torch.ones(4, 300))
     optimizer.step()
-    if smp.rank() == VICTIM:
+    if smp.rank() == victim:
         background.write_snapshot = fault  # in the thread
     return smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
 
@@ -66,9 +68,9 @@ def test_a_rank_that_dies_while_a_thread_saves_is_named_by_the_others(tmp_path: 
     assert outcomes[0].kind == "value", outcomes[0].text
 
 
-def waits_for_a_rank_that_is_stopped(folder: Path, layout: str) -> None:
-    save = begin_a_save(folder, layout, stop)
-    named = rf"'one' .* was not saved: .* for \d+ s.* rank {VICTIM} \(its process is stopped\)"
+def waits_for_a_rank_that_is_stopped(folder: Path, layout: str, victim: int) -> None:
+    save = begin_a_save(folder, layout, stop, victim)
+    named = rf"'one' .* was not saved: .* for \d+ s.* rank {victim} \(its process is stopped\)"
     with pytest.raises(SMPCheckpointError, match=named):
         save.wait()
     assert not save.done
@@ -78,10 +80,31 @@ def waits_for_a_rank_that_is_stopped(folder: Path, layout: str) -> None:
     smp.shutdown()  # does not wait for the thread
 
 
+@pytest.mark.parametrize("victim", [VICTIM, SERVER])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_that_is_stopped_while_a_thread_saves_is_named_at_the_groups_timeout(
-    tmp_path: Path, layout: str
+    tmp_path: Path, layout: str, victim: int
 ) -> None:
     function = waits_for_a_rank_that_is_stopped
-    outcomes = run_once(2, function, tmp_path, layout, silent=[VICTIM], group_timeout=STOPPED_FOR)
-    assert outcomes[0].kind == "value", outcomes[0].text
+    outcomes = run_once(2, function, tmp_path, layout, victim, silent=[victim], group_timeout=STOPPED_FOR)
+    assert outcomes[1 - victim].kind == "value", outcomes[1 - victim].text
+
+
+def waits_while_the_thread_asks_a_stopped_store(folder: Path) -> None:
+    pacing.BUSY, pacing.PIECE, pacing.SHARE = 0.0, 0.0, 1e-9  # rest, and ask whether others wait
+    save = begin_a_save(folder, "sharded", stop, SERVER)
+    asked = time.monotonic() + 10 * pacing.LOOK
+    while time.monotonic() < asked:
+        time.sleep(pacing.LOOK)
+    with pytest.raises(
+        SMPCheckpointError, match=rf"was not saved: .*rank {SERVER} \(its process is stopped\)"
+    ):
+        save.wait()
+
+
+def test_a_wait_ends_though_the_thread_waits_for_the_answer_of_a_store_that_is_stopped(
+    tmp_path: Path,
+) -> None:
+    function = waits_while_the_thread_asks_a_stopped_store
+    outcomes = run_once(2, function, tmp_path, silent=[SERVER], group_timeout=STOPPED_FOR)
+    assert outcomes[1].kind == "value", outcomes[1].text

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store
 from torch.distributed import DistBackendError
 
 from opensmd.collectives.sealed import open_text, seal_text
+from opensmd.collectives.stores.address import where
 from opensmd.collectives.stores.deadlines import GRACE, call_within
 
 __all__ = ["Exchange"]
@@ -121,7 +122,7 @@ class Exchange:
             return call_within(self._left() + GRACE, work)
         except TimeoutError:
             raise DistBackendError(
-                f"{self._making()}: {self._where()} did not answer within {self._timeout:g} s "
+                f"{self._making()}: {where(self._store)} did not answer within {self._timeout:g} s "
                 f"({self._at(topic)}). The process that serves it is stopped or cannot be reached: end the "
                 "job and start it again."
             ) from None
@@ -131,8 +132,8 @@ class Exchange:
         except RuntimeError as error:
             self._part()
             raise DistBackendError(
-                f"{self._making()}: {_first_line(error)} ({self._at(topic)}; {self._where()}). If a process "
-                "of the job has ended, the cause is in its output."
+                f"{self._making()}: {_first_line(error)} ({self._at(topic)}; {where(self._store)}). If a "
+                "process of the job has ended, the cause is in its output."
             ) from error
 
     def _part(self) -> None:
@@ -180,13 +181,6 @@ class Exchange:
 
     def _at(self, topic: str) -> str:
         return f"{topic}; this is rank {self.rank}"
-
-    def _where(self) -> str:
-        """The store, with its address where it has one."""
-        store = self._store
-        while isinstance(store, PrefixStore):
-            store = store.underlying_store
-        return f"the store at {store.host}:{store.port}" if isinstance(store, TCPStore) else "the store"
 
 
 def _named(ranks: Sequence[int]) -> str:

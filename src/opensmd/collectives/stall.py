@@ -14,6 +14,8 @@ from opensmd.collectives import _torch_internals
 
 __all__ = ["MemberState", "Stall", "find_stall", "members", "missing_from", "stall_report"]
 
+_STILL = ("its process is stopped", "its process has died")  # of the states below
+
 
 @dataclass(frozen=True)
 class MemberState:
@@ -89,17 +91,23 @@ def stall_report(group: dist.ProcessGroup | None = None) -> str:
 
 
 def missing_from(group: dist.ProcessGroup) -> str:
-    """Who is waited for in ``group``, to end a sentence with; empty where nothing shows it."""
+    """Who is waited for in ``group``, to end a sentence with; empty where nothing shows it.
+
+    Where nobody waits in a collective: whose process does not run.
+    """
     try:
-        stall = find_stall(members(group))
+        found = members(group)
     except RuntimeError:  # no shared memory
         return ""
-    if stall is None:
-        return ""
-    who = ", ".join(
-        f"rank {dist.get_global_rank(group, member.rank)} ({member.state})" for member in stall.missing
-    )
-    return f"; not arrived at {stall.operation}: {who}"
+    stall = find_stall(found)
+    if stall is not None:
+        return f"; not arrived at {stall.operation}: {_named(group, stall.missing)}"
+    still = [member for member in found if member.state in _STILL]
+    return f"; {_named(group, still)} does not work" if still else ""
+
+
+def _named(group: dist.ProcessGroup, of: Sequence[MemberState]) -> str:
+    return ", ".join(f"rank {dist.get_global_rank(group, member.rank)} ({member.state})" for member in of)
 
 
 def _line(member: MemberState) -> str:

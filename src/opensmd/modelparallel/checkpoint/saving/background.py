@@ -104,7 +104,7 @@ class BackgroundSave:
                 if self._patience is not None and quiet > self._patience.total_seconds():
                     return SMPCheckpointError(
                         f"{self._name} was not saved: its thread has waited for other ranks for {quiet:.0f} s"
-                        f"{missing_from(self._world)}"
+                        f"{missing_from(self._world) or self._hurry.silence()}"
                     )
 
     def _let_go(self, _: object) -> None:

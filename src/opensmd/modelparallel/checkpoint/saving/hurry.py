@@ -11,8 +11,12 @@ import contextlib
 import torch.distributed as dist
 
 from opensmd.collectives._torch_internals import default_store
+from opensmd.collectives.stores.address import where
+from opensmd.collectives.stores.deadlines import call_within
 
 __all__ = ["Hurry"]
+
+ANSWER = 1.0  # seconds in which a store answers that works
 
 
 class Hurry:
@@ -29,9 +33,22 @@ class Hurry:
 
     def want(self) -> None:
         """Somebody waits on this rank."""
-        if self._store is not None:
-            with contextlib.suppress(RuntimeError):  # who served the store is gone: the save will say so
-                self._store.set(self._key, self._number)
+        store = self._store
+        if store is not None:
+            # Who serves the store may be gone, or stopped while the thread asks it: the save will say so.
+            with contextlib.suppress(RuntimeError, TimeoutError):
+                call_within(ANSWER, lambda: store.set(self._key, self._number))
+
+    def silence(self) -> str:
+        """That the store does not answer, to end a sentence with; empty if it does."""
+        store = self._store
+        if store is None:
+            return ""
+        try:
+            call_within(ANSWER, lambda: store.check([self._key]))
+        except (RuntimeError, TimeoutError):
+            return f"; {where(store)}, which rank 0's process or the launcher serves, does not answer"
+        return ""
 
     def is_wanted(self) -> bool:
         """Whether somebody waits on any rank."""

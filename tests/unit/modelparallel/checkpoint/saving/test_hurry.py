@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,8 +53,31 @@ def test_a_store_that_is_gone_is_no_error() -> None:
     assert not lost.is_wanted()
 
 
+def test_a_store_that_does_not_answer_keeps_nobody_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    class Stopped:
+        def set(self, key: str, value: str) -> None:
+            asked.wait()
+
+        def check(self, keys: list[str]) -> bool:
+            asked.wait()
+            return False
+
+    monkeypatch.setattr(hurry, "ANSWER", 0.01)
+    monkeypatch.setattr(hurry, "default_store", Stopped)
+    silent = Hurry(group(), 1)
+    silent.want()
+    assert silent.silence().endswith("does not answer")
+    asked.set()
+
+
+def test_a_store_that_answers_is_not_named() -> None:
+    assert Hurry(group(), 1).silence() == ""
+
+
 def test_a_rank_alone_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hurry, "default_store", None)
     alone = Hurry(group(ranks=1), 1)
     alone.want()
-    assert not alone.is_wanted()
+    assert not alone.is_wanted() and alone.silence() == ""
