@@ -5,6 +5,7 @@ Each is started with ``smdrun`` once; its other runs are those of ranks of the p
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from transformers import BertForPreTraining, GPT2LMHeadModel
 
 from opensmd.optim import FusedLAMB
-from tests.scripts.smp import bert, gpt2, own_masters
+from tests.scripts.smp import bert, gpt2, own_masters, trainer
 from tests.support.forked_jobs import run_job
 from tests.support.jobs import both
 from tests.support.ranks import ROOT, RankFailed, RankPool
@@ -162,6 +163,58 @@ def test_a_script_with_its_own_masters_learns_like_plain_pytorch_and_resumes(
             assert far < 0.1 or name.endswith("c_attn.bias"), (name, far)
         resumed = run_script(pool(4), script, *folder, *degrees, "--load_from", 3)
         assert losses(resumed) == {step: losses(printed)[step] for step in (4, 5, 6)}
+
+
+# --- A trainer class, and files that are converted ---------------------------------------------------------
+
+
+def plain_trainer(model_type: str, pretrained: Path) -> dict[int, float]:
+    """Losses by step of plain PyTorch, from the weights that are also the script's."""
+    torch.manual_seed(3)
+    model = trainer.make_model(argparse.Namespace(model_type=model_type))
+    torch.save(model.state_dict(), pretrained)
+    optimizer = torch.optim.AdamW(trainer.param_groups(model), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
+    found = {}
+    for step in range(6):
+        ids = trainer.whole_batch(step)
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        found[step + 1] = loss.item()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "margin"),
+    [
+        (
+            "gptj",
+            "tensor_parallel_degree=2,pipeline_parallel_degree=2,microbatches=4,active_microbatches=2,"
+            "memory_weight=0.5,prescaled_batch=True,ddp=True",
+            2e-5,
+        ),
+        ("gpt2", "partitions=2,microbatches=2,shard_optimizer_state=True,ddp=True", 2e-5),
+        ("gpt2", "sharded_data_parallel_degree=2,bf16=True,ddp=True", 5e-2),
+    ],
+    ids=["tensor-parallel", "sharded optimizer", "sharded parameters"],
+)
+def test_the_script_with_a_trainer_class_learns_resumes_and_converts_its_files(
+    pool: Pools, tmp_path: Path, model_type: str, settings: str, margin: float
+) -> None:
+    pretrained = tmp_path / "pretrained.bin"
+    wanted = plain_trainer(model_type, pretrained)
+    words = ["--mp_parameters", settings, "--model_type", model_type, "--model_dir", tmp_path]
+    script = SCRIPTS / "trainer.py"
+    printed = run_script(pool(4), script, *words, "--pretrained", pretrained, "--save_at", 3)
+    assert losses(printed) == pytest.approx(wanted, rel=margin)
+    assert losses(printed)[6] < losses(printed)[1]
+    resumed = run_script(pool(4), script, *words, "--resume_from", tmp_path / "checkpoint-3")
+    rest = {step: losses(printed)[step] for step in (4, 5, 6)}
+    assert losses(resumed) == pytest.approx(rest, rel=margin / 10)
+    assert evaluation(resumed) == pytest.approx(evaluation(printed), rel=margin / 10)
 
 
 # --- BERT ----------------------------------------------------------------------------------------------
