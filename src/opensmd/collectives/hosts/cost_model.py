@@ -28,6 +28,7 @@ USUAL_LINK = 1e9  # bytes a second, where nothing is known
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
 MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 24
+FEWEST_IN_SHORT_CHAIN = 8
 LEAST_IN_RING = 32 << 10
 # To all other hosts together, with the comparison of calls.
 MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 32 << 10, 128 << 10
@@ -193,7 +194,7 @@ def _part(nbytes: float, most: int, fewest: int, least: float = LEAST_OF_PART) -
 def _part_of_chain(hosts: int, nbytes: float) -> float:
     if hosts <= 2:
         return _part(nbytes, MOST_OF_PIECE, FEWEST_PARTS)
-    least = min(max(nbytes / FEWEST_PARTS, LEAST_IN_CHAIN), LEAST_OF_PART)
+    least = min(max(nbytes / FEWEST_IN_SHORT_CHAIN, LEAST_IN_CHAIN), LEAST_OF_PART)
     return _part(nbytes, MOST_OF_PIECE, FEWEST_IN_CHAIN, least)
 
 

@@ -17,6 +17,7 @@ constexpr size_t kMostOfSum = 2u << 20;
 // before it; but every part is a round in shared memory.
 constexpr size_t kFewestParts = 4;
 constexpr size_t kFewestInChain = 24;
+constexpr size_t kFewestInShortChain = 8;  // of less than kLeastOfPart each
 
 constexpr size_t kLeastOfPart = 64u << 10;
 constexpr size_t kLeastInChain = 16u << 10;
@@ -39,7 +40,7 @@ struct Parts {
   // Of what goes along a chain of so many hosts.
   static Parts along(int hosts, size_t bytes) {
     if (hosts <= 2) return of(bytes, kMostOfPart, kFewestParts);
-    return of(bytes, kMostOfPart, kFewestInChain, std::clamp(bytes / kFewestParts, kLeastInChain, kLeastOfPart));
+    return of(bytes, kMostOfPart, kFewestInChain, std::clamp(bytes / kFewestInShortChain, kLeastInChain, kLeastOfPart));
   }
 
   size_t count() const { return bytes == 0 ? 0 : (bytes + each - 1) / each; }
