@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["FAULTS", "IN_A_STEP", "STEPS", "SplitCase", "draw"]
 
 STEPS = 9
+LAYOUTS = ("stages", "stages", "sharded", "tensor-parallel")
 FAULTS = ("kill", "stop", "exit", "exception", "absent", "full disk", "pause", "late", "none")
 HARMLESS = ("pause", "late", "none")
 IN_A_STEP = ("forward", "before backward", "after backward")
@@ -33,6 +34,9 @@ class SplitCase:
         pipeline: the schedule.
         automatic: whether the library chooses the places, which costs a dry run.
         partial: the kind of checkpoint.
+        layout: what ranks share: only "stages" of the model, parameters between all of them ("sharded"),
+            or the tensors of each stage ("tensor-parallel").
+        beside: threads save while training goes on.
         timeout: of all groups, in seconds.
         tidy: whether the ranks' interpreters end as a script's does.
     """
@@ -52,11 +56,18 @@ class SplitCase:
     partial: bool
     timeout: float
     tidy: bool
+    layout: str
+    beside: bool
 
     @property
     def replicas(self) -> int:
-        """Copies of the model."""
-        return self.ranks // self.partitions
+        """How many train on rows of their own."""
+        return self.ranks // (self.partitions * self.sharing)
+
+    @property
+    def sharing(self) -> int:
+        """How many ranks have slices of the same tensors and train on the same rows."""
+        return self.ranks // self.partitions if self.layout == "tensor-parallel" else 1
 
     @property
     def ends_the_training(self) -> bool:
@@ -83,7 +94,7 @@ def draw(seed: int, trial: int, ranks: list[int], timeout: float) -> SplitCase:
     if fault == "exception" and moment == "save":
         moment = "between steps"
     microbatches = chance.choice([2, 2, 4])
-    return SplitCase(
+    split = SplitCase(
         trial=trial,
         ranks=size,
         partitions=2 if size == 4 and chance.random() < 0.5 else size,
@@ -99,4 +110,12 @@ def draw(seed: int, trial: int, ranks: list[int], timeout: float) -> SplitCase:
         partial=chance.random() < 0.6,
         timeout=timeout,
         tidy=chance.random() < 0.2,
+        layout="stages",
+        beside=False,
     )
+    layout = chance.choice(LAYOUTS)
+    two_stages = layout == "tensor-parallel" and size == 4 and chance.random() < 0.5
+    partitions = split.partitions if layout == "stages" else 2 if two_stages else 1
+    # What a full disk refuses is the call's own error only where the call writes.
+    beside = fault != "full disk" and chance.random() < 0.4
+    return replace(split, layout=layout, partitions=partitions, beside=beside)

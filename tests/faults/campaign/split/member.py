@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.faults.campaign.records import Board, Failure, Record
 from tests.faults.campaign.split.cases import IN_A_STEP, STEPS, SplitCase
@@ -56,6 +56,7 @@ class Training:
         self.passed: Counter[str] = Counter()  # how often this step has come to each of its moments
         self.struck = False
         self.doing, self.began = "start", time.monotonic()
+        self.save_beside: tuple[int, Any] | None = None  # its step, and what waits for it
 
     def run(self, backend: str, port: int) -> None:
         """Train until the end, or until something is raised."""
@@ -72,7 +73,7 @@ class Training:
             timeout=timedelta(seconds=case.timeout),
         )
         smp.init(self._settings())
-        self.record.replica = smp.dp_rank()
+        self.record.replica = smp.rdp_rank()
         model, optimizer = self._parts(smp)
         self.board.say_ready(self.rank)
         while not self.board.ready(case.ranks):
@@ -92,6 +93,8 @@ class Training:
             self._step(train, optimizer)
             if case.saves_after(self.current):
                 self._save(smp, model, optimizer)
+        self._do("save")
+        self._await_save_beside()
         self._do("end")
         dist.barrier()
 
@@ -101,12 +104,22 @@ class Training:
             "partitions": case.partitions,
             "microbatches": case.microbatches,
             "pipeline": case.pipeline,
-            "ddp": case.replicas > 1,
+            "ddp": case.ranks > case.partitions,
         }
+        if case.layout == "sharded":
+            # gathered again and again, and not changed beside what plain training does
+            often = {"sdp_param_persistence_threshold": 0, "sdp_max_live_parameters": 1}
+            found |= {"sharded_data_parallel_degree": case.ranks, "sdp_gradient_clipping": 0.0, **often}
+        if case.layout == "tensor-parallel":
+            found |= {"tensor_parallel_degree": case.sharing, "prescaled_batch": True}
         return found if case.automatic else {**found, "auto_partition": False, "default_partition": 0}
 
     def _parts(self, smp: Any) -> tuple[Any, Any]:
         module = make_model(self.case)
+        if self.case.layout == "tensor-parallel":
+            linear = [layer for layer in module if isinstance(layer, nn.Linear)]
+            for layer in linear[:-1]:  # the last has one output
+                smp.set_tensor_parallelism(layer)
         if not self.case.automatic:
             for index, layer in enumerate(module):
                 smp.set_partition(layer, index * self.case.partitions // len(module))
@@ -126,24 +139,35 @@ class Training:
         self.record.losses.append(float(loss.reduce_mean()))
         self.record.completed += 1
 
+    def _await_save_beside(self) -> None:
+        if self.save_beside is not None:
+            step, save = self.save_beside
+            save.wait()
+            self.record.saved, self.save_beside = step, None
+
     def _save(self, smp: Any, model: Any, optimizer: Any) -> None:
         self._do("save")
         with self._trouble_in_save():
             try:
-                smp.save_checkpoint(
+                self._await_save_beside()
+                save = smp.save_checkpoint(
                     str(self.folder),
                     f"s{self.current}",
                     partial=self.case.partial,
                     model=model,
                     optimizer=optimizer if self.case.partial else None,
                     user_content=self.current,
+                    blocking=not self.case.beside,
                 )
             except (RuntimeError, OSError) as error:
                 if self.case.fault != "full disk":
                     raise
                 self.record.refused = f"{type(error).__name__}: {error}"
             else:
-                self.record.saved = self.current
+                if self.case.beside:
+                    self.save_beside = (self.current, save)
+                else:
+                    self.record.saved = self.current
 
     # ---------------------------------------------------------------- the fault
 
