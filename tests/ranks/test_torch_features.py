@@ -28,7 +28,8 @@ from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimiz
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.ranks import RankPool
+import smdistributed.modelparallel.torch as smp
+from tests.support.ranks import RankPool, run_once
 
 ROWS, STEPS = 4, 4
 
@@ -223,3 +224,31 @@ def test_sharded_checkpoints_load_into_shards_and_into_a_whole_model(
     pool: Callable[[int], RankPool], tmp_path: Path
 ) -> None:
     pool(2).run(distributed_checkpoints, str(tmp_path))
+
+
+def run_split_model() -> float:
+    smp.init({"partitions": 2, "microbatches": 2})
+    torch.manual_seed(0)
+    model = smp.DistributedModel(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]))
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    @smp.step
+    def step(inputs: Tensor) -> Tensor:
+        loss = model(inputs).square().mean()
+        model.backward(loss)
+        return loss
+
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = step(torch.ones(4, 4))
+        optimizer.step()
+    return float(loss.reduce_mean())
+
+
+def test_a_split_model_trains_alike_inside_torchs_debug_wrapper() -> None:
+    losses = []
+    for level in ("OFF", "DETAIL"):
+        outcomes = run_once(2, run_split_model, env={"TORCH_DISTRIBUTED_DEBUG": level})
+        assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text
+        losses += [outcome.value for outcome in outcomes]
+    assert len(set(losses)) == 1
