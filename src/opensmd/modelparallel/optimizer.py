@@ -36,6 +36,7 @@ from opensmd.modelparallel.state_dicts.optimizer_entries import (
     merged_parts,
     sliced_entries,
     slices_of_entries,
+    unsliced_state,
 )
 from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import fitting_state
 
@@ -101,7 +102,8 @@ class _Methods(PrecisionAttributes):
             gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
         """
         if self._smp_layout is None:
-            return self._plain_state_dict()
+            waiting = self._smp_waiting
+            return unsliced_state(self._plain_state_dict() if waiting is None else waiting, self)
         own = self._renumbered(self._smp_layout)
         if state.groups.size(CommGroup.MP_GROUP) > 1:
             own["state"] = gathered_entries(own["state"], self._smp_layout, only_first=gather_to_rank0)

@@ -36,7 +36,6 @@ class HalfMethods(PrecisionAttributes):
 
     _smp_scale: LossScale
     _smp_masters: MasterWeights | None = None
-    _smp_waiting: dict[str, Any] | None = None  # a state dict until there are masters to load it into
     _smp_fresh = False  # the masters have the gradients that the model has
     _smp_updated_at = 0  # how many backwards there had been when the masters got them
 
@@ -147,13 +146,6 @@ class HalfMethods(PrecisionAttributes):
             self._smp_waiting = given
             return
         self._smp_load(given, self._smp_masters)
-
-    def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
-        """As without fp16 and bf16, with the masters; before the first step, what waits to be loaded."""
-        if self._smp_masters is None and self._smp_waiting is not None:
-            return dict(self._smp_waiting)
-        own: dict[str, Any] = super().state_dict(gather_to_rank0=gather_to_rank0)  # type: ignore[misc]
-        return own
 
     def _smp_after_partition(self, model: WrappedModel) -> None:
         super()._smp_after_partition(model)

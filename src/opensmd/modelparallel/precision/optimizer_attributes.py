@@ -30,6 +30,7 @@ class PrecisionAttributes(WrappedOptimizer):
 
     param_groups: list[dict[str, Any]]
     _smp_layout: Layout | None = None  # of the parts, once the model has them
+    _smp_waiting: dict[str, Any] | None = None  # a state dict until there are masters to load it into
     overflow = False  # whether the last step was skipped because gradients were infinite or no numbers
 
     @property

@@ -21,7 +21,7 @@ from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, slice
 from opensmd.modelparallel.state_dicts.gather import unite
 from opensmd.modelparallel.state_dicts.merge import is_partial, merge_optimizers
 
-__all__ = ["gathered_entries", "merged_parts", "slices_of_entries", "sliced_entries"]
+__all__ = ["gathered_entries", "merged_parts", "slices_of_entries", "sliced_entries", "unsliced_state"]
 
 
 def _flat(own: Mapping[Any, Any]) -> dict[tuple[Any, Any], Any]:
@@ -85,6 +85,32 @@ def sliced_entries(
                 for key, each in sliced[number].items()
             }
     return sliced
+
+
+def unsliced_state(given: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
+    """A state dict of all parameters with whole tensors; before the first step has cut the model.
+
+    Called on all tensor-parallel ranks.
+    """
+    if state.model is None or state.cfg.tensor_parallel_degree == 1:
+        return dict(given)
+    stored = [number for group in given["param_groups"] for number in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    names = optimizer._smp_names()
+    known = dict(zip(stored, zip(names, parameters, strict=True), strict=True))
+    shards = state.model.shards
+    flat = _flat({number: each for number, each in given["state"].items() if number in known})
+    split = {
+        (number, key): shards[known[number][0]]
+        for (number, key), each in flat.items()
+        if known[number][0] in shards
+        and isinstance(each, torch.Tensor)
+        and each.shape == known[number][1].shape
+    }
+    entries = dict(given["state"])
+    for (number, key), each in whole_entries(flat, split).items():
+        entries[number] = {**entries[number], key: each}
+    return {**given, "state": entries}
 
 
 def _has_axes(value: Any) -> bool:

@@ -89,16 +89,13 @@ def fitting_state(
     is_of_original = set(there.names) != set(here.names)
     if here.fits(given) and (names is None or not is_of_original):
         return dict(given)
-    if names is None:
-        names = there.names
-        if not there.fits(given):
-            return dict(given)
-    entries = _by_name(given, names)
+    if names is None and not there.fits(given):
+        return dict(given)
+    entries = _by_name(given, there.names if names is None else names)
     if is_of_original:
         _require_shapes(entries, there.shapes)
-    return _numbered(
-        given, _translated(module, entries, _sources(module), as_distributed), here.groups, with_names=False
-    )
+    translated = _translated(module, entries, _sources(module), as_distributed)
+    return _numbered(given, translated, here.groups, with_names=names is not None)
 
 
 def _both_layouts(module: nn.Module, groups: Sequence[Sequence[str]]) -> tuple[_Layout, _Layout]:
