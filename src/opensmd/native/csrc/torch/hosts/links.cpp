@@ -36,7 +36,7 @@ void Links::expect_until(int index, size_t frame) {
     const size_t next = slot(++expected_[at]);
     std::vector<at::Tensor> into{incoming_[next][index]};
     try {
-      receives_[next][at] = gloo_->recv(into, members_[at], kFrameTag + way(members_[at], gloo_->getRank()));
+      receives_[next][at] = gloo_->recv(into, members_[at], kFrameTag);
     } catch (const std::exception&) {
       receives_[next][at] = nullptr;  // gone, perhaps for good reason: the frames before this one have come
     }
@@ -46,7 +46,7 @@ void Links::expect_until(int index, size_t frame) {
 void Links::post(int index, size_t bytes) {
   std::vector<at::Tensor> own{bytes_at(outgoing(index), bytes)};
   const int member = members_[static_cast<size_t>(index)];
-  sends_.emplace_back(gloo_->send(own, member, kFrameTag + way(gloo_->getRank(), member)), index);
+  sends_.emplace_back(gloo_->send(own, member, kFrameTag), index);
 }
 
 void Links::await(const WorkPtr& work, int index, Clock::time_point deadline, Outcome& outcome) const {

@@ -48,17 +48,17 @@ at::Tensor bytes_at(const void* data, size_t bytes) {
 Crossing::Crossing(Wire& wire, const Call& call, uint64_t digest)
     : wire_(wire), digest_(digest), timeout_(call.timeout), deadline_(std::chrono::steady_clock::now() + call.timeout) {}
 
-int Crossing::tag_of(Stream stream, size_t bytes, int way) const {
+int Crossing::tag_of(Stream stream, size_t bytes, int from, int to) const {
   constexpr uint64_t kTags = (kNobodysTag - kFirstCallTag) / (kStreams * kWays);
   const auto of_call = static_cast<int>((digest_ ^ mixed(bytes)) % kTags);
-  return kFirstCallTag + (of_call * kStreams + static_cast<int>(stream)) * kWays + way;
+  return kFirstCallTag + (of_call * kStreams + static_cast<int>(stream)) * kWays + way(from, to, bytes);
 }
 
 size_t Crossing::receive(void* data, size_t bytes, int member, Stream stream) {
   receives_.push_back({nullptr, member});
   if (bytes > 0) {
     std::vector<at::Tensor> into{bytes_at(data, bytes)};
-    receives_.back().work = wire_.gloo().recv(into, member, tag_of(stream, bytes, way(member, wire_.gloo().getRank())));
+    receives_.back().work = wire_.gloo().recv(into, member, tag_of(stream, bytes, member, wire_.gloo().getRank()));
   }
   return receives_.size() - 1;
 }
@@ -67,7 +67,7 @@ size_t Crossing::send(const void* data, size_t bytes, int member, Stream stream)
   sends_.push_back({nullptr, member});
   if (bytes > 0) {
     std::vector<at::Tensor> from{bytes_at(data, bytes)};
-    sends_.back().work = wire_.gloo().send(from, member, tag_of(stream, bytes, way(wire_.gloo().getRank(), member)));
+    sends_.back().work = wire_.gloo().send(from, member, tag_of(stream, bytes, wire_.gloo().getRank(), member));
   }
   return sends_.size() - 1;
 }

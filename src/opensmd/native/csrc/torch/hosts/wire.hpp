@@ -18,12 +18,14 @@
 namespace opensmd {
 
 // Two members have as many connections as ways, and a message's tag says which it takes (_torch_internals.gloo_group). Gloo
-// locks a connection while a thread sends; what comes over it then waits, and the thread that would read it spins.
+// locks a connection while a thread sends; what comes over it then waits, and the thread that would read it spins. What is
+// short leaves at once: for that, one connection, whose thread is awake, is quicker.
 constexpr int kWays = 2;
-constexpr int way(int from, int to) { return from < to ? 0 : 1; }
+constexpr size_t kShort = 64 << 10;
+constexpr int way(int from, int to, size_t bytes) { return bytes < kShort || from < to ? 0 : 1; }
 
-// Tags of frames (links.hpp), and those that no message ever has, one a way. Collectives have those from kFirstCallTag on
-// (Crossing).
+// Tags of frames (links.hpp), which are short, and those that no message ever has, one a way. Collectives have those from
+// kFirstCallTag on (Crossing).
 constexpr int kFrameTag = 0x7ffffffe;
 constexpr int kNobodysTag = kFrameTag - kWays;
 constexpr int kFirstCallTag = 0x40000000;
@@ -83,7 +85,7 @@ class Crossing {
   };
 
   void await(Message& message, const char* missing);
-  int tag_of(Stream stream, size_t bytes, int way) const;
+  int tag_of(Stream stream, size_t bytes, int from, int to) const;
 
   Wire& wire_;
   const uint64_t digest_;
