@@ -37,7 +37,13 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "bench"
 PAGES = [
     ROOT / "docs" / name
-    for name in ("benchmarks.md", "benchmarks-tables.md", "models-that-do-not-fit.md", "checkpoints.md")
+    for name in (
+        "benchmarks.md",
+        "benchmarks-hosts.md",
+        "benchmarks-tables.md",
+        "models-that-do-not-fit.md",
+        "checkpoints.md",
+    )
 ]
 GRIDS = {
     "pipeline": pipeline_grid,
