@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.environment.process_memory import anonymous_bytes
 from opensmd.modelparallel.checkpoint.conversion.convert import convert
 from opensmd.tools.cli import main
 from tests.support.partitioned import restart
@@ -103,12 +104,6 @@ def test_a_checkpoint_of_shared_tensors_goes_to_every_format_and_back(pool: Pool
 
 
 MIB, LAYERS = 2**20, 24
-
-
-def anonymous_bytes() -> int:
-    """Of this process, without what is mapped from files."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
 def most_anonymous_while(call: Callable[[], object]) -> int:

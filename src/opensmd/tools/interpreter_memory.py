@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
-from pathlib import Path
 
 from torch import nn
+
+from opensmd.environment.process_memory import anonymous_bytes, give_back_freed
 
 __all__ = ["interpreter_bytes", "own_bytes"]
 
@@ -23,12 +23,7 @@ def own_bytes() -> int:
     What has been freed is given back to the system first.
     """
     gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except (OSError, AttributeError):
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)
+    return anonymous_bytes() if give_back_freed() else 0
 
 
 def _bytes_of(model: nn.Module) -> int:

@@ -6,8 +6,6 @@ formats, which want all tensors at once, find them without their being in memory
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import re
 import tempfile
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from opensmd.environment.process_memory import give_back_freed
 from opensmd.modelparallel.checkpoint.conversion.lazy_tensors import LazyTensors, lazy_tensors
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
 from opensmd.modelparallel.checkpoint.seal import Label
@@ -89,7 +88,7 @@ def convert(
             wide = tensor.is_floating_point() and dtype is not None
             mapped[name] = _mapped(tensor.to(dtype) if wide else tensor, folder / str(len(mapped)))
             del tensor
-            _give_back_memory()
+            give_back_freed()  # which may be the memory of several tensors
         if to == "torch":
             label = Label(save=uuid.uuid4().hex, part=0, parts=1)
             commit(write_aside(mapped, target, label, caller=Caller(save="smd convert")), target, alone=True)
@@ -131,12 +130,6 @@ def _mapped(tensor: Tensor, path: Path) -> Tensor:
     whole = tensor.detach().contiguous()
     made = torch.from_file(str(path), shared=True, size=whole.numel(), dtype=whole.dtype)
     return made.view(whole.shape).copy_(whole)
-
-
-def _give_back_memory() -> None:
-    """Let the system have what has been freed: glibc would keep the memory of several tensors."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _write_safetensors(tensors: dict[str, Tensor], folder: Path, limit: int) -> None:
