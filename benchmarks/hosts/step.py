@@ -69,9 +69,7 @@ def grid(results: Results) -> Grid:
         longer = max(found[ALONE], found[CABLE])
         least = found[ALONE] * OF_FORWARD + max(found[ALONE] * (1 - OF_FORWARD), found[CABLE])
         times = [human_time(time) for time in found.values()]
-        shares = [
-            f"{found[name] / bound - 1:+.0%}" for bound in (longer, least) for name in ("smddp", "gloo")
-        ]
+        shares = [f"{found[name] / bound - 1:+.0%}" for bound in (longer, least) for name in BACKENDS]
         lines.append([case, human_bytes(nbytes), *times, *shares])
     bounds = ("the longer of both", "forward and the longer of backward and cable")
     beyond = [f"{name} beyond {bound}" for bound in bounds for name in BACKENDS]

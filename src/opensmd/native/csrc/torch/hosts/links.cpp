@@ -45,8 +45,7 @@ void Links::expect_until(int index, size_t frame) {
 
 void Links::post(int index, size_t bytes) {
   std::vector<at::Tensor> own{bytes_at(outgoing(index), bytes)};
-  const int member = members_[static_cast<size_t>(index)];
-  sends_.emplace_back(gloo_->send(own, member, kFrameTag), index);
+  sends_.emplace_back(gloo_->send(own, members_[static_cast<size_t>(index)], kFrameTag), index);
 }
 
 void Links::await(const WorkPtr& work, int index, Clock::time_point deadline, Outcome& outcome) const {
