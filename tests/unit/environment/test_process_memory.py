@@ -8,6 +8,7 @@ MANY, SMALL = 4096, 8192  # blocks, and bytes of each: glibc keeps these when th
 
 
 def test_freed_blocks_are_given_back() -> None:
+    give_back_freed()  # or the blocks would go where earlier tests' were
     before = anonymous_bytes()
     blocks = [b"1" * SMALL for _ in range(MANY)]
     held = anonymous_bytes()
