@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -188,7 +189,8 @@ def test_a_stopped_stage_is_reported_by_the_other_within_the_timeout(
 def test_ranks_that_leave_the_common_program_say_where_they_were(waiting: dict[str, Ranks]) -> None:
     for outcome in waiting["control flow"].answers():
         assert "microbatch " in told(outcome) and "pipeline rank" in told(outcome)
-        assert "Timed out after 3000 ms" in told(outcome)
+        waited = re.search(r"Timed out after (\d+) ms", told(outcome))
+        assert waited and int(waited[1]) >= TIMEOUT * 1000, told(outcome)  # as long as it really took
 
 
 def test_a_loader_that_ends_early_is_reported_by_the_rank_that_waits(waiting: dict[str, Ranks]) -> None:
