@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.harness import launch
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid
-from benchmarks.schedules.bounds import ALONE, BUSIEST, OURS, SLEPT, bound
+from benchmarks.schedules.bounds import ALONE, BUSIEST, BY_HAND, OURS, SLEPT, bound
 
 PEERS = ("1f1b", "izb", "zbv")
 HEADINGS = (
@@ -74,8 +74,8 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
             assert taken is not None
             row = (name, f"{taken / 1e3:.0f}", f"{each:.3f}")
             limit = possible = versus = touching = ""
-            if name.startswith("opensmd"):
-                most = bound(name.split(" ")[1], int(ranks), microbatches)
+            if name == BY_HAND or name.startswith("opensmd"):
+                most = bound(name.removeprefix("opensmd ").split()[0], int(ranks), microbatches)
                 limit, possible = f"{most:.3f}", f"{each / most / found[ALONE]:.3f}"
                 busiest = results.p50(ranks, microbatches, name + BUSIEST)
                 touching = "" if busiest is None else f"{busiest / 1e3:.0f}"

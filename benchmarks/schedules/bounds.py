@@ -16,9 +16,12 @@ from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, l
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1, zero_bubble_h2
 
-__all__ = ["ALONE", "BUSIEST", "LOOPED", "OURS", "SLEPT", "bound"]
+__all__ = ["ALONE", "BUSIEST", "BY_HAND", "LOOPED", "OURS", "SLEPT", "bound"]
 
 ALONE = "layers alone"  # in plain PyTorch: no schedule can do better than the bound of its table times this
+
+# The table of "v" without a runtime, whose name comes after the schedule's: what a runtime may cost beyond it.
+BY_HAND = "v by hand"
 
 # After the name of a candidate: what its ranks have slept, and the busiest one's time.
 SLEPT, BUSIEST = ", slept", ", busiest rank"

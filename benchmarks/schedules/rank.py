@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 
 import smdistributed.modelparallel.torch as smp
+from benchmarks.harness.by_hand import ByHand
 from benchmarks.harness.results import Results, row
-from benchmarks.schedules.bounds import ALONE, BUSIEST, LOOPED, SLEPT
+from benchmarks.schedules.bounds import ALONE, BUSIEST, BY_HAND, LOOPED, SLEPT
 from benchmarks.schedules.stages import WIDTH, Layer, Sleep
 from opensmd.collectives.backend import register
+from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 
 LAYERS = 2  # of a rank
 PEERS = {
@@ -66,6 +68,8 @@ def main() -> None:
         ALONE: alone(options.microbatches),
         f"opensmd {options.schedule}": ours(options.schedule, options.microbatches),
     }
+    if options.schedule == "v":
+        steps[BY_HAND] = by_hand(options.microbatches)
     for peer in options.peers:
         steps[f"torch {peer}"] = peers(peer, options.microbatches, gloo)
     warm_up = MEASURING if options.schedule == "interleaved" else WARM_UP
@@ -122,6 +126,14 @@ def alone(microbatches: int) -> Step:
                 layer(x).backward(x)
 
     return step
+
+
+def by_hand(microbatches: int) -> Step:
+    """The order of "v" over the same layers and messages, without a runtime."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    table, x = zero_bubble_v(ranks, microbatches), torch.ones(2, WIDTH)
+    chunks = [Layer() for _ in table.stages[rank]]
+    return ByHand(table, rank, chunks, [x] * microbatches, x, lambda out, _: out.square().mean())
 
 
 def ours(schedule: str, microbatches: int) -> Step:
