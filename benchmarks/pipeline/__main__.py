@@ -25,6 +25,7 @@ def main() -> None:
         default=["1f1b/gloo"],
         help="torch's schedules, each over a backend; ours is compared with the fastest",
     )
+    parser.add_argument("--pipeline", choices=("interleaved", "v"), default="interleaved", help="ours")
     options = parser.parse_args()
     jobs = (
         launch.run(
@@ -33,7 +34,7 @@ def main() -> None:
             mpi=None,
             args=[
                 *(*rank_arguments(options), "--case", case, "--microbatches", str(microbatches)),
-                *("--peers", *options.peers),
+                *("--pipeline", options.pipeline, "--peers", *options.peers),
             ],
         )
         for case in options.cases

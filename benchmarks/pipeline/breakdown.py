@@ -1,17 +1,18 @@
 """``python -m benchmarks.pipeline.breakdown``: where a step of two stages spends what no bubble would not.
 
-From half of one process's time to what a step takes, term by term, for the rank that has more to do: its stage
-is no exact half; both stages at once share the machine's memory; the table has a bubble; the same order by
-hand has messages, and several microbatches' activations in the caches; and what is left is the runtime's.
+From half of one process's time to what a step takes, term by term, for the rank that has more to do: its
+stage is no exact half; both stages at once share the machine's memory; the table has a bubble; the same order
+by hand has messages, and several microbatches' activations in the caches; and what is left is the runtime's,
+less what it gains by backwards in two parts.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.harness import launch
+from benchmarks.harness.options import command_parser, rank_arguments
 from benchmarks.harness.results import Results
 from benchmarks.harness.table import Grid
 from benchmarks.pipeline.breakdown_rank import BACKWARD, BOTH, BY_HAND, FORWARD, PARTS, SOLO, one_ahead, stage
@@ -35,18 +36,17 @@ HEADINGS = (
 
 def main() -> None:
     """Measure, print the table and leave the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser(__doc__, seconds=15.0)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["gpt", "mlp"])
     parser.add_argument("--microbatches", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--rounds", type=int, default=12, help="steps of each candidate, in turn")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the results")
+    parser.set_defaults(rounds=12)
     options = parser.parse_args()
     jobs = (
         launch.run(
             "benchmarks.pipeline.breakdown_rank",
             ranks=2,
             mpi=None,
-            args=["--case", case, "--microbatches", str(microbatches), "--rounds", str(options.rounds)],
+            args=[*rank_arguments(options), "--case", case, "--microbatches", str(microbatches)],
         )
         for case in options.cases
         for microbatches in options.microbatches
@@ -67,13 +67,12 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 
         busier = max((0, 1), key=lambda rank: took(stage(BOTH, rank)))
         both = took(stage(BOTH, busier))
-        times = [
-            ChunkTimes(took(stage(FORWARD, rank)), took(stage(BACKWARD, rank)), 0.0) for rank in (0, 1)
-        ]
+        times = [ChunkTimes(took(stage(FORWARD, rank)), took(stage(BACKWARD, rank)), 0.0) for rank in (0, 1)]
         bubble = play(one_ahead(microbatches), times).seconds
         bubble -= microbatches * sum(times[busier])
-        reached = [took(SINGLE) / 2, took(stage(SOLO, busier)), both, both + bubble, took(BY_HAND), took(OURS)]
-        terms = [reached[0], *(after - before for before, after in zip(reached, reached[1:], strict=False))]
+        alone = took(stage(SOLO, busier))
+        reached = [took(SINGLE) / 2, alone, both, both + bubble, took(BY_HAND), took(OURS)]
+        terms = [reached[0], *(after - before for before, after in itertools.pairwise(reached))]
         parts = [took(stage(part, busier)) for part in PARTS]
         yield (case, str(microbatches), *(f"{each:.1f}" for each in [*terms, took(OURS), *parts]))
 

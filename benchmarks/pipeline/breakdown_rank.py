@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 import smdistributed.modelparallel.torch as smp
 from benchmarks.harness.by_hand import ByHand
+from benchmarks.harness.options import rank_parser
 from benchmarks.harness.rank import Rank, join, leave
 from benchmarks.harness.results import Results, row
 from benchmarks.pipeline.cases import CASES, OURS, SINGLE, Case
@@ -32,12 +32,11 @@ Microseconds = dict[str, float]
 
 def main() -> None:
     """Measure one case with one number of microbatches and leave the results to rank 0."""
-    parser = argparse.ArgumentParser()
+    parser = rank_parser()
     parser.add_argument("--case", required=True, choices=CASES)
     parser.add_argument("--microbatches", type=int, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
     options = parser.parse_args()
-    me = over_smddp(join([], patience=0.0))
+    me = over_smddp(join([], patience=options.patience))
     case, microbatches = CASES[options.case], options.microbatches
     mine = Stage.of(case, microbatches, me.rank)
     step, whole = ours(case, microbatches), single(case, microbatches, me)
@@ -75,7 +74,7 @@ def one_ahead(microbatches: int) -> Table:
 
 
 def timed(step: Callable[[], object] | None, me: Rank) -> float:
-    """Microseconds from the common beginning to this rank's end; of ranks that depend on each other, alike."""
+    """Microseconds from the common beginning to this rank's end."""
     me.meeting.wait()
     start = time.perf_counter()
     if step is not None:

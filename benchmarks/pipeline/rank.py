@@ -28,13 +28,14 @@ def main() -> None:
     parser.add_argument("--case", required=True, choices=CASES)
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--peers", nargs="*", default=[])
+    parser.add_argument("--pipeline", default="interleaved")
     options = parser.parse_args()
     me = over_smddp(join([], patience=options.patience))
     case, microbatches = CASES[options.case], options.microbatches
     steps = {
         SINGLE: single(case, microbatches, me),
         **torch_pipelines(options.peers, case, microbatches, me),
-        OURS: ours(case, microbatches),
+        OURS: ours(case, microbatches, options.pipeline),
     }
     compare(steps)
     if not case.automatic:
@@ -96,13 +97,15 @@ def alone(case: Case, microbatches: int, me: Rank) -> Step:
     return step
 
 
-def ours(case: Case, microbatches: int) -> Step:
-    """The library, with torch's stages or with its own."""
-    manual = {"auto_partition": False, "default_partition": 0}
-    automatic = {"optimize": "speed", "memory_weight": 0.0}
-    smp.init({"partitions": 2, "microbatches": microbatches, **(automatic if case.automatic else manual)})
+def ours(case: Case, microbatches: int, pipeline: str = "interleaved") -> Step:
+    """The library, with torch's stages or with its own, which a V needs."""
+    automatic = case.automatic or pipeline == "v"
+    placing: dict[str, object] = {"auto_partition": False, "default_partition": 0}
+    if automatic:
+        placing = {"optimize": "speed", "memory_weight": 0.0}
+    smp.init({"partitions": 2, "microbatches": microbatches, "pipeline": pipeline, **placing})
     module = build(case)
-    if not case.automatic:
+    if not automatic:
         for index, child in enumerate(module):
             smp.set_partition(child, int(index >= case.half))
     return library_step(case, module, microbatches)

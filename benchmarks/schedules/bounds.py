@@ -20,7 +20,7 @@ __all__ = ["ALONE", "BUSIEST", "BY_HAND", "LOOPED", "OURS", "SLEPT", "bound"]
 
 ALONE = "layers alone"  # in plain PyTorch: no schedule can do better than the bound of its table times this
 
-# The table of "v" without a runtime, whose name comes after the schedule's: what a runtime may cost beyond it.
+# The table of "v" without a runtime
 BY_HAND = "v by hand"
 
 # After the name of a candidate: what its ranks have slept, and the busiest one's time.

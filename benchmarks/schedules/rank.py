@@ -29,7 +29,8 @@ PEERS = {
     "zbv": pipelining.ScheduleZBVZeroBubble,
 }
 WARM_UP = 2  # steps of each
-MEASURING = 7  # steps, in which "interleaved" finds out which backwards it splits
+MEASURING = 7  # steps, in which some of ours find out which backwards they split
+MEASURED = ("interleaved", "v", "simple")
 Step = Callable[[], object]
 
 
@@ -72,7 +73,7 @@ def main() -> None:
         steps[BY_HAND] = by_hand(options.microbatches)
     for peer in options.peers:
         steps[f"torch {peer}"] = peers(peer, options.microbatches, gloo)
-    warm_up = MEASURING if options.schedule == "interleaved" else WARM_UP
+    warm_up = MEASURING if options.schedule in MEASURED else WARM_UP
     for name, times in measured(steps, options.steps, warm_up).items():
         results.rows.append(row(str(ranks), options.microbatches, name, [each.taken for each in times]))
         slept = [each.slept for each in times]
@@ -86,12 +87,13 @@ def main() -> None:
 
 
 def measured(steps: Mapping[str, Step], count: int, warm_up: int) -> dict[str, list[Times]]:
-    """So many steps of each, in turn, after ``warm_up`` that do not count."""
+    """So many steps of each, in turn, after some that do not count: ``warm_up`` of ours."""
     times: dict[str, list[Times]] = {name: [] for name in steps}
-    for _ in range(count + warm_up):
+    for number in range(count + warm_up):
         for name, step in steps.items():
-            times[name].append(once(step))
-    return {name: each[warm_up:] for name, each in times.items()}
+            if name.startswith("opensmd") or number >= warm_up - WARM_UP:
+                times[name].append(once(step))
+    return {name: each[-count:] for name, each in times.items()}
 
 
 def once(step: Step) -> Times:

@@ -24,6 +24,7 @@ from benchmarks.memory import rank as memory_rank
 from benchmarks.memory.__main__ import FULLEST, TIMES
 from benchmarks.memory.__main__ import grid as memory_grid
 from benchmarks.memory.cases import CASES
+from benchmarks.pipeline.breakdown import lines as pipeline_breakdown
 from benchmarks.resident.__main__ import KEPT, LIVE, PEAK, PREDICTED
 from benchmarks.resident.__main__ import STEP as RESIDENT_STEP
 from benchmarks.resident.__main__ import grid as resident_grid
@@ -153,6 +154,16 @@ def test_the_pipeline_is_measured_beside_torchs_and_one_process(
     run_benchmark("pipeline", "--cases", "tiny", "--microbatches", "2")
     names = {"one process", "torch 1F1B", "opensmd", "stages alone"}
     assert set(Results.load(tmp_path / "pipeline-2.json").candidates()) == names
+
+
+def test_what_a_step_of_two_stages_takes_is_broken_down_into_terms(
+    run_benchmark: Callable[..., None], tmp_path: Path
+) -> None:
+    run_benchmark("pipeline.breakdown", "--cases", "tiny", "--microbatches", "2")
+    [(_, _, *cells)] = pipeline_breakdown(Results.load(tmp_path / "pipeline-breakdown.json"))
+    *terms, whole = map(float, cells[:7])
+    assert sum(terms) == pytest.approx(whole, abs=0.4)  # rounded
+    assert sum(map(float, cells[7:])) == pytest.approx(whole, rel=0.5)  # of one rank, medians
 
 
 def test_one_partition_is_measured_beside_plain_pytorch(tmp_path: Path) -> None:
