@@ -181,8 +181,15 @@ class RankSchedule:
 
     @property
     def measures_splits(self) -> bool:
-        """Whether only as many do as pays, by measurement; schedules that are made of parts always split."""
-        return self.pipeline in ("interleaved", "simple") and self.virtual_stages == 1 and not self.in_order
+        """Whether only as many do as pays, by measurement; other schedules always split."""
+        if self.in_order:
+            return False
+        return self.in_a_v or (self.pipeline in ("interleaved", "simple") and self.virtual_stages == 1)
+
+    @property
+    def in_a_v(self) -> bool:
+        """Whether the order is that of a V, which the plan has."""
+        return self.pipeline == "v" and self._comes_back
 
     @property
     def _times(self) -> tuple[ChunkTimes, ...]:
@@ -209,7 +216,7 @@ class RankSchedule:
         ranks = self.partitions
         if self.active_microbatches < ranks:
             return None
-        if self.pipeline == "v" and self._comes_back:
+        if self.in_a_v:
             return _table(_fused_v, ranks, microbatches)
         if self.pipeline == "searched" and self.virtual_stages > 1 and self._comes_back:
             return self._search(_searched_v, microbatches)

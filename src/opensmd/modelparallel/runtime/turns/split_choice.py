@@ -85,6 +85,7 @@ class SplitChoice:
             partitions=self._schedule.partitions,
             microbatches=microbatches,
             few=steps.few,
+            in_a_v=self._schedule.in_a_v,
         )
 
 

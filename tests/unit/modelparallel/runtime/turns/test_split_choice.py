@@ -39,8 +39,10 @@ def last(partitions: int, pipeline: str = "interleaved") -> SplitChoice:
     return SplitChoice(rank_schedules(partitions, pipeline)[-1])
 
 
-def chosen(partitions: int, first: int, weights: int, *, noise: int = 0) -> int:
-    return run(last(partitions), FIRST + MEASURED + 1, first, weights, noise=noise)[-1]
+def chosen(
+    partitions: int, first: int, weights: int, *, pipeline: str = "interleaved", noise: int = 0
+) -> int:
+    return run(last(partitions, pipeline), FIRST + MEASURED + 1, first, weights, noise=noise)[-1]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,10 @@ def test_a_backward_is_split_where_it_gains_more_than_it_costs(
     assert chosen(partitions, first, weights) == expected
 
 
+def test_in_a_v_all_are_split_where_that_costs_little() -> None:
+    assert [chosen(2, 5, weights, pipeline="v") for weights in (5, 7)] == [8, 2]
+
+
 def test_other_work_of_the_machine_does_not_count() -> None:
     assert chosen(4, 5, 5, noise=30) == 8
 
@@ -78,7 +84,7 @@ def test_there_is_always_a_whole_backward_to_compare_with() -> None:
     assert last(4).splits_from(1) == 1
 
 
-@pytest.mark.parametrize(("pipeline", "split"), [("zero_bubble", 8), ("v", 8), ("1f1b", 0)])
+@pytest.mark.parametrize(("pipeline", "split"), [("zero_bubble", 8), ("1f1b", 0)])
 def test_schedules_that_are_made_of_parts_are_not_measured(pipeline: str, split: int) -> None:
     assert run(last(4, pipeline), 6, 10, 3) == [split] * 6
 
