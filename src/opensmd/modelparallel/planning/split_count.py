@@ -36,6 +36,8 @@ class BackwardTimes(NamedTuple):
     weights: float
 
 
+# As a share of the whole, whatever was measured: the last backwards may have had the memory to themselves.
+COSTS_AT_LEAST = 0.03
 SEEN = 0.05  # a backward shortened by a smaller share than this is no shorter for all that can be measured
 
 
@@ -56,7 +58,7 @@ def split_count(
         0, ``few`` or ``microbatches``.
     """
     gained = times.whole - times.first
-    lost = max(0.0, times.first + times.weights - times.whole)
+    lost = max(COSTS_AT_LEAST * times.whole, times.first + times.weights - times.whole)
     if gained <= SEEN * times.whole:
         return 0
     # Each further rank passes its gain on to the ranks before it; the costs add up on each.
