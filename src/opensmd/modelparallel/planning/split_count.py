@@ -37,7 +37,7 @@ class BackwardTimes(NamedTuple):
 
 
 # As a share of the whole, whatever was measured: the last backwards may have had the memory to themselves.
-COSTS_AT_LEAST = 0.03
+COSTS_AT_LEAST = 0.02
 SEEN = 0.05  # a backward shortened by a smaller share than this is no shorter for all that can be measured
 
 
