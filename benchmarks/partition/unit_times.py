@@ -34,15 +34,12 @@ def unit_times(model: nn.Module, step: Callable[[], Tensor], units: int, *, roun
         with clock.follow(followed(model)):
             loss = step()
             clock.run_backward(torch.autograd.backward, [loss], {})
-    counted, watching = clocks[2:], watching_seconds()
-    calls = [clocks[-1].calls_of.get(unit, 0) for unit in range(units)]
+    watching = watching_seconds()
+    runs = [clock.taken(watching) for clock in clocks[2:]]
     return [
         UnitTimes(
-            max(
-                0.0,
-                statistics.median(clock.seconds.get(unit, 0.0) for clock in counted) - watching * calls[unit],
-            ),
-            statistics.median(clock.backward.get(unit, 0.0) for clock in counted),
+            statistics.median(run.forward.get(unit, 0.0) for run in runs),
+            statistics.median((run.backward or {}).get(unit, 0.0) for run in runs),
         )
         for unit in range(units)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +52,11 @@ class Measuring:
         """
         clocks = [StepClock(self.device) for _ in range(3)]
         self._run(clocks, backward=not has_backward_hooks(self.module))
-        forward = self._forward(clocks[1:])
-        if all(clock.went_backward for clock in clocks):
-            return UnitSeconds(forward, _quickest([clock.backward for clock in clocks[1:]]))
+        quickest = _quickest(clocks[1:])
+        if quickest.backward is not None:
+            return quickest
         tried = self._trials()
-        return UnitSeconds(forward, None if tried is None else tried.backward)
+        return UnitSeconds(quickest.forward, None if tried is None else tried.backward)
 
     def if_doubtful(self) -> UnitSeconds | None:
         """Forwards in real runs where the estimate has missed work; None where not, or if they cannot be had.
@@ -74,7 +74,7 @@ class Measuring:
             # A script may need gradients, and what only estimates need must not stop it.
             logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)
             return None
-        forward = self._forward(clocks)
+        forward = _quickest(clocks).forward
         estimates = self.observer.forward_seconds
         missed = [unit for unit in doubtful if outweighs(forward.get(unit, 0.0), estimates[unit])]
         return UnitSeconds(forward, None) if missed else None
@@ -113,13 +113,16 @@ class Measuring:
                     torch.autograd.backward(losses)
             written = written if written is not None and written.found else None  # to look takes time
 
-    def _forward(self, clocks: Sequence[StepClock]) -> dict[int, float]:
-        """By the quickest run, without what it took to watch it."""
-        watching = watching_seconds()
-        quickest = _quickest([clock.seconds for clock in clocks])
-        calls = clocks[-1].calls_of
-        return {unit: max(0.0, taken - watching * calls.get(unit, 0)) for unit, taken in quickest.items()}
+
+def _quickest(clocks: Sequence[StepClock]) -> UnitSeconds:
+    """Of several runs, without what it took to watch them."""
+    watching = watching_seconds()
+    runs = [clock.taken(watching) for clock in clocks]
+    backwards = [run.backward for run in runs if run.backward is not None]
+    return UnitSeconds(
+        _least([run.forward for run in runs]), _least(backwards) if len(backwards) == len(runs) else None
+    )
 
 
-def _quickest(runs: Sequence[dict[int, float]]) -> dict[int, float]:
+def _least(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {unit: min(run.get(unit, 0.0) for run in runs) for unit in runs[-1]}

@@ -126,7 +126,7 @@ class OperationTrials:
         differentiated: bool,
     ) -> None:
         """An operation has run in ``unit``."""
-        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
+        self.draws = self.draws or _draws(func, args, kwargs)
         if not estimate.forward_seconds:
             return
         leaves, structure = tree_flatten((args, kwargs))
@@ -263,6 +263,17 @@ class _Engine:
         start = self.stopwatch.now()
         torch.autograd.grad(roots, inputs, gradients, allow_unused=True)
         return self.stopwatch.now() - start
+
+
+def _draws(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation draws random numbers: fused attention may, but none for a dropout of nothing."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(given)
+    return True
 
 
 def _read(given: Sequence[Any], leaves: Sequence[Any]) -> None:

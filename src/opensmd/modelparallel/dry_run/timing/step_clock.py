@@ -2,7 +2,8 @@
 
 Forward, modules tell where the run is. Backward, every node of the autograd graph belongs to the unit in
 which it was made, as its sequence number tells; a node that adds up a parameter's gradient, to that of the
-node before it. What passes between two nodes is the first one's.
+node before it. What passes between two nodes is the first one's. Watching takes time itself, most beside the small
+operations of small models: what that is for a call and for a node is measured, and taken off.
 """
 
 from __future__ import annotations
@@ -10,18 +11,30 @@ from __future__ import annotations
 import bisect
 import contextlib
 import statistics
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel.dry_run._torch_internals import made_by, number_of_next_node
-from opensmd.modelparallel.dry_run.timing.clock import Clock
+from opensmd.modelparallel.dry_run.timing.clock import Clock, UnitSeconds
 
-__all__ = ["StepClock", "losses_in", "watching_seconds"]
+__all__ = ["StepClock", "Watching", "losses_in", "watching_seconds"]
+
+# calls, and nodes, that are watched to learn what that takes, and how often
+_WATCHED = 128
+_ROUNDS = 9
+
+
+class Watching(NamedTuple):
+    """What it takes to watch the call of a module, and the backward of a node."""
+
+    call: float
+    node: float
 
 
 class StepClock(Clock):
@@ -30,6 +43,7 @@ class StepClock(Clock):
     Attributes:
         backward: seconds by unit.
         calls_of: how many calls began in each unit.
+        nodes_of: of how many nodes the backward ran, by unit.
         went_backward: whether there was a backward.
     """
 
@@ -37,6 +51,7 @@ class StepClock(Clock):
         super().__init__(device)
         self.backward: dict[int, float] = defaultdict(float)
         self.calls_of: dict[int, int] = defaultdict(int)
+        self.nodes_of: dict[int, int] = defaultdict(int)
         self.went_backward = False
         self._numbers = [0]  # the first sequence number from which on ...
         self._units = [-1]  # ... this unit makes the nodes
@@ -93,10 +108,18 @@ class StepClock(Clock):
 
         return run
 
+    def taken(self, watching: Watching) -> UnitSeconds:
+        """The seconds of each unit without those of ``watching``; no backward where none ran."""
+        forward = _less(self.seconds, self.calls_of, watching.call)
+        return UnitSeconds(
+            forward, _less(self.backward, self.nodes_of, watching.node) if self.went_backward else None
+        )
+
     def _goes_on(self, unit: int) -> None:
         now = self._now_of_device()
         if self.current >= 0:
             self.backward[self.current] += now - self._since
+            self.nodes_of[self.current] += 1
         self.current, self._since = unit, now
 
     def _nodes(self, roots: Sequence[Tensor]) -> dict[torch.autograd.graph.Node, int]:
@@ -140,12 +163,37 @@ def _gradients_dropped(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             handle.remove()
 
 
-def watching_seconds() -> float:
-    """What it takes to watch the call of a module: that of one that does nothing."""
-    model = nn.Sequential(*[nn.Identity() for _ in range(64)])
-    names = {module: name for name, module in model.named_modules()}
-    clocks = [Clock(torch.device("cpu")) for _ in range(9)]
-    for clock in clocks:
-        with clock.follow(names):
-            model(torch.ones(1))
-    return statistics.median(sum(clock.seconds.values()) for clock in clocks) / 65
+def _less(seconds: Mapping[int, float], counts: Mapping[int, int], each: float) -> dict[int, float]:
+    return {unit: max(0.0, taken - each * counts.get(unit, 0)) for unit, taken in seconds.items()}
+
+
+def watching_seconds() -> Watching:
+    """What it takes to watch: a call that does nothing, and a node that does nothing beyond what it takes alone."""
+    calls = nn.Sequential(*[nn.Identity() for _ in range(_WATCHED)])
+    seconds, with_hooks, alone = [], [], []
+    for _ in range(_ROUNDS):
+        clock = StepClock(torch.device("cpu"))
+        with clock.follow({module: name for name, module in calls.named_modules()}):
+            calls(torch.ones(1))
+        seconds.append(sum(clock.seconds.values()))
+        nodes = _Views()
+        clock = StepClock(torch.device("cpu"))
+        with clock.follow({nodes: ""}):
+            loss = nodes()
+            clock.run_backward(torch.autograd.backward, [loss], {})
+        with_hooks.append(sum(clock.backward.values()))
+        loss, start = nodes(), time.perf_counter()
+        torch.autograd.backward([loss])
+        alone.append(time.perf_counter() - start)
+    per_node = max(0.0, statistics.median(with_hooks) - statistics.median(alone)) / _WATCHED
+    return Watching(statistics.median(seconds) / (_WATCHED + 1), per_node)
+
+
+class _Views(nn.Module):
+    """Makes nodes that do nothing."""
+
+    def forward(self) -> Tensor:
+        value = torch.ones((), requires_grad=True)
+        for _ in range(_WATCHED):
+            value = value.view(())
+        return value

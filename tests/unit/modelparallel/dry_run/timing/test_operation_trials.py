@@ -73,6 +73,30 @@ def test_nothing_is_tried_where_a_cut_decides_which_random_numbers_are_drawn() -
     assert capture(model, step, operations=True).measured
 
 
+class Attention(nn.Module):
+    """Attends over the places of a picture."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = x.flatten(2).transpose(1, 2).unsqueeze(1)
+        mixed = F.scaled_dot_product_attention(places, places, places, dropout_p=self.dropout)
+        return mixed.squeeze(1).transpose(1, 2).reshape_as(x)
+
+
+def test_fused_attention_without_dropout_draws_no_random_numbers() -> None:
+    model, _, step = pictures(Attention(0.0))
+    assert capture(model, step, operations=True).measured
+    model, _, step = pictures(Attention(0.5))
+    assert not capture(model, step, operations=True).measured
+    query = torch.ones(1, 1, 4, 8, requires_grad=True)
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert not noted(attention, query, query, query).draws
+    assert not noted(attention, query, query, query, 0.0, True).draws
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)

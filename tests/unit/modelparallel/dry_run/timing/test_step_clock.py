@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.dry_run.capture import capture
-from opensmd.modelparallel.dry_run.timing.step_clock import losses_in
+from opensmd.modelparallel.dry_run.timing.step_clock import StepClock, Watching, losses_in, watching_seconds
 
 
 class Sleeping(torch.autograd.Function):
@@ -95,3 +95,29 @@ def test_the_loss_of_a_step_is_the_first_number_with_a_gradient() -> None:
     loss, logits = weight * 2, weight * torch.ones(3)
     assert losses_in({"logits": logits, "loss": loss, "other": weight * 3}) == [loss]
     assert losses_in((logits, 1.0)) == []
+
+
+def test_what_it_takes_to_watch_calls_and_nodes_is_no_work_of_the_model() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4))
+    clock = StepClock(torch.device("cpu"))
+    with clock.follow({part: name for name, part in module.named_modules()}):
+        clock.run_backward(torch.autograd.backward, [module(torch.ones(2, 4)).sum()], {})
+    assert clock.calls_of == {0: 2, 1: 1, 2: 1}  # the model's own call begins with its first layer
+    assert clock.nodes_of[2] >= 2 and clock.nodes_of[0] >= 2  # the product, and sums of gradients
+    plain = clock.taken(Watching(0.0, 0.0))
+    assert plain.forward == clock.seconds and plain.backward == clock.backward
+    less = clock.taken(Watching(1e-7, 2e-7))
+    assert less.backward is not None
+    assert less.forward[0] == pytest.approx(clock.seconds[0] - 2e-7)
+    assert less.backward[2] == pytest.approx(clock.backward[2] - 2e-7 * clock.nodes_of[2])
+    assert clock.taken(Watching(1.0, 1.0)) == ({0: 0.0, 1: 0.0, 2: 0.0}, dict.fromkeys(clock.backward, 0.0))
+
+
+def test_a_step_without_a_backward_has_no_seconds_of_one() -> None:
+    clock = StepClock(torch.device("cpu"))
+    assert clock.taken(watching_seconds()).backward is None
+
+
+def test_watching_takes_some_time_for_calls_and_nodes() -> None:
+    watching = watching_seconds()
+    assert watching.call > 0 and watching.node >= 0
