@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from opensmd.modelparallel.planning.cpu.cost import operation_seconds
 from opensmd.modelparallel.planning.cpu.rates import ACCUMULATION
+from opensmd.modelparallel.planning.cpu.views import view_seconds
 
 __all__ = [
     "COLD_START",
@@ -77,12 +78,12 @@ def cost_of(
     needs_gradient: bool,
 ) -> OperationCost:
     """The cost of one aten operation, given its tensors (real or fake; only shapes are read)."""
-    if _is_view(func):
-        return OperationCost()
     tensors = list(_tensors((args, kwargs)))
     results = list(_tensors(out))
     if not results:
         return OperationCost()
+    if _is_view(func):
+        return _cost_of_view(func, tensors, results, needs_gradient=needs_gradient)
     packet = func.overloadpacket
     flops = _flops(packet, args, kwargs, out)
     machine = machine_for(results[0].device)
@@ -108,6 +109,20 @@ def cost_of(
     else:
         backward = machine.seconds(0.0, 1.5 * moved, 1.5)
     return OperationCost(flops=flops, forward_seconds=forward, backward_seconds=backward)
+
+
+def _cost_of_view(
+    func: torch._ops.OpOverload,
+    tensors: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    *,
+    needs_gradient: bool,
+) -> OperationCost:
+    moves_nothing = func.overloadpacket in _FREE and func.overloadpacket is not torch.ops.aten._unsafe_view
+    if moves_nothing or not tensors or machine_for(results[0].device) is not CPU:
+        return OperationCost()
+    forward, backward = view_seconds(func.overloadpacket, tensors[0], results, needs_gradient)
+    return OperationCost(forward_seconds=forward, backward_seconds=backward)
 
 
 def accumulation_seconds(size: int, device: torch.device) -> float:

@@ -32,6 +32,7 @@ CONVOLUTIONS = 0.1
 COUNTED = 3  # trials, after one that warms up
 # An operation that has taken so long in its trials is tried no more than twice.
 LONG_SECONDS = 20e-3
+NOTHINGS = 25  # trials of what does nothing
 
 
 class _Given(NamedTuple):
@@ -230,7 +231,8 @@ def _trial(operation: _Operation, estimate: OperationCost, engine: _Engine) -> _
         args, kwargs = tree_unflatten(given, operation.structure)
         start = now()
         out = operation.func(*args, **kwargs)
-        forward = now() - start + COLD_START  # unlike here, what runs and is read has left the caches since
+        forward = max(0.0, now() - start - engine.to_call)
+        forward += COLD_START  # unlike here, what runs and is read has left the caches since
     if not operation.differentiated:
         return _Tried(forward, 0.0)
     roots = [leaf for leaf in _tensors(out) if leaf.requires_grad][:1]
@@ -242,18 +244,29 @@ def _trial(operation: _Operation, estimate: OperationCost, engine: _Engine) -> _
 
 
 class _Engine:
-    """Times backwards of single operations; to begin one takes time that a step takes only once."""
+    """Times backwards of single operations; to begin one takes time that a step takes only once.
+
+    Attributes:
+        stopwatch: for forwards also.
+        to_call: what it takes to call an operation from here, which a step has no need of.
+    """
 
     def __init__(self) -> None:
         self.stopwatch = Stopwatch()
         self._leaf = torch.ones(4, requires_grad=True)
         self._to_begin = 0.0
-        self._to_begin = statistics.median(self._of_nothing() for _ in range(9))
+        self._to_begin = statistics.median(self._of_nothing() for _ in range(NOTHINGS))
+        self.to_call = statistics.median(self._call_of_nothing() for _ in range(NOTHINGS))
 
     def seconds(self, roots: list[Tensor], inputs: list[Tensor], gradients: list[Tensor]) -> float:
         """What the nodes between ``roots`` and ``inputs`` take."""
         self._of_nothing()  # so that the engine's own code is in the caches
         return max(0.0, self._taken(roots, inputs, gradients) - self._to_begin)
+
+    def _call_of_nothing(self) -> float:
+        start = self.stopwatch.now()
+        torch.ops.aten.view.default(self._leaf, [4])
+        return self.stopwatch.now() - start
 
     def _of_nothing(self) -> float:
         with torch.enable_grad():

@@ -2,8 +2,8 @@
 
 Forward, modules tell where the run is. Backward, every node of the autograd graph belongs to the unit in
 which it was made, as its sequence number tells; a node that adds up a parameter's gradient, to that of the
-node before it. What passes between two nodes is the first one's. Watching takes time itself, most beside the small
-operations of small models: what that is for a call and for a node is measured, and taken off.
+node before it. What passes between two nodes is the first one's. Watching takes time itself, and much beside
+small operations: what that is for a call and for a node is measured, and taken off.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _less(seconds: Mapping[int, float], counts: Mapping[int, int], each: float) 
 
 
 def watching_seconds() -> Watching:
-    """What it takes to watch: a call that does nothing, and a node that does nothing beyond what it takes alone."""
+    """What it takes to watch a call that does nothing, and a node that does nothing, beyond the node itself."""
     calls = nn.Sequential(*[nn.Identity() for _ in range(_WATCHED)])
     seconds, with_hooks, alone = [], [], []
     for _ in range(_ROUNDS):

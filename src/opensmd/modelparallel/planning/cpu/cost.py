@@ -11,7 +11,7 @@ from torch import Tensor
 from opensmd.modelparallel.planning.cpu.convolutions import convolution_seconds
 from opensmd.modelparallel.planning.cpu.kinds import Counted, counted
 from opensmd.modelparallel.planning.cpu.products import attention_seconds, product_seconds
-from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES
+from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES, VIEW
 
 __all__ = ["operation_seconds"]
 
@@ -77,6 +77,8 @@ def _of_elements(
     forward = max(rate.forward * wide * count.elements, moved if count.reads_all else 0.0)
     backward = max(rate.backward * wide * count.elements, _backward_memory(packet, moved, tensors, count))
     rows = rate.row * 1e-9 * count.rows
+    if count.passes_on:
+        return forward + rate.start * 1e-6, VIEW.backward_start * 1e-6 * count.passes_on
     cleared = MEMORY.seconds(count.backward_bytes)
     return (
         forward + rows + rate.start * 1e-6,

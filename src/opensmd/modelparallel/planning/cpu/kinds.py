@@ -12,17 +12,28 @@ from torch import Tensor
 __all__ = ["Counted", "counted"]
 
 _aten = torch.ops.aten
+VECTOR = 8  # elements of an image that a norm computes together
 _GELU = {_aten.gelu, _aten.gelu_}
 
 
 class Counted(NamedTuple):
-    """An operation as the table knows it: kind, elements, rows, and further bytes of its backward."""
+    """An operation as the table knows it.
+
+    Attributes:
+        kind: of the table.
+        elements: that take its rates.
+        rows: of elements.
+        backward_bytes: that its backward writes besides.
+        reads_all: whether it reads all of its arguments.
+        passes_on: whether its backward only hands the gradient on, to so many of its arguments.
+    """
 
     kind: str
     elements: float
     rows: float = 0.0
     backward_bytes: float = 0.0
-    reads_all: bool = True  # of its arguments
+    reads_all: bool = True
+    passes_on: int = 0
 
 
 def counted(
@@ -50,8 +61,9 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "random": ("native_dropout", "bernoulli", "bernoulli_", "normal_", "randn", "randn_like", "rand_like"),
     "mask": ("where", "masked_fill", "masked_fill_"),
     "moved copy": ("constant_pad_nd", "reflection_pad2d", "reflection_pad1d", "roll", "replication_pad2d"),
-    "softmax": ("_softmax", "_safe_softmax", "_log_softmax", "logsumexp"),
-    "mean": ("mean", "sum", "nansum"),
+    "softmax": ("_softmax", "_log_softmax", "logsumexp"),
+    "softmax of masked rows": ("_safe_softmax",),
+    "mean": ("nansum",),
     "extreme": ("amax", "amin", "max", "min", "linalg_vector_norm", "norm", "prod"),
     "variance": ("var", "var_mean", "std", "std_mean"),
     "running sum": ("cumsum", "cumsum_", "cumprod", "logcumsumexp", "cummax"),
@@ -62,6 +74,18 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
 _KINDS = {
     getattr(_aten, name): kind for kind, names in _OF_KIND.items() for name in names if hasattr(_aten, name)
 }
+
+
+def _clone(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
+    return _copy(args, tensors, result)._replace(passes_on=1)
+
+
+def _joined(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
+    return Counted("arithmetic", result.numel(), passes_on=len(tensors))
+
+
+def _mean(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
+    return Counted("mean", max(result.numel(), tensors[0].numel()), result.numel())
 
 
 def _copy(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
@@ -81,7 +105,11 @@ def _group_norm(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) 
 
 def _batch_norm(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
     training = args[5] if len(args) > 5 and isinstance(args[5], bool) else True
-    return Counted("batch norm" if training else "fixed batch norm", result.numel())
+    if not training:
+        return _fixed_batch_norm(args, tensors, result)
+    pixels = math.prod(result.shape[2:])
+    few = pixels < VECTOR  # which are not computed together
+    return Counted("batch norm of few pixels" if few else "batch norm", result.numel())
 
 
 def _fixed_batch_norm(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
@@ -94,6 +122,10 @@ def _from_table(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) 
 
 def _gathered(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
     return Counted("gather", result.numel(), backward_bytes=_size(tensors[0]), reads_all=False)
+
+
+def _indexed(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
+    return Counted("index", result.numel(), backward_bytes=_size(tensors[0]), reads_all=False)
 
 
 def _pooled(kind: str) -> Callable[[Sequence[Any], Sequence[Tensor], Tensor], Counted]:
@@ -115,7 +147,11 @@ def _of_result(kind: str) -> Callable[[Sequence[Any], Sequence[Tensor], Tensor],
 
 
 _COUNTS: dict[Any, Callable[[Sequence[Any], Sequence[Tensor], Tensor], Counted]] = {
-    _aten.clone: _copy,
+    _aten.clone: _clone,
+    _aten.cat: _joined,
+    _aten.stack: _joined,
+    _aten.mean: _mean,
+    _aten.sum: _mean,
     _aten.copy_: _copy,
     _aten._to_copy: _copy,
     _aten.native_layer_norm: _layer_norm,
@@ -125,7 +161,7 @@ _COUNTS: dict[Any, Callable[[Sequence[Any], Sequence[Tensor], Tensor], Counted]]
     _aten._native_batch_norm_legit_no_training: _fixed_batch_norm,
     _aten.embedding: _from_table,
     _aten.index_select: _from_table,
-    _aten.index: _gathered,
+    _aten.index: _indexed,
     _aten.max_pool2d_with_indices: _pooled("maximum of windows"),
     _aten.max_pool3d_with_indices: _pooled("maximum of windows"),
     _aten.avg_pool2d: _pooled("mean of windows"),

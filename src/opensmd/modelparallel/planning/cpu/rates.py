@@ -14,6 +14,7 @@ __all__ = [
     "MEMORY",
     "PRODUCTS",
     "RATES",
+    "VIEW",
     "Convolutions",
     "MemoryRates",
     "Products",
@@ -51,11 +52,13 @@ RATES = {
     "transposed copy": Rate(forward=1.5, backward=1.0),
     "moved copy": Rate(forward=0.4, backward=0.4),  # pad, roll
     "softmax": Rate(forward=0.65, backward=0.45),
+    "softmax of masked rows": Rate(forward=1.75, backward=0.45),
     "layer norm": Rate(forward=0.3, backward=0.5, row=25, start=9, backward_start=9),
     "group norm": Rate(forward=0.45, backward=0.65, start=12, backward_start=35),
     "batch norm": Rate(forward=1.6, backward=0.9, start=22, backward_start=20),  # in training
+    "batch norm of few pixels": Rate(forward=1.6, backward=9.0, start=22, backward_start=20),
     "fixed batch norm": Rate(forward=0.3, backward=0.9, start=22, backward_start=20),
-    "mean": Rate(forward=0.1, backward=0.45),
+    "mean": Rate(forward=0.1, backward=0.45, row=6, start=8, backward_start=12),
     "extreme": Rate(forward=0.1, backward=1.5),  # maxima and norms of rows
     "variance": Rate(forward=5.7, backward=0.7),
     "running sum": Rate(forward=0.95, backward=2.0),
@@ -63,6 +66,7 @@ RATES = {
     "largest of a row": Rate(forward=6.0, backward=0.5),
     # of the result
     "rows of a table": Rate(forward=0.2, backward=0.4),  # embeddings; backward clears the whole table, too
+    "index": Rate(forward=1.3, backward=1.6, start=20, backward_start=30),
     "gather": Rate(forward=0.65, backward=0.85),
     "nearest pixels": Rate(forward=1.9, backward=0.8),
     "mixed pixels": Rate(forward=1.9, backward=3.8),
@@ -71,6 +75,10 @@ RATES = {
     "maximum of windows": Rate(forward=3.7, backward=0.2),
     "mean of windows": Rate(forward=0.8, backward=1.0),
 }
+
+
+# What moves nothing: a node of the graph backward. Where a gradient is put together or added up, see views.py.
+VIEW = Rate(start=0.5, backward_start=1.7)
 
 
 @dataclass(frozen=True, kw_only=True)

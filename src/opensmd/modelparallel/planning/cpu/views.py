@@ -1,0 +1,43 @@
+"""What views cost: nothing is moved forward, but the gradients of parts are put into those of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES, VIEW
+
+__all__ = ["view_seconds"]
+
+_aten = torch.ops.aten
+# Backward of a part, the whole is cleared and the gradient copied into it; of all parts, these are joined.
+_PARTS = {_aten.slice, _aten.select, _aten.diagonal, _aten.as_strided, _aten.unfold}
+_ALL_PARTS = {_aten.split, _aten.split_with_sizes, _aten.unbind}
+
+
+def view_seconds(
+    packet: torch._ops.OpOverloadPacket, whole: Tensor, results: Sequence[Tensor], needs_gradient: bool
+) -> tuple[float, float]:
+    """Seconds forward and backward of a view of ``whole``; those of the backward are 0 without a gradient."""
+    forward = VIEW.start * 1e-6 * len(results)
+    if not needs_gradient:
+        return forward, 0.0
+    return forward, VIEW.backward_start * 1e-6 * len(results) + _gradient_seconds(packet, whole, results)
+
+
+def _gradient_seconds(packet: torch._ops.OpOverloadPacket, whole: Tensor, results: Sequence[Tensor]) -> float:
+    if packet in _PARTS:
+        start = 2 * RATES["arithmetic"].start * 1e-6
+        return start + MEMORY.seconds(_size(whole) + sum(2 * _size(part) for part in results))
+    if packet in _ALL_PARTS:
+        return RATES["arithmetic"].start * 1e-6 + MEMORY.seconds(2 * _size(whole))
+    if packet is _aten.expand and results[0].numel() > whole.numel():
+        rate = RATES["mean"]
+        return 1e-9 * rate.forward * results[0].numel() + 1e-6 * rate.start
+    return 0.0
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
