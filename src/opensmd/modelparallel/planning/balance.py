@@ -17,6 +17,9 @@ __all__ = ["Sequence1D", "Split", "split_evenly"]
 
 Floats = npt.NDArray[np.float64]
 
+# By how much a split's worst stage may be above the best one, if its cuts are cheaper: less than what the
+# times of units are known to, so that it costs nothing that would be sure.
+TOLERANCE = 0.005
 # how much a cut's cost weighs against unevenness among splits that are all good enough
 CUT_WEIGHT = 20.0
 # one step of the fold over stages: (best so far, this stage's load, its cut) by start -> value by start
@@ -50,7 +53,7 @@ class Split:
     cut_cost: float
 
 
-def split_evenly(items: Sequence1D, *, tolerance: float = 0.02) -> Split:
+def split_evenly(items: Sequence1D, *, tolerance: float = TOLERANCE) -> Split:
     """The best contiguous split into ``len(items.weights)`` stages. None is empty if that can be.
 
     Raises:
