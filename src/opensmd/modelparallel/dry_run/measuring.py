@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,11 @@ from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
 __all__ = ["Measuring"]
 
 logger = logging.getLogger("opensmd.modelparallel")
+
+# Runs of a step that count, and seconds for which short steps are run again.
+FEWEST = 2
+MOST = 8
+LEAST_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -46,17 +52,20 @@ class Measuring:
     device: torch.device
 
     def of_steps(self) -> UnitSeconds:
-        """The quicker of two real runs, after one that warms up; gradients are dropped as they come.
+        """Of real runs, after one that warms up; gradients are dropped as they come.
 
-        Where a backward would call hooks of the script, whose effects nobody could undo, none is run.
+        Two count, and of short steps more, as long as all take no longer than ``LEAST_SECONDS``. Where a
+        backward would call hooks of the script, whose effects nobody could undo, none is run.
         """
-        clocks = [StepClock(self.device) for _ in range(3)]
-        self._run(clocks, backward=not has_backward_hooks(self.module))
-        quickest = _quickest(clocks[1:])
-        if quickest.backward is not None:
-            return quickest
+        backward = not has_backward_hooks(self.module)
+        clocks = self._run(FEWEST + 1, backward=backward)[1:]
+        more = int(LEAST_SECONDS / max(clocks[-1].all_seconds, LEAST_SECONDS / MOST)) - FEWEST
+        clocks += self._run(max(0, more), backward=backward)
+        usual = _usual(clocks)
+        if usual.backward is not None:
+            return usual
         tried = self._trials()
-        return UnitSeconds(quickest.forward, None if tried is None else tried.backward)
+        return UnitSeconds(usual.forward, None if tried is None else tried.backward)
 
     def if_doubtful(self) -> UnitSeconds | None:
         """Forwards in real runs where the estimate has missed work; None where not, or if they cannot be had.
@@ -66,15 +75,14 @@ class Measuring:
         doubtful = self.observer.doubtful
         if not doubtful:
             return None
-        clocks = [StepClock(self.device) for _ in range(2)]
         try:
             with torch.no_grad():
-                self._run(clocks, backward=False)
+                clocks = self._run(FEWEST, backward=False)
         except Exception as error:
             # A script may need gradients, and what only estimates need must not stop it.
             logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)
             return None
-        forward = _quickest(clocks).forward
+        forward = _usual(clocks).forward
         estimates = self.observer.forward_seconds
         missed = [unit for unit in doubtful if outweighs(forward.get(unit, 0.0), estimates[unit])]
         return UnitSeconds(forward, None) if missed else None
@@ -97,7 +105,8 @@ class Measuring:
         parameters = sum(map(size_of, self.tree.parameters.values()))
         return self.observer.trials.seconds(parameters + sum(self.observer.activation_bytes.values()))
 
-    def _run(self, clocks: Sequence[StepClock], *, backward: bool) -> None:
+    def _run(self, rounds: int, *, backward: bool) -> list[StepClock]:
+        clocks = [StepClock(self.device) for _ in range(rounds)]
         written: WrittenParameters | None = WrittenParameters(self.module)
         for clock in clocks:
             instead = clock.backward_of(self.module) if backward else None
@@ -112,17 +121,20 @@ class Measuring:
                 if losses and not clock.went_backward:  # what its caller does in a script
                     torch.autograd.backward(losses)
             written = written if written is not None and written.found else None  # to look takes time
+        return clocks
 
 
-def _quickest(clocks: Sequence[StepClock]) -> UnitSeconds:
+def _usual(clocks: Sequence[StepClock]) -> UnitSeconds:
     """Of several runs, without what it took to watch them."""
     watching = watching_seconds()
     runs = [clock.taken(watching) for clock in clocks]
+    forward = _medians([run.forward for run in runs])
     backwards = [run.backward for run in runs if run.backward is not None]
-    return UnitSeconds(
-        _least([run.forward for run in runs]), _least(backwards) if len(backwards) == len(runs) else None
-    )
+    if len(backwards) < len(runs):
+        return UnitSeconds(forward, None)
+    return UnitSeconds(forward, _medians(backwards), with_sums=True)
 
 
-def _least(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    return {unit: min(run.get(unit, 0.0) for run in runs) for unit in runs[-1]}
+def _medians(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """By unit; of two the lesser, as what disturbs a run only makes it longer."""
+    return {unit: statistics.median_low(run.get(unit, 0.0) for run in runs) for unit in runs[-1]}

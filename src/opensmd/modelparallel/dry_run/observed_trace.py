@@ -26,7 +26,8 @@ def trace_of(tree: ModuleTree, observer: Observer, measured: UnitSeconds | None)
         observer: saw the run.
         measured: what units have taken, if that was measured.
     """
-    accumulation = _accumulation(tree, observer)
+    begun = measured is not None and measured.with_sums
+    accumulation = _accumulation(tree, observer, begun=begun)
     position = observer.position
     return ModelTrace(
         modules=tree.infos(observer.operations, position.calls),
@@ -49,13 +50,13 @@ def trace_of(tree: ModuleTree, observer: Observer, measured: UnitSeconds | None)
     )
 
 
-def _accumulation(tree: ModuleTree, observer: Observer) -> Mapping[int, float]:
+def _accumulation(tree: ModuleTree, observer: Observer, *, begun: bool) -> Mapping[int, float]:
     """Adding a parameter's gradient up is backward work of the unit that uses it first."""
     seconds: dict[int, float] = defaultdict(float)
     for key, parameter in tree.parameters.items():
         if parameter.requires_grad and observer.users.get(key):
             unit = observer.uses.get(tree.owners[key][0], min(observer.users[key]))
-            seconds[unit] += accumulation_seconds(size_of(parameter), parameter.device)
+            seconds[unit] += accumulation_seconds(size_of(parameter), parameter.device, begun=begun)
     return seconds
 
 

@@ -19,7 +19,6 @@ from opensmd.modelparallel.planning.cpu.rates import ACCUMULATION
 from opensmd.modelparallel.planning.cpu.views import view_seconds
 
 __all__ = [
-    "COLD_START",
     "CPU",
     "CUDA",
     "Machine",
@@ -48,11 +47,6 @@ class Machine:
 CPU = Machine(flops=100e9, bytes=10e9, start=4e-6)
 # the order of magnitude of current data-centre GPUs with TF32 or bf16 products
 CUDA = Machine(flops=200e12, bytes=2e12, start=5e-6)
-
-# In a step, what an operation on a CPU runs and reads has left the caches since the last time. Beyond its
-# rates, which are those of a loop, that took 4 to 50 us forward and 9 to 130 backward, by how much had run in
-# between; with this much, small units of models of pictures fit best (docs/partitioning.md).
-COLD_START = 10e-6
 
 
 def machine_for(device: torch.device) -> Machine:
@@ -91,8 +85,6 @@ def cost_of(
         forward, backward = operation_seconds(
             packet, args, kwargs, tensors, results[0], flops=flops, needs_gradient=needs_gradient
         )
-        forward += COLD_START
-        backward += COLD_START if needs_gradient else 0.0
         return OperationCost(flops=flops, forward_seconds=forward, backward_seconds=backward)
     moved = float(sum(map(_size, tensors)) + sum(map(_size, results)))
     if packet in (torch.ops.aten.embedding, torch.ops.aten.index_select):
@@ -125,12 +117,18 @@ def _cost_of_view(
     return OperationCost(forward_seconds=forward, backward_seconds=backward)
 
 
-def accumulation_seconds(size: int, device: torch.device) -> float:
-    """Adding one microbatch's gradient of ``size`` bytes to the ones before it."""
+def accumulation_seconds(size: int, device: torch.device, *, begun: bool = False) -> float:
+    """Adding one microbatch's gradient of ``size`` bytes to those before it.
+
+    Args:
+        size: in bytes.
+        device: where it takes place.
+        begun: without what it takes to start.
+    """
     machine = machine_for(device)
     if machine is CPU:
         rate, start = ACCUMULATION
-        return 3.0 * size / rate + start
+        return 3.0 * size / rate + (0.0 if begun else start)
     return machine.seconds(0.0, 3.0 * size)
 
 

@@ -18,10 +18,15 @@ __all__ = ["Clock", "Position", "UnitSeconds"]
 
 
 class UnitSeconds(NamedTuple):
-    """Seconds by unit; ``backward`` is None where only forwards have been timed."""
+    """Seconds by unit.
+
+    ``backward`` is None where only forwards have been timed; ``with_sums`` says whether what it takes to
+    begin sums of parameters' gradients is in it.
+    """
 
     forward: Mapping[int, float]
     backward: Mapping[int, float] | None
+    with_sums: bool = False
 
 
 class Position:

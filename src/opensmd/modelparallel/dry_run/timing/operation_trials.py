@@ -23,7 +23,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from opensmd.modelparallel._torch_internals import without_modes
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
 from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
-from opensmd.modelparallel.planning.cost import COLD_START, OperationCost
+from opensmd.modelparallel.planning.cost import OperationCost
 
 __all__ = ["OperationTrials"]
 
@@ -232,7 +232,6 @@ def _trial(operation: _Operation, estimate: OperationCost, engine: _Engine) -> _
         start = now()
         out = operation.func(*args, **kwargs)
         forward = max(0.0, now() - start - engine.to_call)
-        forward += COLD_START  # unlike here, what runs and is read has left the caches since
     if not operation.differentiated:
         return _Tried(forward, 0.0)
     roots = [leaf for leaf in _tensors(out) if leaf.requires_grad][:1]
@@ -240,7 +239,7 @@ def _trial(operation: _Operation, estimate: OperationCost, engine: _Engine) -> _
     if not (roots and inputs):  # inside a function that has a backward of its own
         return _Tried(forward, forward * estimate.backward_seconds / estimate.forward_seconds)
     backward = engine.seconds(roots, inputs, [torch.ones_like(roots[0])])
-    return _Tried(forward, backward + COLD_START)
+    return _Tried(forward, backward)
 
 
 class _Engine:

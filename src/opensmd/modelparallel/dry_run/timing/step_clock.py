@@ -66,6 +66,11 @@ class StepClock(Clock):
         self.calls_of[self.current] += 1
         self._units[-1] = self.current
 
+    @property
+    def all_seconds(self) -> float:
+        """Of all units, forward and backward."""
+        return sum(self.seconds.values()) + sum(self.backward.values())
+
     def rest(self) -> None:
         """What comes now is no part of the step, but for backwards."""
         self._tick()
@@ -111,9 +116,9 @@ class StepClock(Clock):
     def taken(self, watching: Watching) -> UnitSeconds:
         """The seconds of each unit without those of ``watching``; no backward where none ran."""
         forward = _less(self.seconds, self.calls_of, watching.call)
-        return UnitSeconds(
-            forward, _less(self.backward, self.nodes_of, watching.node) if self.went_backward else None
-        )
+        if not self.went_backward:
+            return UnitSeconds(forward, None)
+        return UnitSeconds(forward, _less(self.backward, self.nodes_of, watching.node), with_sums=True)
 
     def _goes_on(self, unit: int) -> None:
         now = self._now_of_device()
@@ -168,7 +173,7 @@ def _less(seconds: Mapping[int, float], counts: Mapping[int, int], each: float) 
 
 
 def watching_seconds() -> Watching:
-    """What it takes to watch a call that does nothing, and a node that does nothing, beyond the node itself."""
+    """What it takes to watch calls that do nothing, and nodes that do nothing beyond what they take alone."""
     calls = nn.Sequential(*[nn.Identity() for _ in range(_WATCHED)])
     seconds, with_hooks, alone = [], [], []
     for _ in range(_ROUNDS):

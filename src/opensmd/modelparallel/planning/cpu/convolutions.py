@@ -24,6 +24,9 @@ class _Shape(NamedTuple):
     channels: tuple[int, int]  # of a group: in, out
     groups: int
     taps: int  # of a kernel
+    dilated: bool
+    outside: bool  # kernels reach further beyond an image than it is large
+    elements_in: int
     elements: int
     bytes: float
     weight_bytes: float
@@ -44,7 +47,8 @@ def convolution_seconds(args: Sequence[Any], result: Tensor, needs_gradient: boo
 
 
 def _shape(args: Sequence[Any], result: Tensor) -> _Shape:
-    data, weight, transposed, groups = args[0], args[1], args[6], args[8]
+    data, weight, padding, dilation = args[0], args[1], args[4], args[5]
+    transposed, groups = args[6], args[8]
     small, kernel = (data if transposed else result), weight.shape[2:]
     channels = (weight.shape[0] // groups, weight.shape[1])
     return _Shape(
@@ -53,6 +57,9 @@ def _shape(args: Sequence[Any], result: Tensor) -> _Shape:
         channels=channels if transposed else (channels[1], channels[0]),
         groups=groups,
         taps=math.prod(kernel),
+        dilated=any(step > 1 for step in dilation),
+        outside=any(beyond > side for beyond, side in zip(padding, data.shape[2:], strict=False)),
+        elements_in=data.numel(),
         elements=result.numel(),
         bytes=data.numel() * data.element_size() + result.numel() * result.element_size(),
         weight_bytes=weight.numel() * weight.element_size(),
@@ -89,18 +96,22 @@ def _filled(shape: _Shape) -> int:
 
 
 def _of_single_channels(shape: _Shape, wanted: bool) -> tuple[float, float]:
-    """A kernel for each channel (depthwise). Backward only 3 x 3 is fast."""
-    element = RATES.depthwise + RATES.depthwise_tap * shape.taps
+    """A kernel for each channel (depthwise). Backward only 3 x 3 is fast, and not on the smallest images."""
+    channels, start = shape.groups * 1e-6, RATES.start * 1e-6
+    if shape.taps == 1 or shape.outside:  # a product for each channel
+        return start + RATES.lone_channel * channels, wanted * (start + 2 * RATES.lone_channel * channels)
+    elements = 1e-9 * (shape.elements + shape.elements_in) / 2
     memory = MEMORY.seconds(2 * shape.bytes)
-    start, channels = RATES.start * 1e-6, shape.groups * 1e-6
-    forward = max(element * 1e-9 * shape.elements, memory) + start + 0.08 * channels
+    each = RATES.depthwise + RATES.depthwise_tap * shape.taps
+    forward = max(each * elements, memory) + start + 0.08 * channels
     if not wanted:
         return forward, 0.0
-    if shape.taps == 9:
-        slow, each = 1.6 * element, RATES.channel
+    if shape.taps == 9 and not shape.dilated and shape.pixels > RATES.smallest:
+        backward = max(RATES.depthwise_backward * elements, 2 * memory) + RATES.channel * channels
     else:
-        slow, each = RATES.slow + RATES.slow_tap * shape.taps, RATES.slow_channel
-    return forward, max(slow * 1e-9 * shape.elements, 2 * memory) + 2 * start + each * channels
+        tap = RATES.slow_tap_of_rows if shape.rows else RATES.slow_tap
+        backward = (1 + shape.dilated) * (tap * shape.taps * elements + RATES.slow_channel * channels)
+    return forward, backward + 2 * start
 
 
 def _of_groups(shape: _Shape, of_data: bool, of_weight: bool) -> tuple[float, float]:

@@ -63,7 +63,7 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "moved copy": ("constant_pad_nd", "reflection_pad2d", "reflection_pad1d", "roll", "replication_pad2d"),
     "softmax": ("_softmax", "_log_softmax", "logsumexp"),
     "softmax of masked rows": ("_safe_softmax",),
-    "mean": ("nansum",),
+    "mean": ("mean", "sum", "nansum"),
     "extreme": ("amax", "amin", "max", "min", "linalg_vector_norm", "norm", "prod"),
     "variance": ("var", "var_mean", "std", "std_mean"),
     "running sum": ("cumsum", "cumsum_", "cumprod", "logcumsumexp", "cummax"),
@@ -82,10 +82,6 @@ def _clone(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Co
 
 def _joined(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
     return Counted("arithmetic", result.numel(), passes_on=len(tensors))
-
-
-def _mean(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
-    return Counted("mean", max(result.numel(), tensors[0].numel()), result.numel())
 
 
 def _copy(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
@@ -150,8 +146,6 @@ _COUNTS: dict[Any, Callable[[Sequence[Any], Sequence[Tensor], Tensor], Counted]]
     _aten.clone: _clone,
     _aten.cat: _joined,
     _aten.stack: _joined,
-    _aten.mean: _mean,
-    _aten.sum: _mean,
     _aten.copy_: _copy,
     _aten._to_copy: _copy,
     _aten.native_layer_norm: _layer_norm,

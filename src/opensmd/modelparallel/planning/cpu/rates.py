@@ -42,42 +42,44 @@ class Rate:
 # Where memory is what an operation takes: see MemoryRates. Elements count as the kind says.
 RATES = {
     # of the larger of input and result
-    "arithmetic": Rate(),
-    "exponential": Rate(forward=0.5, backward=0.65),  # exp, log, sigmoid, SiLU, GELU
-    "tangent": Rate(forward=2.1, backward=0.6),  # tanh, sine, softplus, ELU
-    "GELU by tangent": Rate(forward=1.8, backward=1.9),
-    "mish": Rate(forward=3.9, backward=4.6),
-    "random": Rate(forward=12.0, backward=0.5),  # dropout
-    "mask": Rate(forward=0.9, backward=0.9),
-    "transposed copy": Rate(forward=1.5, backward=1.0),
-    "moved copy": Rate(forward=0.4, backward=0.4),  # pad, roll
-    "softmax": Rate(forward=0.65, backward=0.45),
-    "softmax of masked rows": Rate(forward=1.75, backward=0.45),
-    "layer norm": Rate(forward=0.3, backward=0.5, row=25, start=9, backward_start=9),
-    "group norm": Rate(forward=0.45, backward=0.65, start=12, backward_start=35),
-    "batch norm": Rate(forward=1.6, backward=0.9, start=22, backward_start=20),  # in training
-    "batch norm of few pixels": Rate(forward=1.6, backward=9.0, start=22, backward_start=20),
+    "arithmetic": Rate(start=3.5, backward_start=9),
+    "exponential": Rate(
+        forward=0.36, backward=0.7, start=9, backward_start=20
+    ),  # exp, log, sigmoid, SiLU, GELU
+    "tangent": Rate(forward=1.1, backward=0.4, start=5, backward_start=10),  # tanh, sine, softplus, ELU
+    "GELU by tangent": Rate(forward=1.1, backward=1.2),
+    "mish": Rate(forward=3.0, backward=3.5),
+    "random": Rate(forward=6.0, backward=0.5),  # dropout
+    "mask": Rate(forward=0.9, backward=0.6, backward_start=8),
+    "transposed copy": Rate(forward=0.7, backward=1.0),
+    "moved copy": Rate(forward=0.3, backward=0.21, start=14, backward_start=20),  # pad, roll
+    "softmax": Rate(forward=0.5, backward=0.3, start=10, backward_start=12),
+    "softmax of masked rows": Rate(forward=1.7, backward=0.3, start=10, backward_start=12),
+    "layer norm": Rate(forward=0.33, backward=0.58, row=15, start=10, backward_start=16),
+    "group norm": Rate(forward=0.22, backward=0.58, start=8, backward_start=19),
+    "batch norm": Rate(forward=1.3, backward=0.6, start=9, backward_start=17),  # in training
+    "batch norm of few pixels": Rate(forward=1.6, backward=8.3, start=13, backward_start=15),
     "fixed batch norm": Rate(forward=0.3, backward=0.9, start=22, backward_start=20),
-    "mean": Rate(forward=0.1, backward=0.45, row=6, start=8, backward_start=12),
-    "extreme": Rate(forward=0.1, backward=1.5),  # maxima and norms of rows
-    "variance": Rate(forward=5.7, backward=0.7),
-    "running sum": Rate(forward=0.95, backward=2.0),
+    "mean": Rate(forward=0.12, backward=0.35, start=27, backward_start=20),
+    "extreme": Rate(forward=2.0, backward=0.8, start=14, backward_start=18),  # maxima and norms of rows
+    "variance": Rate(forward=9.0, backward=0.8, start=4, backward_start=13),
+    "running sum": Rate(forward=0.95, backward=2.0, start=10),
     "sort": Rate(forward=40.0, backward=1.5),
     "largest of a row": Rate(forward=6.0, backward=0.5),
     # of the result
-    "rows of a table": Rate(forward=0.2, backward=0.4),  # embeddings; backward clears the whole table, too
-    "index": Rate(forward=1.3, backward=1.6, start=20, backward_start=30),
+    "rows of a table": Rate(forward=0.3, backward=0.6),  # embeddings; backward clears the whole table, too
+    "index": Rate(forward=1.3, backward=1.6, start=18, backward_start=22),
     "gather": Rate(forward=0.65, backward=0.85),
-    "nearest pixels": Rate(forward=1.9, backward=0.8),
-    "mixed pixels": Rate(forward=1.9, backward=3.8),
+    "nearest pixels": Rate(forward=1.9, backward=0.75, start=5, backward_start=12),
+    "mixed pixels": Rate(forward=1.5, backward=4.2, start=15, backward_start=8),
     "cubic pixels": Rate(forward=8.5, backward=21.0),
     # of all windows together
-    "maximum of windows": Rate(forward=3.7, backward=0.2),
-    "mean of windows": Rate(forward=0.8, backward=1.0),
+    "maximum of windows": Rate(forward=2.4, backward=0.3, start=19, backward_start=16),
+    "mean of windows": Rate(forward=0.7, backward=0.7, start=40, backward_start=80),
 }
 
 
-# What moves nothing: a node of the graph backward. Where a gradient is put together or added up, see views.py.
+# What moves nothing: backward a node of the graph. Gradients that are put together or added up: see views.py.
 VIEW = Rate(start=0.5, backward_start=1.7)
 
 
@@ -94,9 +96,9 @@ class MemoryRates:
         return min(size, self.caches) / self.cached + max(0.0, size - self.caches) / self.beyond
 
 
-MEMORY = MemoryRates(cached=42e9, caches=15 << 20, beyond=7.5e9)
+MEMORY = MemoryRates(cached=62e9, caches=15 << 20, beyond=32e9)
 # bytes a second of adding gradients to those that are there, and seconds to start
-ACCUMULATION = (40e9, 3e-6)
+ACCUMULATION = (68e9, 8e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +118,12 @@ class Products:
 
 
 PRODUCTS = Products(
-    flops=125e9,
+    flops=115e9,
     half=12,
-    factors=11e9,
-    start=6,
-    backward_start=15,
-    attention_flops=65e9,
+    factors=8.3e9,
+    start=7,
+    backward_start=20,
+    attention_flops=80e9,
     attention_start=40,
 )
 
@@ -143,9 +145,12 @@ class Convolutions:
         register, fewer, last: pixels of an image that are computed together; images of fewer (but of several)
             take as long as this many, and a rest as long as so many more.
         weight_gradient: of single pixels: how much longer than a product forward.
-        depthwise, depthwise_tap: nanoseconds an element of the result, and more a weight of its kernel.
-        slow, slow_tap: the same backward for other kernels than 3 x 3.
-        channel, slow_channel: microseconds a channel, backward, of 3 x 3 and of others.
+        depthwise, depthwise_tap: nanoseconds an element of data or result, and more a weight of its kernel.
+        depthwise_backward, channel: nanoseconds an element and microseconds a channel, backward, of 3 x 3.
+        smallest: images of so many pixels and fewer take as long backward as those of other kernels.
+        slow_tap, slow_tap_of_rows, slow_channel: nanoseconds an element and weight of a kernel, and
+            microseconds a channel, backward, of other kernels; with the channels of a pixel side by side.
+        lone_channel: microseconds a channel of 1 x 1, which are products by themselves; twice that backward.
     """
 
     flops: float
@@ -166,33 +171,39 @@ class Convolutions:
     weight_gradient: float
     depthwise: float
     depthwise_tap: float
-    slow: float
-    slow_tap: float
+    depthwise_backward: float
     channel: float
+    smallest: int
+    slow_tap: float
+    slow_tap_of_rows: float
     slow_channel: float
+    lone_channel: float
 
 
 CONVOLUTIONS = Convolutions(
-    flops=129e9,
-    unordered_flops=5e9,
-    group_half=8,
-    start=85,
-    data=7e9,
-    weights=12e9,
+    flops=265e9,
+    unordered_flops=2.7e9,
+    group_half=6,
+    start=80,
+    data=9.2e9,
+    weights=13.5e9,
     large=2 << 20,
-    large_weights=6e9,
-    large_gradients=0.6e9,
-    pixel_flops=80e9,
-    pixel_half=15,
-    pixel_start=10,
+    large_weights=10.5e9,
+    large_gradients=0.25e9,
+    pixel_flops=112e9,
+    pixel_half=14,
+    pixel_start=12,
     register=16,
-    fewer=48,
-    last=12,
-    weight_gradient=1.0,
-    depthwise=1.05,
-    depthwise_tap=0.022,
-    slow=5.5,
-    slow_tap=0.22,
-    channel=0.4,
-    slow_channel=3.8,
+    fewer=37,
+    last=6,
+    weight_gradient=0.96,
+    depthwise=0.63,
+    depthwise_tap=0.008,
+    depthwise_backward=1.35,
+    channel=0.03,
+    smallest=4,
+    slow_tap=0.58,
+    slow_tap_of_rows=0.2,
+    slow_channel=1.05,
+    lone_channel=2.5,
 )

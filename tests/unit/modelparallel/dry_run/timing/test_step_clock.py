@@ -110,7 +110,9 @@ def test_what_it_takes_to_watch_calls_and_nodes_is_no_work_of_the_model() -> Non
     assert less.backward is not None
     assert less.forward[0] == pytest.approx(clock.seconds[0] - 2e-7)
     assert less.backward[2] == pytest.approx(clock.backward[2] - 2e-7 * clock.nodes_of[2])
-    assert clock.taken(Watching(1.0, 1.0)) == ({0: 0.0, 1: 0.0, 2: 0.0}, dict.fromkeys(clock.backward, 0.0))
+    nothing = clock.taken(Watching(1.0, 1.0))
+    assert nothing.forward == {0: 0.0, 1: 0.0, 2: 0.0}
+    assert nothing.backward == dict.fromkeys(clock.backward, 0.0) and nothing.with_sums
 
 
 def test_a_step_without_a_backward_has_no_seconds_of_one() -> None:
@@ -121,3 +123,15 @@ def test_a_step_without_a_backward_has_no_seconds_of_one() -> None:
 def test_watching_takes_some_time_for_calls_and_nodes() -> None:
     watching = watching_seconds()
     assert watching.call > 0 and watching.node >= 0
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(0.002, 1 + 8), (0.25, 1 + 2)])
+def test_short_steps_run_more_often(seconds: float, runs: int) -> None:
+    module, calls = Layer(seconds, 0.0), []
+
+    def step() -> Tensor:
+        calls.append(1)
+        return module(torch.ones(2, 4)).sum()
+
+    capture(module, step, times=True)
+    assert len(calls) == 1 + runs  # the dry run; one that warms up, and those that count
