@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.partition.operation_cases import CASES, Case
-from opensmd.modelparallel.planning.cost import COLD_START, cost_of
+from opensmd.modelparallel.planning.cost import cost_of
 
 FORWARDS = 8  # before the first backward
 
@@ -40,9 +40,8 @@ class Estimate(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         wanted = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, named)))
         out = func(*args, **named)
         cost = cost_of(func, args, named, out, needs_gradient=wanted)
-        # here all runs in a loop
-        self.forward += max(0.0, cost.forward_seconds - COLD_START)
-        self.backward += max(0.0, cost.backward_seconds - COLD_START)
+        self.forward += cost.forward_seconds
+        self.backward += cost.backward_seconds
         return out
 
 
