@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +22,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.partition.kept_memory import with_kept_memory
 from benchmarks.partition.models import MODELS, Subject
 from benchmarks.partition.unit_times import unit_times
-from opensmd.launch.allocator import keeping_memory
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.planning.balance import Sequence1D, split_evenly
 from opensmd.modelparallel.planning.partition import partition
@@ -145,7 +143,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="keeps what units took; models in it are not timed again")
     parser.add_argument("--seconds", type=float, default=math.inf, help="time no model after this time")
     options = parser.parse_args()
-    _keep_memory()
+    with_kept_memory("benchmarks.partition.cuts")
     torch.set_num_threads(1)
     end = time.monotonic() + options.seconds
     known = _known(options.file)
@@ -171,17 +169,6 @@ def _summary(above: Sequence[float]) -> str:
         f"median {statistics.median(above):.1%}, mean {statistics.fmean(above):.1%}, worst {max(above):.1%}, "
         f"{within} of {len(above)} within 2 %"
     )
-
-
-def _keep_memory() -> None:
-    """Begins again with the settings of memory that smdrun gives to ranks.
-
-    Without them, some time goes into pages that were given back to the kernel after the step before.
-    """
-    settings = keeping_memory(os.environ)
-    if settings:
-        arguments = [sys.executable, "-m", "benchmarks.partition.cuts", *sys.argv[1:]]
-        os.execve(sys.executable, arguments, os.environ | settings)
 
 
 def _seconds(subject: Subject, trace: ModelTrace, rounds: int) -> list[float]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.partition.kept_memory import with_kept_memory
 from benchmarks.partition.operation_cases import CASES, Case
 from opensmd.modelparallel.planning.cost import cost_of
 
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help="parts of their names; all by default")
     parser.add_argument("--seconds", type=float, default=0.3, help="for each operation")
     options = parser.parse_args()
+    with_kept_memory("benchmarks.partition.operations")
     torch.set_num_threads(1)
     asked = [case for case in CASES if not options.kinds or any(part in case.name for part in options.kinds)]
     _show([measure(case, options.seconds) for case in asked])
