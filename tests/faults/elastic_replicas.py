@@ -15,6 +15,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,14 +76,23 @@ def run_killing(
     *,
     start: Callable[..., Any] = start_interpreter,
 ) -> Run:
-    """Run the job under smdrun, which ``start`` starts, and kill a rank of it so many times."""
+    """Run the job under smdrun, which ``start`` starts, and kill a rank of it so many times.
+
+    A job that takes too long, because a replica has not come back, is ended, so that what it has said is seen.
+    """
     enough = folder / "enough"
     command = [sys.executable, "-m", "opensmd.launch.cli", "-n", "4", "--elastic-replicas", "2"]
     command += ["--max-restarts", str(kills), job_script.__file__, str(enough)]
     run, ranks = Run(), []
     job = start(command, cwd=Path.cwd(), env=env, stderr=folder / "told")
+    too_long = threading.Timer(PATIENCE * max(1, kills / 5), job.kill)
+    too_long.start()
     try:
-        together, last_kill, left, is_whole = 0, 0.0, kills, True
+        together, last_kill, left = 0, 0.0, kills
+        # Replicas write into pipes of their own, so that lines of before a kill may come after it, even those of
+        # the loss before: only when a later step is missed may those behind it count.
+        killed_after = -1
+        missed: int | None = 0
         for text in job.stdout:
             if match := re.search(r"stage (\d) has (\w+)", text):
                 run.hashes.setdefault(int(match[1]), []).append(match[2])
@@ -93,11 +103,13 @@ def run_killing(
             line = Line(*(int(match[n]) for n in range(1, 5)), float(match[5]), float(match[6]))
             _take_time(run, line, last_kill)
             run.lines.append(line)
-            # Lines of before a kill come after it: only when one is missed may others count.
-            is_whole |= line.ended == 1
-            together = together + 1 if line.ended == 2 and is_whole else 0
+            if line.ended == 1 and line.step > killed_after:
+                missed = max(missed or 0, line.step)
+            if missed is None or line.step < missed:
+                continue
+            together = together + 1 if line.ended == 2 else 0
             if together >= 2 * TOGETHER:
-                together, is_whole = 0, False
+                together, killed_after, missed = 0, max(each.step for each in run.lines), None
                 if left == 0:
                     enough.touch()
                     continue
@@ -108,6 +120,7 @@ def run_killing(
         run.status = job.wait(PATIENCE)
         run.told = (folder / "told").read_text()
     finally:
+        too_long.cancel()
         job.kill()
     return run
 
