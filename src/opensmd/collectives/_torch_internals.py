@@ -40,6 +40,7 @@ from opensmd.native import core
 
 __all__ = [
     "backends_of",
+    "connections_of",
     "cpu_backend",
     "default_group",
     "default_store",
@@ -173,9 +174,10 @@ def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, time
 
 
 def gloo_group(store: Any, rank: int, size: int, *, timeout: timedelta, one_network: bool) -> Any:
-    """torch's Gloo over ``store``, with two connections between any two members.
+    """torch's Gloo over ``store``, with two connections between any two members over each interface.
 
-    A message's tag says over which of them it goes: the remainder of a division by their number.
+    A message's tag says over which of them it goes: the remainder of a division by their number. Those of one
+    interface are neighbours, so that each way has all interfaces.
 
     Args:
         store: of these members alone.
@@ -187,9 +189,14 @@ def gloo_group(store: Any, rank: int, size: int, *, timeout: timedelta, one_netw
     """
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
-    options._devices = [device for _ in range(CONNECTIONS) for device in _gloo_devices(one_network)]
+    options._devices = [device for device in _gloo_devices(one_network) for _ in range(CONNECTIONS)]
     options._threads = 2 * len(options._devices)  # as torch itself does
     return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def connections_of(gloo: Any) -> int:
+    """How many connections of torch's Gloo any two members have."""
+    return len(gloo.options._devices)
 
 
 def _gloo_devices(one_network: bool) -> list[Any]:

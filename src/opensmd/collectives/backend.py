@@ -118,7 +118,13 @@ def _make_backend(place: Membership) -> Any:
         chosen = agree_on_thresholds(gloo, exchange, place.rank, hosts, settings.network, report=name)
         failures = PrefixStore(f"opensmd/failures/{exchange.generation}", place.store)
         made = native.make_gloo_backend(
-            gloo=gloo, store=failures, fd=fd, hosts=hosts, **asdict(chosen), **common
+            gloo=gloo,
+            connections=_torch_internals.connections_of(gloo),
+            store=failures,
+            fd=fd,
+            hosts=hosts,
+            **asdict(chosen),
+            **common,
         )
         return _recorded(place, made)
     finally:

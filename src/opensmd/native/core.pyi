@@ -125,6 +125,7 @@ def make_shared_backend(
 def make_gloo_backend(
     *,
     gloo: Backend,
+    connections: int,
     store: Store,
     fd: int | None,
     hosts: Sequence[Sequence[int]],
@@ -138,6 +139,8 @@ def make_gloo_backend(
     tree_from: int,
 ) -> SmddpBackend:
     """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena.
+
+    ``gloo`` has so many ``connections`` between any two of them.
 
     The sizes in bytes are those of :class:`~opensmd.collectives.hosts.choices.Thresholds`.
     """

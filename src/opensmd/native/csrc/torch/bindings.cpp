@@ -81,7 +81,7 @@ std::shared_ptr<Group> make_local_group(const Here& here, const std::vector<std:
 }
 
 // `fd`: of the arena of this host's members; none where they share no memory, and each is a host of its own.
-c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, c10::intrusive_ptr<c10d::Store> store,
+c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connections, c10::intrusive_ptr<c10d::Store> store,
                                                    std::optional<int> fd, std::vector<std::vector<int>> hosts,
                                                    std::vector<std::string> names, int rank, int size,
                                                    c10::intrusive_ptr<SmddpOptions> options,
@@ -93,7 +93,7 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, c10::intrusi
     if (fd && here) local = make_local_group({*fd, members}, names, rank, options->timeout);
   }
   auto transport =
-      make_gloo_transport(std::move(gloo), std::move(store), std::move(hosts), std::move(local), names,
+      make_gloo_transport(std::move(gloo), connections, std::move(store), std::move(hosts), std::move(local), names,
                           {carried, tree_from});
   return c10::make_intrusive<SmddpBackend>(std::move(transport), names.at(static_cast<size_t>(rank)), rank, size,
                                            std::move(options), makers(std::move(device_backend), std::move(split)));
@@ -209,7 +209,8 @@ void bind_backend(py::module_& module) {
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});
   module.def("make_shared_backend", &make_shared_backend, py::kw_only(), py::arg("fd"), py::arg("names"),
              py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"), py::arg("split"));
-  module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("store"), py::arg("fd"),
+  module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("connections"),
+             py::arg("store"), py::arg("fd"),
              py::arg("hosts"), py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"),
              py::arg("device_backend"), py::arg("split"), py::arg("carried"), py::arg("tree_from"));
 }

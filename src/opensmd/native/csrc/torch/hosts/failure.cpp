@@ -101,9 +101,13 @@ std::string death_of(const std::vector<std::string>& members) {
 
 }  // namespace
 
-Failure::Failure(c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
+Failure::Failure(c10::intrusive_ptr<c10d::Backend> gloo, int connections, c10::intrusive_ptr<c10d::Store> store,
                  std::vector<std::string> names, Interrupt interrupt)
-    : gloo_(std::move(gloo)), store_(std::move(store)), names_(std::move(names)), interrupt_(std::move(interrupt)) {}
+    : gloo_(std::move(gloo)),
+      connections_(connections),
+      store_(std::move(store)),
+      names_(std::move(names)),
+      interrupt_(std::move(interrupt)) {}
 
 void Failure::note_call(uint64_t sequence, const Signature& signature, std::string_view text) {
   std::lock_guard lock(mutex_);
@@ -160,6 +164,11 @@ void Failure::note(const std::string& cause) {
   if (counts_.empty()) counts_ = cause;
 }
 
+void Failure::end(const std::string& cause) {
+  note(cause);
+  interrupt_(cause);
+}
+
 bool Failure::noted() const {
   std::lock_guard lock(mutex_);
   return !counts_.empty();
@@ -178,7 +187,7 @@ std::vector<std::string> Failure::closed() const {
     if (member == gloo_->getRank()) continue;
     try {
       std::vector<at::Tensor> tensors{nothing};
-      for (int way = 0; way < kWays; ++way) gloo_->send(tensors, member, kNobodysTag + way);
+      for (int i = 0; i < connections_; ++i) gloo_->send(tensors, member, kNobodysTag + i);
     } catch (const std::exception&) {
       names.push_back(name(member));
     }

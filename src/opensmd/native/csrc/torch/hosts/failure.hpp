@@ -27,8 +27,8 @@ class Failure {
   // Ends what members of this host wait for, and what others wait for from them.
   using Interrupt = std::function<void(const std::string& reason)>;
 
-  // `gloo` connects the members, `names` are for messages. `store` is this group's alone.
-  Failure(c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
+  // `gloo` connects the members, by so many connections each; `names` are for messages. `store` is this group's alone.
+  Failure(c10::intrusive_ptr<c10d::Backend> gloo, int connections, c10::intrusive_ptr<c10d::Store> store,
           std::vector<std::string> names, Interrupt interrupt);
 
   const std::string& name(int member) const { return names_[static_cast<size_t>(member)]; }
@@ -47,6 +47,7 @@ class Failure {
   // others see.
   std::string note_message(const std::string& where, int peer, const std::exception& error);
   void note(const std::string& cause);  // without a report
+  void end(const std::string& cause);   // likewise, and interrupts
   bool noted() const;
   void require_none() const;  // throws Aborted with what counts
 
@@ -67,6 +68,7 @@ class Failure {
   std::string own_calls() const;
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
+  const int connections_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::vector<std::string> names_;
   const Interrupt interrupt_;

@@ -95,12 +95,6 @@ Signature signature_of(Operation operation, DType dtype, size_t count, int root 
   return signature;
 }
 
-// Ends what members of this host wait for, and what others wait for from them.
-void interrupt(const std::string& reason, c10d::Backend& gloo, Local& local) {
-  local.abort(reason);
-  close_connections(gloo);
-}
-
 class GlooTransport final : public Transport {
  public:
   GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<Failure> failure, Layout layout,
@@ -204,7 +198,7 @@ class GlooTransport final : public Transport {
 
   std::shared_ptr<Group> local() const override { return local_->group(); }
 
-  void abort(const std::string& reason) override { end_group(reason, *gloo_, *failure_, *local_); }
+  void abort(const std::string& reason) override { failure_->end(reason); }
   bool aborted() const override { return failure_->noted(); }
   void leave() override {
     local_->leave();
@@ -276,7 +270,7 @@ class GlooTransport final : public Transport {
         [this](const Posting& posting) { return receive_on_wire(posting); },
         [gloo = gloo_, failure = failure_, local = local_](const Posting& posting, const std::exception& error) {
           if (!local->group()->aborted()) return;  // the message alone was wrong
-          end_group(failure->note(where_of(posting, *gloo, *failure), error), *gloo, *failure, *local);
+          failure->end(failure->note(where_of(posting, *gloo, *failure), error));
           failure->require_none();
         });
   }
@@ -310,11 +304,6 @@ class GlooTransport final : public Transport {
         // The store does not answer; the call that waits has a timeout.
       }
     };
-  }
-
-  static void end_group(const std::string& reason, c10d::Backend& gloo, Failure& failure, Local& local) {
-    failure.note(reason);
-    interrupt(reason, gloo, local);
   }
 
   static std::string where_of(const Posting& posting, c10d::Backend& gloo, const Failure& failure) {
@@ -353,15 +342,17 @@ class GlooTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo,
+std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, int connections,
                                                c10::intrusive_ptr<c10d::Store> store,
                                                std::vector<std::vector<int>> hosts, std::shared_ptr<Group> local,
                                                const std::vector<std::string>& names, Thresholds thresholds) {
   Layout layout(std::move(hosts), gloo->getRank());
   auto here = local ? std::make_shared<Local>(std::move(local)) : std::make_shared<Local>();
-  auto failure = std::make_shared<Failure>(gloo, std::move(store), names, [gloo, here](const std::string& reason) {
-    interrupt(reason, *gloo, *here);
-  });
+  auto interrupt = [gloo, connections, here](const std::string& reason) {
+    here->abort(reason);
+    close_connections(*gloo, connections);
+  };
+  auto failure = std::make_shared<Failure>(gloo, connections, std::move(store), names, std::move(interrupt));
   return std::make_unique<GlooTransport>(std::move(gloo), std::move(failure), std::move(layout), std::move(here),
                                          names, thresholds);
 }

@@ -17,14 +17,14 @@ uint64_t mixed(uint64_t bits) { return bits * 0x9e3779b97f4a7c15u >> 20; }
 }  // namespace
 
 // Its abort() leaves connections open, and its destructor waits for calls under way. But a receive that times out
-// closes all of that way.
-void close_connections(c10d::Backend& gloo) {
+// closes all to which its tag leads.
+void close_connections(c10d::Backend& gloo, int each) {
   at::Tensor nothing = at::empty({1}, at::kByte);
-  for (int i = 0; i < (gloo.getSize() - 1) * kWays; ++i) {
+  for (int i = 0; i < (gloo.getSize() - 1) * each; ++i) {
     try {
       std::vector<at::Tensor> into{nothing};
-      const int member = (gloo.getRank() + 1 + i / kWays) % gloo.getSize();
-      gloo.recv(into, member, kNobodysTag + i % kWays)->wait(milliseconds{1});
+      const int member = (gloo.getRank() + 1 + i / each) % gloo.getSize();
+      gloo.recv(into, member, kNobodysTag + i % each)->wait(milliseconds{1});
     } catch (const std::exception&) {
       // As was to be; or this connection was closed before, but others may not be.
     }

@@ -17,17 +17,18 @@
 
 namespace opensmd {
 
-// Two members have as many connections as ways, and a message's tag says which it takes (_torch_internals.gloo_group). Gloo
-// locks a connection while a thread sends; what comes over it then waits, and the thread that would read it spins. What is
+// Two members have as many connections as ways over each network interface, and a message's tag says which it takes
+// (_torch_internals.gloo_group). Gloo locks a connection while a thread sends; what comes over it then waits, and the thread that would read it spins. What is
 // short leaves at once: for that, one connection, whose thread is awake, is quicker.
 constexpr int kWays = 2;
+constexpr int kMostConnections = 64;
 constexpr size_t kShort = 64 << 10;
 constexpr int way(int from, int to, size_t bytes) { return bytes < kShort || from < to ? 0 : 1; }
 
-// Tags of frames (links.hpp), which are short, and those that no message ever has, one a way. Collectives have those from
+// Tags of frames (links.hpp), which are short, and those that no message ever has, one a connection. Collectives have those from
 // kFirstCallTag on (Crossing).
 constexpr int kFrameTag = 0x7ffffffe;
-constexpr int kNobodysTag = kFrameTag - kWays;
+constexpr int kNobodysTag = kFrameTag - kMostConnections;
 constexpr int kFirstCallTag = 0x40000000;
 // Programs have tags below this. For small ones there are as many tags on the wire as a few bits of a message's size and
 // dtype say: Gloo ends the process that receives more than it expects, and takes numbers of one dtype for another's.
@@ -37,8 +38,9 @@ constexpr int kTagLimit = 0x20000000;
 constexpr int kFirstQuietTag = kTagLimit - 2;
 int tag_on_wire(int64_t tag, size_t bytes, DType dtype);
 
-// Closes all connections of torch's Gloo, which then throws in all its calls, also on the other members. Any thread.
-void close_connections(c10d::Backend& gloo);
+// Closes all connections of torch's Gloo, so many to each member. It then throws in all its calls, also on the other
+// members. Any thread.
+void close_connections(c10d::Backend& gloo, int each);
 
 // A view of memory as torch's Gloo takes it.
 at::Tensor bytes_at(const void* data, size_t bytes);
