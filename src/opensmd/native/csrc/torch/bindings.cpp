@@ -81,7 +81,8 @@ std::shared_ptr<Group> make_local_group(const Here& here, const std::vector<std:
 }
 
 // `fd`: of the arena of this host's members; none where they share no memory, and each is a host of its own.
-c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connections, c10::intrusive_ptr<c10d::Store> store,
+c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connections,
+                                                   c10::intrusive_ptr<c10d::Store> store,
                                                    std::optional<int> fd, std::vector<std::vector<int>> hosts,
                                                    std::vector<std::string> names, int rank, int size,
                                                    c10::intrusive_ptr<SmddpOptions> options,

@@ -18,7 +18,8 @@ struct Thresholds {
   size_t tree_from;  // an all_reduce is a reduce and a broadcast over a tree of hosts
 };
 
-// `gloo` is torch's own backend for the same members, with so many connections between any two. `store` is for reports of failures, this group's alone. `hosts`:
+// `gloo` is torch's own backend for the same members, with so many connections between any two. `store` is for reports
+// of failures, this group's alone. `hosts`:
 // the members that share memory, host by host; `local`: the group of those of this host, null where it has but one.
 // `names`: of the members, for messages.
 std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend> gloo, int connections,

@@ -18,15 +18,16 @@
 namespace opensmd {
 
 // Two members have as many connections as ways over each network interface, and a message's tag says which it takes
-// (_torch_internals.gloo_group). Gloo locks a connection while a thread sends; what comes over it then waits, and the thread that would read it spins. What is
-// short leaves at once: for that, one connection, whose thread is awake, is quicker.
+// (_torch_internals.gloo_group). Gloo locks a connection while a thread sends; what comes over it then waits, and the
+// thread that would read it spins. What is short leaves at once: for that, one connection, whose thread is awake, is
+// quicker.
 constexpr int kWays = 2;
 constexpr int kMostConnections = 64;
 constexpr size_t kShort = 64 << 10;
 constexpr int way(int from, int to, size_t bytes) { return bytes < kShort || from < to ? 0 : 1; }
 
-// Tags of frames (links.hpp), which are short, and those that no message ever has, one a connection. Collectives have those from
-// kFirstCallTag on (Crossing).
+// Tags of frames (links.hpp), which are short, and those that no message ever has, one a connection. Collectives have
+// those from kFirstCallTag on (Crossing).
 constexpr int kFrameTag = 0x7ffffffe;
 constexpr int kNobodysTag = kFrameTag - kMostConnections;
 constexpr int kFirstCallTag = 0x40000000;
