@@ -78,7 +78,8 @@ def run_killing(
 ) -> Run:
     """Run the job under smdrun, which ``start`` starts, and kill a rank of it so many times.
 
-    A job that takes too long, because a replica has not come back, is ended, so that what it has said is seen.
+    A job that takes too long, because a replica has not come back, is ended, so that what it has said is
+    seen.
     """
     enough = folder / "enough"
     command = [sys.executable, "-m", "opensmd.launch.cli", "-n", "4", "--elastic-replicas", "2"]
@@ -89,8 +90,8 @@ def run_killing(
     too_long.start()
     try:
         together, last_kill, left = 0, 0.0, kills
-        # Replicas write into pipes of their own, so that lines of before a kill may come after it, even those of
-        # the loss before: only when a later step is missed may those behind it count.
+        # Replicas write into pipes of their own, so that lines of before a kill may come after it, even those
+        # of the loss before: only when a later step is missed may those behind it count.
         killed_after = -1
         missed: int | None = 0
         for text in job.stdout:
