@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 
 from benchmarks.harness.mpi import ROOT
 from benchmarks.hosts.delays import READY
@@ -64,11 +67,30 @@ def networks(count: int, megabits: float | None = None, delay: float = 0.0) -> I
                 burst = max(LEAST_AT_ONCE, int(megabits * 125e3 * SECONDS_AT_ONCE))
                 limit = ("rate", f"{megabits}mbit", "burst", str(burst), "latency", f"{QUEUE_MS}ms")
                 _run("tc", "-n", name, "qdisc", "add", "dev", end, "root", "tbf", *limit)
-        with _delaying(made[0], [end for name, end in ends if name == made[0]], delay):
+        switch = [end for name, end in ends if name == made[0]]
+        with _ended_as_by_an_exception(), _delaying(made[0], switch, delay):
             yield tuple(hosts)
     finally:
         for name in made if os.getpid() == owner else []:  # a forked process leaves them alone
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@contextmanager
+def _ended_as_by_an_exception() -> Iterator[None]:
+    """For SIGTERM, which ``timeout`` sends: namespaces outlive a process that has not taken them away."""
+    usual = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM)
+    if usual is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _add(names: list[str], made: list[str]) -> None:

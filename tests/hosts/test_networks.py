@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.support.forked_jobs import run_job
 from tests.support.jobs import both
 from tests.support.networks import assert_each_prints_ok, started
 from tests.support.patience import PATIENCE
-from tests.support.ranks import free_port
+from tests.support.ranks import ROOT, free_port
 
 TRAIN = """
 for count in (1, 1000, 1_000_000):
@@ -116,3 +117,28 @@ def test_smdrun_says_which_rank_of_another_host_failed_first(hosts: tuple[str, s
     assert "smdrun: rank 1 failed first: ValueError: the batch is empty" in errors[1]
     assert "smdrun: rank 1 of another smdrun failed first: see the output of that one" in errors[0]
     assert re.search(r"smdrun: rank 0 failed after it: DistBackendError: .*rank 1 on \S+ has died", errors[0])
+
+
+WAIT_IN_NETWORKS = """
+import time
+from benchmarks.hosts.networks import two_networks
+with two_networks() as names:
+    print(*names, flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_benchmark_that_is_terminated_takes_its_networks_away(hosts: tuple[str, str]) -> None:
+    command = [sys.executable, "-c", WAIT_IN_NETWORKS]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout is not None
+        made = set(benchmark.stdout.readline().split())
+        assert len(made) == 2 and made <= networks_here()
+        benchmark.terminate()
+    assert not made & networks_here()
+
+
+def networks_here() -> set[str]:
+    """The names of all network namespaces."""
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    return {line.split()[0] for line in listed.splitlines()}
