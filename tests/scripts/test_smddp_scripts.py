@@ -451,7 +451,7 @@ def test_the_file_of_a_rank_ends_with_its_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--log-dir", "--timeline"])
 def test_a_second_job_in_the_folder_of_a_running_one_starts_nothing(tmp_path: Path, option: str) -> None:
-    (tmp_path / "waits.py").write_text("print('up', flush=True)\ninput()\n")
+    (tmp_path / "waits.py").write_text(f"import time\nprint('up', flush=True)\ntime.sleep({PATIENCE})\n")
     (tmp_path / "hello.py").write_text("print('hello')\n")
     smdrun = [str(BIN / "smdrun"), "-n", "1", option, "shared"]
     first = start_job([*smdrun, "waits.py"], cwd=tmp_path, env=environment())
