@@ -217,9 +217,9 @@ def test_two_jobs_at_one_tcp_address_end_with_errors_not_with_a_hang(
 ) -> None:
     port = free_port()
     roles = [tcp(port, r % 2, 2, timeout=4, wait=0.5 * (r > 1)) for r in range(4)]
-    outcome = pool(4).run(attempt, roles, backend=None)
-    assert outcome[:2] == works(2) or any("port is in use" in text for text in outcome)
-    assert all("rank" in text for text in outcome)
+    told = ("the port is in use", "of a job of 2, which already has: rank", "missing: rank")
+    for text in pool(4).run(attempt, roles, backend=None):  # nothing tells a rank of one job from the other's
+        assert text in works(2) or any(words in text for words in told), text
 
 
 def test_a_port_that_another_program_uses_is_an_error_on_every_rank(pool: Callable[[int], RankPool]) -> None:
