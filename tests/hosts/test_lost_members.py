@@ -67,3 +67,23 @@ def test_a_rank_that_loses_another_is_told_why_that_one_gave_up() -> None:
     for text in values(run_once(2, run_late_receiver, "ab", backend=None)):
         assert re.search(r"rank 0 on \S+ in a receive from rank 1 on \S+ \(12 bytes", text), text
         assert "Timed out" in text and "has died" not in text, text
+
+
+def run_without_the_first_rank(hosts: str) -> str:
+    init_on(hosts)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os._exit(3)
+    with pytest.raises(dist.DistBackendError) as error:
+        while True:
+            dist.all_reduce(torch.ones(100_000))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("hosts", ["abc", "abbcc"])
+def test_the_first_rank_alone_is_named_where_it_dies_with_the_store(hosts: str) -> None:
+    """Survivors then cannot say why they close their connections: that is no death."""
+    first, *others = run_once(len(hosts), run_without_the_first_rank, hosts, backend=None)
+    assert first.kind == "died"
+    for text in values(others):
+        assert re.search(r"rank 0 on \S+ has died", text) and "have died" not in text, text

@@ -129,7 +129,7 @@ std::string Failure::note(const std::string& where, const std::exception& error,
     lost = closed();  // now: others will follow
     first = await(kKey, kReportsTime);
     if (lost.empty()) lost = closed();
-    if (!lost.empty()) own = where + ": " + death_of(lost);
+    if (!lost.empty()) own = where + ": " + (first.empty() ? death(lost) : death_of(lost));
   }
   const bool differs = dynamic_cast<const DifferentCalls*>(&error) != nullptr;
   const bool late = wait.late;  // or those that it waits for call something else
@@ -193,6 +193,21 @@ std::vector<std::string> Failure::closed() const {
     }
   }
   return names;
+}
+
+// The process of the first member may have served the store. Without it nobody can say why it closes its connections.
+std::string Failure::death(const std::vector<std::string>& lost) const {
+  const bool first = lost.front() == names_.front();
+  if (!first || lost.size() == 1 || store_answers()) return death_of(lost);
+  return death_of({lost.front()}) + ". Connections to " + join_names({lost.begin() + 1, lost.end()}) +
+         " closed, too; why is not known, as the store does not answer";
+}
+
+bool Failure::store_answers() const {
+  return !within(kStoresTime, [store = store_] {
+            store->check({kKey});
+            return std::string("yes");
+          }).empty();
 }
 
 std::string Failure::await(const std::string& key, std::chrono::milliseconds time) const {

@@ -59,7 +59,9 @@ class Failure {
   };
 
   std::string note(const std::string& where, const std::exception& error, Wait wait);
-  std::vector<std::string> closed() const;
+  std::vector<std::string> closed() const;  // in order
+  std::string death(const std::vector<std::string>& lost) const;
+  bool store_answers() const;
   std::string await(const std::string& key, std::chrono::milliseconds time) const;
   std::string report(const std::string& key, const std::string& text) const;
   void part(const std::vector<std::string>& lost) const;
