@@ -89,7 +89,7 @@ inline opensmd::ArenaShape small_shape(int size) {
 using Rank = std::function<void(opensmd::Group&)>;
 
 inline void run_ranks(const opensmd::ArenaShape& shape, const Rank& rank,
-                      std::chrono::milliseconds timeout = std::chrono::milliseconds{60000}) {
+                      std::chrono::milliseconds timeout = std::chrono::milliseconds{200000}) {
   const opensmd::ArenaFile file = opensmd::create_arena_file(shape);
   struct stat info;
   CHECK(fstat(file.fd, &info) == 0, "");
