@@ -25,6 +25,7 @@ from tests.support.ranks import Outcome, Ranks, run_once, started
 GROUP_TIMEOUT = 3.0
 LONG = 10 * PATIENCE  # a wait that takes as long as this fails its test
 VICTIM = 1
+store: dist.TCPStore
 OPERATIONS = [
     "all_reduce",
     "large all_reduce",
@@ -114,10 +115,11 @@ def run_with_victim(inside: str, blow: int, timeout: float, operations: list[str
                 os._exit(0)
             call(inside, groups[-1])
         os.kill(me, blow)
-        time.sleep(60)
-    if inside:
+        time.sleep(PATIENCE)
+    if inside or blow == signal.SIGSTOP:
         while runs(pids[VICTIM]):
             time.sleep(0.05)
+    if inside:
         if inside == "all_reduce":
             # The victim had given all that the others need of it: this one they may complete, the next never.
             with contextlib.suppress(dist.DistBackendError):
@@ -176,7 +178,7 @@ def test_a_stopped_rank_is_named_when_the_timeout_is_over() -> None:
 def run_absent() -> list[str]:
     groups = new_groups(2, GROUP_TIMEOUT)
     if dist.get_rank() == VICTIM:
-        time.sleep(60)
+        time.sleep(PATIENCE)
     with pytest.raises(dist.DistBackendError) as barrier:
         dist.monitored_barrier(groups[0], timeout=timedelta(seconds=GROUP_TIMEOUT))
     with pytest.raises(dist.DistBackendError) as reduction:
@@ -194,7 +196,11 @@ def test_a_rank_that_never_comes_is_named() -> None:
 
 
 def test_expired_waits_are_told_once_in_the_words_of_torchs_own_backends() -> None:
-    first, _, third = run_once(3, run_absent, silent=[VICTIM])
+    for _ in range(5):
+        first, _, third = run_once(3, run_absent, silent=[VICTIM])
+        # a sound rank that a busy machine keeps away for so long is late itself, and hears other words
+        if not any("the group was aborted" in outcome.value[0] for outcome in (first, third)):
+            break
     assert f"Rank {VICTIM} failed to pass monitoredBarrier in " in first.value[0]
     assert third.value[0].startswith("Rank 2 successfully reached monitoredBarrier, but received errors")
     for text in (*first.value, *third.value):
@@ -247,6 +253,7 @@ def test_calls_that_do_not_match_are_shown_to_every_rank() -> None:
 
 def run_late_start() -> str:
     """A rank that does not come to the making of a group."""
+    global store  # kept after the end, for a rank that is still to be told
     import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -254,7 +261,7 @@ def run_late_start() -> str:
         "127.0.0.1", int(os.environ["MASTER_PORT"]), size, rank == 0, timedelta(seconds=PATIENCE)
     )
     if rank == VICTIM:
-        time.sleep(60)
+        time.sleep(PATIENCE)
     with pytest.raises(RuntimeError) as told:
         dist.init_process_group(
             "smddp", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=2)
@@ -267,7 +274,7 @@ def test_a_rank_that_does_not_join_a_group_is_named() -> None:
     for outcome in survivors(outcomes):
         assert outcome.kind == "value", outcome.text
         # whoever is late itself is named beside it
-        assert re.search(rf"rank {VICTIM}\b[^:]* did not join", outcome.value), outcome.value
+        assert re.search(rf"\branks? [\d, ]*\b{VICTIM}\b[^:]* did not join", outcome.value), outcome.value
 
 
 def arenas() -> set[Path]:
