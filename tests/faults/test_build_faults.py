@@ -81,7 +81,7 @@ def test_two_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_build_holds_nobody_up_and_is_cleaned_away(tmp_path: Path) -> None:
-    slow = compiler(tmp_path, seconds=30)
+    slow = compiler(tmp_path, seconds=10 * PATIENCE)
     victim = start_build(slow)
     calls = tmp_path / "calls"
     deadline = time.monotonic() + PATIENCE
@@ -125,7 +125,7 @@ def main(rank, port):
         warnings.simplefilter("always")
     import smdistributed.dataparallel.torch.torch_smddp
     dist.init_process_group("smddp", init_method=f"file://{port}", rank=rank, world_size=2,
-                            timeout=timedelta(seconds=20))
+                            timeout=timedelta(seconds=240))
     tensor = torch.full((COUNT,), float(rank + 1))
     dist.all_reduce(tensor)
     assert bool((tensor == 3).all())
@@ -215,7 +215,7 @@ def test_what_kept_smdrun_from_building_is_said_once(tmp_path: Path) -> None:
 
 
 def test_a_signal_to_smdrun_ends_the_compilers(tmp_path: Path) -> None:
-    env = compiler(tmp_path, seconds=60)
+    env = compiler(tmp_path, seconds=10 * PATIENCE)
     (tmp_path / "hello.py").write_text(HELLO)
     job = start_job(["smdrun", "-n", "2", "hello.py"], cwd=tmp_path, env=env)
     deadline = time.monotonic() + PATIENCE
@@ -225,7 +225,10 @@ def test_a_signal_to_smdrun_ends_the_compilers(tmp_path: Path) -> None:
     _, err = job.communicate(PATIENCE)
     assert job.returncode == 128 + signal.SIGTERM
     assert "ended by SIGTERM" in err
-    assert running_in_session(job.pid) == []
+    deadline = time.monotonic() + PATIENCE
+    while (left := running_in_session(job.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)  # a process ends some time after it was killed
+    assert left == []
     assert leftovers(tmp_path / "cache") == []
 
 

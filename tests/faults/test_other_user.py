@@ -270,7 +270,7 @@ def test_a_rendezvous_file_that_is_a_link_or_anothers_is_not_touched(tmp_path: P
 def test_a_rendezvous_file_is_its_users_alone_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        with _locked(str(tmp_path / "meet"), Deadline(1)):
+        with _locked(str(tmp_path / "meet"), Deadline(PATIENCE)):
             assert stat.S_IMODE((tmp_path / "meet").stat().st_mode) == 0o600
     finally:
         os.umask(before)
@@ -283,5 +283,5 @@ def meet(path: Path) -> None:
         world_size=1,
         group_name="",
         interface=None,
-        deadline=Deadline(5),
+        deadline=Deadline(PATIENCE),
     )
