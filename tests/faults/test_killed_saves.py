@@ -24,8 +24,12 @@ def stop(pids: list[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        while any(_state(thread) != "T" for thread in Path(f"/proc/{pid}/task").iterdir()):
             time.sleep(0.001)
+
+
+def _state(thread: Path) -> str:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _done(job: Path) -> int:

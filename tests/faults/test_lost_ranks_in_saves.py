@@ -17,7 +17,9 @@ from torch import nn
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.checkpoint.saving import background, pacing
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
+from tests.support.timeouts import expire_after
 
 VICTIM = 1
 SERVER = 0  # of the store in which the ranks meet
@@ -37,8 +39,14 @@ def stop(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: int = VICTIM) -> Any:
-    """Train a step and let threads save, of which the victim's misbehaves."""
+def begin_a_save(
+    folder: Path,
+    layout: str,
+    fault: Callable[..., None],
+    victim: int = VICTIM,
+    waits: float = PATIENCE,
+) -> Any:
+    """Train a step and let threads save, of which the victim's misbehaves; from then on groups wait so long."""
     smp.init(LAYOUTS[layout])
     model = smp.DistributedModel(nn.Sequential(*[nn.Linear(300, 300) for _ in range(2)]))
     optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
@@ -51,6 +59,8 @@ def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: 
     optimizer.step()
     if smp.rank() == victim:
         background.write_snapshot = fault  # in the thread
+    else:
+        expire_after(waits)
     return smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
 
 
@@ -69,7 +79,7 @@ def test_a_rank_that_dies_while_a_thread_saves_is_named_by_the_others(tmp_path: 
 
 
 def waits_for_a_rank_that_is_stopped(folder: Path, layout: str, victim: int) -> None:
-    save = begin_a_save(folder, layout, stop, victim)
+    save = begin_a_save(folder, layout, stop, victim, STOPPED_FOR)
     named = rf"'one' .* was not saved: .* for \d+ s.* rank {victim} \(its process is stopped\)"
     with pytest.raises(SMPCheckpointError, match=named):
         save.wait()
@@ -86,13 +96,13 @@ def test_a_rank_that_is_stopped_while_a_thread_saves_is_named_at_the_groups_time
     tmp_path: Path, layout: str, victim: int
 ) -> None:
     function = waits_for_a_rank_that_is_stopped
-    outcomes = run_once(2, function, tmp_path, layout, victim, silent=[victim], group_timeout=STOPPED_FOR)
+    outcomes = run_once(2, function, tmp_path, layout, victim, silent=[victim])
     assert outcomes[1 - victim].kind == "value", outcomes[1 - victim].text
 
 
 def waits_while_the_thread_asks_a_stopped_store(folder: Path) -> None:
     pacing.BUSY, pacing.PIECE, pacing.SHARE = 0.0, 0.0, 1e-9  # rest, and ask whether others wait
-    save = begin_a_save(folder, "sharded", stop, SERVER)
+    save = begin_a_save(folder, "sharded", stop, SERVER, STOPPED_FOR)
     asked = time.monotonic() + 10 * pacing.LOOK
     while time.monotonic() < asked:
         time.sleep(pacing.LOOK)
@@ -106,5 +116,5 @@ def test_a_wait_ends_though_the_thread_waits_for_the_answer_of_a_store_that_is_s
     tmp_path: Path,
 ) -> None:
     function = waits_while_the_thread_asks_a_stopped_store
-    outcomes = run_once(2, function, tmp_path, silent=[SERVER], group_timeout=STOPPED_FOR)
+    outcomes = run_once(2, function, tmp_path, silent=[SERVER])
     assert outcomes[1].kind == "value", outcomes[1].text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from opensmd.collectives import _torch_internals, backend
 from opensmd.collectives import exchange as exchange_module
 from opensmd.collectives.exchange import Exchange
+from tests.faults.test_killed_saves import stop
 from tests.support.jobs import both
 from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, run_once
@@ -56,7 +56,7 @@ def run_with_stopped_server() -> dict[str, str]:
     dist.barrier(together)
     exchange_module.GRACE = TIMEOUT
     if rank == 2:
-        os.kill(pids[0], signal.SIGSTOP)
+        stop([pids[0]])
     dist.barrier(together)
     connect = partial(
         _torch_internals.gloo_group,
