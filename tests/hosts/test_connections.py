@@ -21,6 +21,7 @@ import torch.distributed as dist
 from tests.hosts.test_two_hosts import init_on, values
 from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
+from tests.support.timeouts import meet_in_store
 
 COUNT = 4 << 20  # elements
 MUCH = 1 << 20  # bytes of a connection that carries data, and more than words that data are waited for
@@ -94,6 +95,7 @@ def run_giving_up(interfaces: int) -> int:
     group: Any = dist.new_group()
     dist.barrier(group)
     made = open_connections() - before
+    meet_in_store("all are counted")
     group.set_timeout(timedelta(seconds=1))
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from tests.hosts.test_two_hosts import init_on, values
 from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
+from tests.support.timeouts import meet_in_store
 
 Op = dist.ReduceOp
 Calls = Callable[[Any], Any]
@@ -120,6 +121,7 @@ def run_case(first: Calls, other: Calls, firsts: bool) -> tuple[str, float]:
 def run_late_host(late: bool) -> str:
     group: Any = dist.new_group()
     dist.barrier(group)
+    meet_in_store("connected")
     group.set_timeout(timedelta(seconds=1))
     store = dist.distributed_c10d._get_default_store()
     if late:

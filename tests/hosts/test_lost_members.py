@@ -15,12 +15,14 @@ import torch.distributed as dist
 from tests.hosts.test_two_hosts import init_on, values
 from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
+from tests.support.timeouts import meet_in_store
 
 
 def run_messages_to_the_dead(hosts: str) -> tuple[str, str, float]:
     init_on(hosts)
     rank = dist.get_rank()
     dist.barrier()
+    meet_in_store("begun")
     begin = time.monotonic()
     if rank == 3:
         time.sleep(0.3)
@@ -49,6 +51,7 @@ def run_late_receiver(hosts: str) -> str:
     init_on(hosts)
     group: Any = dist.new_group()
     dist.barrier(group)
+    meet_in_store("connected")
     group.set_timeout(timedelta(seconds=1))
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from tests.hosts.test_two_hosts import init_on, values
 from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
+from tests.support.timeouts import meet_in_store
 
 
 def one(value: float) -> torch.Tensor:
@@ -98,6 +99,7 @@ def run_messages(hosts: str) -> None:
 def run_waiting_for_a_victim(hosts: str) -> str:
     init_on(hosts)
     dist.barrier()
+    meet_in_store("begun")
     if dist.get_rank() == 1:
         os._exit(3)
     with pytest.raises(dist.DistBackendError) as error:
@@ -109,11 +111,11 @@ def run_waiting_for_a_victim(hosts: str) -> str:
 
 
 def test_messages_on_one_host_need_no_wire_and_messages_from_any_source_keep_their_order() -> None:
-    values(run_once(3, run_messages, "aab", backend=None, timeout=60))
+    values(run_once(3, run_messages, "aab", backend=None))
 
 
 def test_who_waits_for_a_message_of_a_dead_neighbour_ends_the_group_on_all_hosts() -> None:
-    outcomes = run_once(4, run_waiting_for_a_victim, "aabb", backend=None, timeout=40)
+    outcomes = run_once(4, run_waiting_for_a_victim, "aabb", backend=None)
     for outcome in (outcomes[0], outcomes[2], outcomes[3]):
         assert outcome.kind == "value", outcome.text
         assert re.search(r"rank 1 on \S+ has died", outcome.value), outcome.value
@@ -123,6 +125,7 @@ def run_another_dtype(hosts: str) -> str:
     init_on(hosts)
     group: Any = dist.new_group()
     dist.barrier(group)
+    meet_in_store("connected")
     group.set_timeout(timedelta(seconds=2))
     with pytest.raises(dist.DistBackendError) as error:
         if dist.get_rank() == 0:
@@ -137,6 +140,7 @@ def run_in_a_circle_of_waits(hosts: str) -> str:
     init_on(hosts)
     group: Any = dist.new_group()
     dist.barrier(group)
+    meet_in_store("connected")
     group.set_timeout(timedelta(seconds=2))
     store = dist.distributed_c10d._get_default_store()
     rank = dist.get_rank()

@@ -18,6 +18,7 @@ from opensmd.modelparallel.runtime.messages.transport import ABORT, Kind, gradie
 from tests.hosts.test_two_hosts import init_on, values
 from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
+from tests.support.timeouts import meet_in_store
 
 FORWARD, BACK = make_tag(Kind.TENSOR, 9, 1), make_tag(Kind.GRADIENT, 9, 1)
 NEVER = make_tag(Kind.RESULT, 9, 1)
@@ -103,6 +104,7 @@ def run_into_silence(hosts: str) -> str:
     group: Any = dist.new_group()
     transport = opened(group)
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    meet_in_store("opened")
     if rank == 0:
         store.wait(["told"], timedelta(seconds=PATIENCE))
         return ""
@@ -115,7 +117,7 @@ def run_into_silence(hosts: str) -> str:
 
 @pytest.mark.parametrize("hosts", ["abb", "aba", "abc"])
 def test_messages_are_seen_when_they_have_come_and_taken_in_any_order(hosts: str) -> None:
-    values(run_once(3, run_messages, hosts, backend=None, timeout=40))
+    values(run_once(3, run_messages, hosts, backend=None))
 
 
 def test_a_rank_that_sends_nothing_within_the_timeout_is_named() -> None:

@@ -31,6 +31,7 @@ from tests.ranks.test_collectives_table import (
 )
 from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, run_once
+from tests.support.timeouts import meet_in_store
 
 
 def init_on(hosts: str) -> None:
@@ -162,6 +163,7 @@ def run_ddp(hosts: str) -> None:
 def run_dying(hosts: str) -> str:
     init_on(hosts)
     dist.all_reduce(torch.ones(1))
+    meet_in_store("begun")
     if dist.get_rank() == 1:
         os._exit(3)
     with pytest.raises(dist.DistBackendError) as first:
@@ -175,6 +177,7 @@ def run_dying(hosts: str) -> str:
 def run_dying_beside_another(hosts: str) -> tuple[str, float]:
     init_on(hosts)
     dist.all_reduce(torch.ones(1_000_000))
+    meet_in_store("begun")
     if dist.get_rank() == 1:
         os._exit(3)
     begin = time.monotonic()

@@ -6,7 +6,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-__all__ = ["expire_after"]
+from tests.support.patience import PATIENCE
+
+__all__ = ["expire_after", "meet_in_store"]
 
 
 def expire_after(seconds: float, *, for_rank: int | None = None) -> None:
@@ -20,3 +22,15 @@ def expire_after(seconds: float, *, for_rank: int | None = None) -> None:
     for group in list(dist.distributed_c10d._world.pg_map):
         if for_rank is None or for_rank in dist.get_process_group_ranks(group):
             group.set_timeout(timedelta(seconds=seconds))
+
+
+def meet_in_store(name: str) -> None:
+    """Wait until all ranks have come here, each once for a name.
+
+    A rank that is slow to leave a barrier can still lose it when another, which has left, dies or gives up.
+    Here it cannot, as long as rank 0 lives, which serves the store.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{name}/{dist.get_rank()}", "")
+    came = [f"{name}/{rank}" for rank in range(dist.get_world_size())]
+    store.wait(came, timedelta(seconds=PATIENCE))
