@@ -21,7 +21,7 @@ NETWORK = """
 set -e
 ip link set lo up
 ip link add v0 type veth peer name v1
-unshare --net sleep 100 &
+unshare --net sleep 1000 &
 there=$!
 trap 'kill $there' EXIT
 until [ "$(readlink /proc/$there/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.05; done

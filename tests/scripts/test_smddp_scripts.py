@@ -548,7 +548,7 @@ def test_a_wrong_variable_of_the_backend_is_explained_like_a_wrong_option(tmp_pa
 def test_a_signal_during_the_first_build_ends_it(number: signal.Signals, tmp_path: Path) -> None:
     compiler, calls = tmp_path / "slow-cxx", tmp_path / "calls"
     compiler.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho call >> "{calls}"\nsleep 1\nexit 1\n'
+        f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho call >> "{calls}"\nexec sleep 1000\n'
     )
     compiler.chmod(0o755)
     env = environment(CXX=str(compiler), OPENSMD_CACHE_DIR=str(tmp_path / "cache"))

@@ -52,7 +52,6 @@ ROUNDING = (
 SWAY = 2.0  # times the distance of two plain trainings: it varies from one draw of roundings to the next
 STRICT = 2  # steps
 IN_PIECES = {"searched v": "searched", "looped": "interleaved"}  # schedules of two pieces a stage, by setting
-GROUP_TIMEOUT, TIMEOUT = 20.0, 90.0  # a rank's first import of transformers takes long
 Pools = Callable[[int], RankPool]
 
 
@@ -176,8 +175,6 @@ def compare(pools: Pools, family: str, case: Case, setup: Setup, *, exact: bool 
             case.name,
             setup,
             backend=setup.backend,
-            timeout=TIMEOUT,
-            group_timeout=GROUP_TIMEOUT,
         )
     except RankFailed as failed:
         return [f"{case.name} ({setup}): {failed}"]

@@ -1,6 +1,8 @@
 """Rank 1, or all of them, come to grief in the way the command line names; the others wait for rank 1."""
 
+import atexit
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -26,10 +28,18 @@ def break_down(how: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def wait_until_all_have_failed() -> None:
+    """Let the launcher see no rank end as long as it could still end another before its error."""
+    pathlib.Path(f"failed-{dist.get_rank()}").touch()
+    while len(list(pathlib.Path.cwd().glob("failed-*"))) < dist.get_world_size():
+        time.sleep(0.05)
+
+
 how = sys.argv[1]
 dist.init_process_group("smddp")
 dist.barrier()
-if how == "all":  # none so late that the launcher has ended it
+if how == "all":
+    atexit.register(wait_until_all_have_failed)
     break_down("raise")
 if how != "wait alone":  # something that the rank leaves behind must go as well
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)

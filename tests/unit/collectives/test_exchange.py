@@ -9,13 +9,14 @@ from datetime import timedelta
 from torch.distributed import HashStore
 
 from opensmd.collectives.exchange import Exchange
+from tests.support.patience import PATIENCE
 
 
 def names_of(store: HashStore, ranks: Sequence[int]) -> list[list[str]]:
     """What each member hears from all."""
 
     def one(place: int) -> list[str]:
-        exchange = Exchange(store, place, ranks, timeout=timedelta(seconds=20), group="g")
+        exchange = Exchange(store, place, ranks, timeout=timedelta(seconds=PATIENCE), group="g")
         return exchange.all_gather("name", f"{place} of {ranks}")
 
     with ThreadPoolExecutor(len(ranks)) as threads:
@@ -33,7 +34,7 @@ def test_nobody_leaves_a_meeting_before_all_have_come() -> None:
     store, came = HashStore(), []
 
     def one(place: int) -> int:
-        exchange = Exchange(store, place, range(4), timeout=timedelta(seconds=20), group="g")
+        exchange = Exchange(store, place, range(4), timeout=timedelta(seconds=PATIENCE), group="g")
         came.append(place)
         exchange.meet("here")
         return len(came)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 pytestmark = pytest.mark.processes
 
 SLOW_TORCH = """
@@ -35,6 +37,6 @@ def test_ctrl_c_while_torch_is_imported_ends_the_launcher_as_it_does_later(tmp_p
     )
     assert launcher.stdout is not None and launcher.stdout.readline() == "importing\n"
     launcher.send_signal(signal.SIGINT)
-    _, err = launcher.communicate(timeout=60)
+    _, err = launcher.communicate(timeout=PATIENCE)
     assert (launcher.returncode, err) == (130, "smdrun: ended by SIGINT\n")
     assert not list(tmp_path.glob("smdrun-*"))

@@ -23,7 +23,7 @@ Ends = tuple[Messages, Messages, Messages]
 def ends() -> Iterator[Ends]:
     """Three ranks; rank 2 is connected with rank 0 alone."""
     (a, b), (c, d) = socket.socketpair(), socket.socketpair()
-    made = Messages({1: a, 2: c}, 0, 5.0), Messages({0: b}, 1, 5.0), Messages({0: d}, 2, 5.0)
+    made = Messages({1: a, 2: c}, 0, PATIENCE), Messages({0: b}, 1, PATIENCE), Messages({0: d}, 2, PATIENCE)
     yield made
     for one in made:
         one.close()
@@ -69,7 +69,7 @@ def test_a_sender_far_ahead_waits_and_nothing_is_lost(ends: Ends, monkeypatch: p
     for part in range(parts):
         zero.irecv(tensor, 1).wait()
         assert tensor.eq(part).all()
-    writer.join(5.0)
+    writer.join(PATIENCE)
     assert not writer.is_alive()
 
 
@@ -108,8 +108,9 @@ def test_a_receive_that_nobody_serves_ends_at_its_timeout() -> None:
     lonely = Messages({1: mine}, 0, 0.2)
     with pytest.raises(RuntimeError, match=r"recv on rank 0 from rank 1: nothing came within 0\.2 s"):
         lonely.recv(torch.zeros(1), 1)
-    partner = Messages({0: theirs}, 1, 5.0)
+    partner = Messages({0: theirs}, 1, PATIENCE)
     partner.send(torch.ones(1), 0)
+    lonely._timeout = PATIENCE
     tensor = torch.zeros(1)
     lonely.recv(tensor, 1)
     assert tensor.item() == 1, "the receive that gave up has not swallowed the message"
@@ -159,5 +160,5 @@ def test_messages_of_nccl_go_through_its_group_and_need_a_source() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert results == {1: ([[0, 1, 2], [3, 4, 5]], [1.0, 1.0])}
