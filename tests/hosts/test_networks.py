@@ -34,15 +34,23 @@ dist.destroy_process_group()
 """
 # The short timeout comes when all ranks are there, however long a busy machine takes for that.
 UNTIL_CUT = """
+import pathlib
+
 dist.barrier()
-dist.group.WORLD.set_timeout(timedelta(seconds=3))
 print("ready", flush=True)
+while not pathlib.Path("all are ready").exists():
+    time.sleep(0.05)
+dist.group.WORLD.set_timeout(timedelta(seconds=3))
 while True:
     dist.all_reduce(torch.ones(100_000))
 """
 MAKE_UNTIL_CUT = """
+import pathlib
+
 dist.barrier()
 print("ready", flush=True)
+while not pathlib.Path("all are ready").exists():
+    time.sleep(0.05)
 while True:
     dist.new_group(timeout=timedelta(seconds=3))
 """
@@ -61,6 +69,7 @@ def test_all_processes_end_soon_after_the_link_between_their_hosts_is_cut(
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n", process.communicate(timeout=PATIENCE)[1]
+        (tmp_path / "all are ready").touch()
         subprocess.run(["ip", "-n", hosts[1], "link", "set", CABLE, "down"], check=True)
         begin = time.monotonic()
         for process in processes:

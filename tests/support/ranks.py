@@ -184,8 +184,13 @@ class Ranks:
             return f"exited with {code}\n{self.stderr(rank)}"
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGCONT)
-        time.sleep(0.5)
-        return self.stderr(rank)[before:]
+        found, end = "", time.monotonic() + PATIENCE / 8
+        while time.monotonic() < end:
+            time.sleep(0.25)
+            earlier, found = found, self.stderr(rank)[before:]
+            if found and found == earlier:  # it is written piece by piece
+                break
+        return found
 
     def stderr(self, rank: int) -> str:
         """All that a rank has written to its standard error."""

@@ -13,6 +13,7 @@ from opensmd.environment.settings import Settings
 from opensmd.native import build, objects, recipe
 from opensmd.native.progress import BuildProgress, expected_pace
 from opensmd.native.toolchain import find_compiler
+from tests.support.patience import PATIENCE
 
 
 def fake_compiler(folder: Path, version: str) -> Settings:
@@ -207,10 +208,18 @@ def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, pace: float = 1.0)
     monkeypatch.setattr("opensmd.native.progress.QUIET", 0.0)
     monkeypatch.setattr("opensmd.native.progress.FIRST", 0.02)
     with BuildProgress([1, 1], workers=1, what="a core", pace=pace, out=out) as progress:
-        for _ in range(2):
+        for said in ("s left", "s left" if terminal else "1 of 2 steps done"):
+            wait_until_said(out, said)
             with progress.step(1):
-                time.sleep(0.4)
+                pass
     return out.getvalue()
+
+
+def wait_until_said(out: io.StringIO, text: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while text not in out.getvalue():
+        assert time.monotonic() < deadline, out.getvalue()
+        time.sleep(0.01)
 
 
 def test_without_a_terminal_progress_is_a_few_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +227,7 @@ def test_without_a_terminal_progress_is_a_few_plain_lines(monkeypatch: pytest.Mo
     assert lines[0] == "opensmd: compiling a core, about 2 s left"
     assert any(line.startswith("opensmd: compiling: 1 of 2 steps done, about ") for line in lines)
     assert lines[-1].startswith("opensmd: compiled in ")
-    assert len(lines) < 10
+    assert len(lines) < 20  # each pause is twice the one before
     busy = shown(monkeypatch, terminal=False, pace=2.0).splitlines()
     assert busy[0] == "opensmd: compiling a core, about 4 s left (other processes keep the machine busy)"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.ranks import RankFailed, RankPool, run_once
+from tests.support.patience import PATIENCE
+from tests.support.ranks import RankFailed, RankPool, Ranks, run_once
 
 
 def _sum_of_ranks() -> float:
@@ -30,7 +32,15 @@ def _rank_one_exits() -> None:
 
 def _rank_one_sleeps_too_long() -> None:
     if os.environ["RANK"] == "1":
-        time.sleep(60)
+        print("asleep", file=sys.stderr, flush=True)
+        time.sleep(2 * PATIENCE)
+
+
+def _wait_no_longer(ranks: Ranks) -> None:
+    """When rank 1 sleeps, its time is over."""
+    while "asleep" not in ranks.stderr(1):
+        time.sleep(0.05)
+    ranks._deadline = time.monotonic()
 
 
 @pytest.mark.processes
@@ -49,6 +59,6 @@ def test_values_come_back_by_rank_and_the_pool_survives_a_failure() -> None:
 def test_a_dead_rank_gives_its_exit_code_and_a_hung_rank_its_stack() -> None:
     dead = run_once(2, _rank_one_exits, backend=None)
     assert (dead[0].kind, dead[1].kind, dead[1].value) == ("value", "died", 7)
-    hung = run_once(2, _rank_one_sleeps_too_long, backend=None, timeout=5)
+    hung = run_once(2, _rank_one_sleeps_too_long, backend=None, meanwhile=_wait_no_longer)
     assert hung[1].kind == "timeout"
     assert "_rank_one_sleeps_too_long" in hung[1].text

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import signal
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from opensmd.launch.output import console as console_module
 from opensmd.launch.output import reports
 from opensmd.launch.output.console import Console
 from opensmd.launch.output.reports import Failure, Report
@@ -111,13 +112,15 @@ def test_a_consequence_waits_until_its_cause_has_been_shown(
 ) -> None:
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
+    moment = [0.0]
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(monotonic=lambda: moment[0]))
     console = Console()
     for rank in (0, 1):
         console.expect_report(tmp_path / str(rank), rank)
     for rank, error in ((0, RuntimeError("Connection closed by peer")), (1, ValueError("the cause"))):
         reports.write(tmp_path / str(rank), error, None, rank)
         console._look_for_reports()
-    time.sleep(1.1)  # longer than a consequence is held back
+    moment[0] += 2 * console_module.HOLD
     console._look_for_reports()
     console.start()
     console.finish()
