@@ -8,6 +8,7 @@ from opensmd.said_once import warn_once
 
 
 def test_a_text_is_said_once_and_another_is_too() -> None:
+    warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for text in ("this is said once", "this is said once", "so is this"):

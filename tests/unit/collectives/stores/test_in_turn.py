@@ -8,6 +8,7 @@ import pytest
 from torch.distributed import DistBackendError, DistNetworkError, PrefixStore, TCPStore
 
 from opensmd.collectives.stores.in_turn import StoresInTurn
+from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
 HOST = "127.0.0.1"
@@ -24,13 +25,13 @@ def client(port: int) -> Callable[[], TCPStore]:
 def test_a_store_that_was_met_before_is_waited_out() -> None:
     port = free_port()
     server, rank_0, rank_1 = serve(port), StoresInTurn(), StoresInTurn()
-    store = rank_1.joined((HOST, port), client(port), 1.0)
+    store = rank_1.joined((HOST, port), client(port), PATIENCE)
     rank_0.served(server)
     rank_1.remember(PrefixStore("of a group", store))
     with pytest.raises(DistBackendError, match=rf"at {HOST}:{port} is that of the process group before"):
         rank_1.joined((HOST, port), client(port), 0.1)
     rank_0.served(server)  # the same server, for another group
-    found = rank_1.joined((HOST, port), client(port), 1.0)
+    found = rank_1.joined((HOST, port), client(port), PATIENCE)
     with pytest.raises(DistBackendError, match="group before"):
         rank_1.joined((HOST, port), client(port), 0.1)
     del server
@@ -40,7 +41,7 @@ def test_a_store_that_was_met_before_is_waited_out() -> None:
 def test_a_store_that_closes_while_a_rank_waits_is_asked_for_again() -> None:
     port = free_port()
     servers, rank_0, rank_1 = [serve(port)], StoresInTurn(), StoresInTurn()
-    store = rank_1.joined((HOST, port), client(port), 1.0)
+    store = rank_1.joined((HOST, port), client(port), PATIENCE)
     rank_0.served(servers[0])
     rank_1.remember(store)
     calls = []
@@ -53,13 +54,13 @@ def test_a_store_that_closes_while_a_rank_waits_is_asked_for_again() -> None:
             rank_0.served(servers[0])
         return calls[-1]
 
-    assert rank_1.joined((HOST, port), connect, 5.0) is calls[1]
+    assert rank_1.joined((HOST, port), connect, PATIENCE) is calls[1]
 
 
 def test_a_store_that_closes_while_it_lets_a_rank_in_is_asked_for_again() -> None:
     port = free_port()
     server, rank_0, rank_1 = serve(port), StoresInTurn(), StoresInTurn()
-    store = rank_1.joined((HOST, port), client(port), 1.0)
+    store = rank_1.joined((HOST, port), client(port), PATIENCE)
     rank_0.served(server)
     rank_1.remember(store)
     broken = [
@@ -73,7 +74,7 @@ def test_a_store_that_closes_while_it_lets_a_rank_in_is_asked_for_again() -> Non
             raise broken.pop()
         return client(port)()
 
-    assert rank_1.joined((HOST, port), connect, 5.0).port == port
+    assert rank_1.joined((HOST, port), connect, PATIENCE).port == port
     broken += [DistBackendError("another program has the port")]
     with pytest.raises(DistBackendError, match="another program"):
         rank_1.joined((HOST, port), connect, 0.0)

@@ -11,6 +11,7 @@ from torch.distributed import HashStore
 
 from opensmd.modelparallel.checkpoint.saving import hurry
 from opensmd.modelparallel.checkpoint.saving.hurry import Hurry
+from tests.support.patience import PATIENCE
 
 
 def group(name: str = "saves", ranks: int = 2) -> Any:
@@ -21,6 +22,7 @@ def group(name: str = "saves", ranks: int = 2) -> Any:
 def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
     made = HashStore()
     monkeypatch.setattr(hurry, "default_store", lambda: made)
+    monkeypatch.setattr(hurry, "ANSWER", PATIENCE)
     return made
 
 

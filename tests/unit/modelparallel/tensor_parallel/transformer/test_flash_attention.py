@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from opensmd.modelparallel.tensor_parallel.transformer.flash_attention import FlashAttentionLayer
+from opensmd.said_once import warn_once
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -42,5 +43,6 @@ def test_scales_need_what_they_are_made_of() -> None:
         FlashAttentionLayer()
     with pytest.raises(ValueError, match="needs layer_idx"):
         FlashAttentionLayer(attention_head_size=2, scale_attn_by_layer_idx=True)
+    warn_once.cache_clear()  # another test may have been told
     with pytest.warns(UserWarning, match="triton_flash_attention has no effect"):
         FlashAttentionLayer(scale=1.0, triton_flash_attention=True)
