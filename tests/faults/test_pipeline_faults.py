@@ -17,7 +17,7 @@ import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, Ranks, run_once, started
-from tests.support.timeouts import expire_after
+from tests.support.timeouts import expire_after, meet_in_store
 
 STEPS = 5
 WAITING = ["stopped", "control flow", "short loader"]  # whoever is sound there waits in vain
@@ -57,6 +57,7 @@ def loop(kind: str, rank: int) -> None:
 
     for current in range(STEPS):  # read by train
         if current == 2 and kind in ("stopped", "short loader"):
+            meet_in_store("the fault")
             expire_after(TIMEOUT)
         if current == 2 and rank == 1:
             if kind == "killed":
@@ -83,6 +84,7 @@ def replicas_one_of_which_fails() -> None:
 
     for step in range(STEPS):
         if step == 1:
+            meet_in_store("the fault")
             expire_after(TIMEOUT, for_rank=smp.rank() % 2 + 2)
         if step == 1 and smp.dp_rank() == 1:
             raise ZeroDivisionError("the script's own mistake")
@@ -100,6 +102,7 @@ def replicas_one_of_which_does_not_save(folder: Path) -> None:
         model.backward(model(x).square().mean())
 
     train(torch.ones(4, 8))
+    meet_in_store("the fault")
     if smp.dp_rank() == 1:
         return
     expire_after(TIMEOUT, for_rank=2)

@@ -23,7 +23,7 @@ from opensmd.modelparallel.state_dicts.model_state import ModelState
 from tests.support.partitioned import restart, split
 from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, run_once
-from tests.support.timeouts import expire_after
+from tests.support.timeouts import expire_after, meet_in_store
 
 
 def small() -> nn.Module:
@@ -127,6 +127,7 @@ def test_a_second_init_may_add_settings_before_there_is_a_model(pool: Callable[[
 def broadcast_on_all_ranks() -> str:
     init({"partitions": 2})
     communicate.barrier()
+    meet_in_store("begun")
     expire_after(2.0)
     try:
         communicate.broadcast({"a": 1}, CommGroup.WORLD)
