@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, Ranks, run_once, started
+from tests.support.timeouts import meet_in_store
 
 GROUP_TIMEOUT = 3.0
 LONG = 10 * PATIENCE  # a wait that takes as long as this fails its test
@@ -84,6 +85,7 @@ def new_groups(count: int, timeout: float = LONG) -> list[Any]:
     for group in groups:
         dist.all_reduce(torch.ones(1000), group=group)
     dist.barrier()
+    meet_in_store("groups are made")
     for group in groups:
         group.set_timeout(timedelta(seconds=timeout))
     return groups
@@ -105,6 +107,7 @@ def run_with_victim(inside: str, blow: int, timeout: float, operations: list[str
     groups = new_groups(len(operations) + 1, timeout)
     pids: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
+    meet_in_store("all are known")
     if dist.get_rank() == VICTIM:
         me = os.getpid()
         if inside:
