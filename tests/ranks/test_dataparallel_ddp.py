@@ -17,6 +17,7 @@ from opensmd.launch.mapped_cuda import cuda_on_cpu
 from smdistributed.dataparallel.exceptions import SMDDPGroupError, SMDDPNotInitializedError
 from smdistributed.dataparallel.torch.distributed import group
 from smdistributed.dataparallel.torch.parallel import DistributedDataParallel as DDP
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
@@ -201,7 +202,7 @@ def a_group_asked_of_nccl() -> list[float]:
         model = nn.parallel.DistributedDataParallel(network().double().cuda(), device_ids=[dist_rank()])
         nn.functional.mse_loss(model(mine(x).cuda()), mine(y).to("cuda")).backward()
         dist.barrier(device_ids=[dist_rank()])
-        dist.barrier(timeout=timedelta(seconds=30))
+        dist.barrier(timeout=timedelta(seconds=PATIENCE))
         part = dist.new_group([0, 1], backend="nccl")
         total = torch.ones(1, device="cuda")
         dist.all_reduce(total, group=part)

@@ -137,8 +137,9 @@ def broadcast_on_all_ranks() -> str:
 
 
 def test_who_broadcasts_on_all_ranks_is_told_to_receive_on_the_others() -> None:
-    for outcome in run_once(2, broadcast_on_all_ranks):
-        assert "sending to rank" in outcome.value and "smp.recv_from(the sender's rank" in outcome.value
+    told = [str(outcome.value) for outcome in run_once(2, broadcast_on_all_ranks)]
+    # Who begins later may find that the other has given up.
+    assert any("sending to rank" in one and "smp.recv_from(the sender's rank" in one for one in told), told
 
 
 @pytest.mark.parametrize("backend", ["gloo", "smddp"])
