@@ -46,7 +46,7 @@ def begin_a_save(
     victim: int = VICTIM,
     waits: float = PATIENCE,
 ) -> Any:
-    """Train a step and let threads save, of which the victim's misbehaves; from then on groups wait so long."""
+    """Train a step and let threads save, of which the victim's misbehaves; groups then wait so long."""
     smp.init(LAYOUTS[layout])
     model = smp.DistributedModel(nn.Sequential(*[nn.Linear(300, 300) for _ in range(2)]))
     optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))

@@ -123,7 +123,7 @@ class Mailbox {
   void look_after_peers(const Expectation& expectation, const Find& find);
   bool has_left(int member) const;
   int lost_peer(int expected) const;
-  void warn_of_circle(const Expectation& expectation, uint64_t waited_ns, uint64_t timeout_ns);
+  void warn_of_circle(const Expectation& expectation, const Find& find, uint64_t waited_ns, uint64_t timeout_ns);
   [[noreturn]] void give_up(ErrorKind kind, const std::string& text);
   [[noreturn]] void time_out(const std::vector<Expectation>& expected, uint64_t waited_ns);
   std::string title(const Message& message) const;

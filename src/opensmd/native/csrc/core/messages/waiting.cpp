@@ -83,7 +83,7 @@ size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseco
   const auto check = [&](uint64_t now) {
     for (const Expectation& expectation : expected()) {
       look_after_peers(expectation, find);
-      if (now >= start + 2 * kLongWait) warn_of_circle(expectation, now - start, deadline - start);
+      if (now >= start + 2 * kLongWait) warn_of_circle(expectation, find, now - start, deadline - start);
     }
     if (now >= deadline) time_out(expected(), now - start);
   };
@@ -159,12 +159,15 @@ bool Mailbox::in_vain(Message& message) {
 // A message on one side and a collective on the other: each waits for what the other would call next. Both have only
 // the threads that wait; still this is no error, because callbacks of other groups' calls could make more calls from
 // threads that are not Python's.
-void Mailbox::warn_of_circle(const Expectation& expectation, uint64_t waited_ns, uint64_t timeout_ns) {
+void Mailbox::warn_of_circle(const Expectation& expectation, const Find& find, uint64_t waited_ns,
+                             uint64_t timeout_ns) {
   if (expectation.peer == kAnySource || warned_of_circle_) return;
   const uint64_t theirs = context_.arena.member(expectation.peer).blocked.in.load();
   const Progress& own = context_.arena.member(context_.rank).progress;
   const uint64_t entered = own.entered.load();
   if (theirs <= entered || own.completed.load() != entered || !context_.config.alone()) return;
+  bool moved = false;  // what it sent before it called that; this rank may have slept since it last looked
+  if (look(find, true, &moved) != kNotYet) return;
   if (warned_of_circle_.exchange(true)) return;
   const std::string& peer = context_.name(expectation.peer);
   context_.config.warn(expectation.title + " has waited for " + std::to_string(waited_ns / 1000000u) + " ms, while " +
