@@ -466,7 +466,7 @@ def test_the_page_of_restrictions_has_the_message(name: str) -> None:
 
 @pytest.mark.parametrize("name", RESTRICTIONS)
 def test_what_cannot_work_says_why_and_what_to_do(pool: Pools, name: str) -> None:
-    texts = pool(2).run(told, name, group_timeout=4)
+    texts = pool(2).run(told, name)
     assert "nothing" not in texts
     says = RESTRICTIONS[name].says
     assert any(all(say in text for say in says) for text in texts), "\n---\n".join(texts)
