@@ -17,9 +17,7 @@ from torch import nn
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.checkpoint.saving import background, pacing
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
-from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
-from tests.support.timeouts import expire_after
 
 VICTIM = 1
 SERVER = 0  # of the store in which the ranks meet
@@ -39,14 +37,8 @@ def stop(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def begin_a_save(
-    folder: Path,
-    layout: str,
-    fault: Callable[..., None],
-    victim: int = VICTIM,
-    waits: float = PATIENCE,
-) -> Any:
-    """Train a step and let threads save, of which the victim's misbehaves; groups then wait so long."""
+def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: int = VICTIM) -> Any:
+    """Train a step and let threads save, of which the victim's misbehaves."""
     smp.init(LAYOUTS[layout])
     model = smp.DistributedModel(nn.Sequential(*[nn.Linear(300, 300) for _ in range(2)]))
     optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
@@ -59,8 +51,6 @@ def begin_a_save(
     optimizer.step()
     if smp.rank() == victim:
         background.write_snapshot = fault  # in the thread
-    else:
-        expire_after(waits)
     return smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
 
 
@@ -79,7 +69,7 @@ def test_a_rank_that_dies_while_a_thread_saves_is_named_by_the_others(tmp_path: 
 
 
 def waits_for_a_rank_that_is_stopped(folder: Path, layout: str, victim: int) -> None:
-    save = begin_a_save(folder, layout, stop, victim, STOPPED_FOR)
+    save = begin_a_save(folder, layout, stop, victim)
     named = rf"'one' .* was not saved: .* for \d+ s.* rank {victim} \(its process is stopped\)"
     with pytest.raises(SMPCheckpointError, match=named):
         save.wait()
@@ -96,13 +86,13 @@ def test_a_rank_that_is_stopped_while_a_thread_saves_is_named_at_the_groups_time
     tmp_path: Path, layout: str, victim: int
 ) -> None:
     function = waits_for_a_rank_that_is_stopped
-    outcomes = run_once(2, function, tmp_path, layout, victim, silent=[victim])
+    outcomes = run_once(2, function, tmp_path, layout, victim, silent=[victim], group_timeout=STOPPED_FOR)
     assert outcomes[1 - victim].kind == "value", outcomes[1 - victim].text
 
 
 def waits_while_the_thread_asks_a_stopped_store(folder: Path) -> None:
     pacing.BUSY, pacing.PIECE, pacing.SHARE = 0.0, 0.0, 1e-9  # rest, and ask whether others wait
-    save = begin_a_save(folder, "sharded", stop, SERVER, STOPPED_FOR)
+    save = begin_a_save(folder, "sharded", stop, SERVER)
     asked = time.monotonic() + 10 * pacing.LOOK
     while time.monotonic() < asked:
         time.sleep(pacing.LOOK)
@@ -116,5 +106,5 @@ def test_a_wait_ends_though_the_thread_waits_for_the_answer_of_a_store_that_is_s
     tmp_path: Path,
 ) -> None:
     function = waits_while_the_thread_asks_a_stopped_store
-    outcomes = run_once(2, function, tmp_path, silent=[SERVER])
+    outcomes = run_once(2, function, tmp_path, silent=[SERVER], group_timeout=STOPPED_FOR)
     assert outcomes[1].kind == "value", outcomes[1].text
