@@ -14,12 +14,13 @@ from torch import nn
 
 from opensmd.modelparallel.dry_run._torch_internals import has_backward_hooks
 from opensmd.modelparallel.dry_run.dry import dry
-from opensmd.modelparallel.dry_run.module_tree import ModuleTree, size_of
+from opensmd.modelparallel.dry_run.module_tree import ModuleTree
 from opensmd.modelparallel.dry_run.observer import Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenParameters
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
 from opensmd.modelparallel.dry_run.timing.step_clock import StepClock, losses_in, watching_seconds
 from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
+from opensmd.modelparallel.planning.cpu.sizes import size_of
 
 __all__ = ["Measuring"]
 

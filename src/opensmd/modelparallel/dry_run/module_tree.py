@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from opensmd.modelparallel.dry_run.split_blocks import split_blocks
+from opensmd.modelparallel.planning.cpu.sizes import size_of
 from opensmd.modelparallel.planning.plan import ancestors
 from opensmd.modelparallel.planning.trace import Edge, ModelTrace, ModuleInfo, Unit
 from opensmd.modelparallel.runtime.tensors.storages import overlapping
 
-__all__ = ["ModuleTree", "describe", "followed", "size_of"]
+__all__ = ["ModuleTree", "describe", "followed"]
 
 
 def followed(module: nn.Module) -> dict[nn.Module, str]:
@@ -140,8 +141,3 @@ def _shared(parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[str, ...], ..
     for name, parameter in parameters.items():
         groups.setdefault(one_of[id(parameter)], []).append(name)
     return tuple(tuple(names) for names in groups.values() if len(names) > 1)
-
-
-def size_of(tensor: Tensor) -> int:
-    """The bytes of a tensor, also of a sparse one or of one without data."""
-    return tensor.numel() * tensor.element_size()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from opensmd.modelparallel.dry_run.module_tree import ModuleTree, size_of
+from opensmd.modelparallel.dry_run.module_tree import ModuleTree
 from opensmd.modelparallel.dry_run.observer import Observer
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
 from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
 from opensmd.modelparallel.planning.cost import accumulation_seconds
+from opensmd.modelparallel.planning.cpu.sizes import size_of
 from opensmd.modelparallel.planning.trace import Edge, ModelTrace, Reuse, Unit
 
 __all__ = ["trace_of"]

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from opensmd.modelparallel.planning.cpu.cost import operation_seconds
 from opensmd.modelparallel.planning.cpu.rates import ACCUMULATION
+from opensmd.modelparallel.planning.cpu.sizes import size_of
 from opensmd.modelparallel.planning.cpu.views import view_seconds
 
 __all__ = [
@@ -86,9 +87,9 @@ def cost_of(
             packet, args, kwargs, tensors, results[0], flops=flops, needs_gradient=needs_gradient
         )
         return OperationCost(flops=flops, forward_seconds=forward, backward_seconds=backward)
-    moved = float(sum(map(_size, tensors)) + sum(map(_size, results)))
+    moved = float(sum(map(size_of, tensors)) + sum(map(size_of, results)))
     if packet in (torch.ops.aten.embedding, torch.ops.aten.index_select):
-        moved = 2.0 * sum(map(_size, results))
+        moved = 2.0 * sum(map(size_of, results))
     forward = machine.seconds(flops, moved)
     if not needs_gradient:
         return OperationCost(flops=flops, forward_seconds=forward)
@@ -97,7 +98,7 @@ def cost_of(
         backward = max(1, wanting) * forward
     elif packet is torch.ops.aten.embedding:
         # a dense gradient: the whole table is zeroed before the rows are added
-        backward = machine.seconds(0.0, _size(tensors[0]) + 2 * moved, 2)
+        backward = machine.seconds(0.0, size_of(tensors[0]) + 2 * moved, 2)
     else:
         backward = machine.seconds(0.0, 1.5 * moved, 1.5)
     return OperationCost(flops=flops, forward_seconds=forward, backward_seconds=backward)
@@ -193,10 +194,6 @@ _MORE_FLOPS: dict[Any, Callable[..., float]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten.mkldnn_rnn_layer: _rnn_flops,
 }
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from opensmd.modelparallel.planning.cpu.convolutions import convolution_seconds
 from opensmd.modelparallel.planning.cpu.kinds import Counted, counted
 from opensmd.modelparallel.planning.cpu.products import attention_seconds, product_seconds
 from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES, VIEW
+from opensmd.modelparallel.planning.cpu.sizes import size_of
 
 __all__ = ["operation_seconds"]
 
@@ -73,7 +74,7 @@ def _of_elements(
     """By the table: the longer of elements and memory, and what rows and starts add."""
     rate = RATES[count.kind]
     wide = 1e-9 * max(1.0, result.element_size() / 4)
-    moved = MEMORY.seconds(float(sum(map(_size, tensors)) + _size(result)))
+    moved = MEMORY.seconds(float(sum(map(size_of, tensors)) + size_of(result)))
     forward = max(rate.forward * wide * count.elements, moved if count.reads_all else 0.0)
     backward = max(rate.backward * wide * count.elements, _backward_memory(packet, moved, tensors, count))
     rows = rate.row * 1e-9 * count.rows
@@ -95,7 +96,3 @@ def _backward_memory(
         return moved
     wanting = sum(tensor.requires_grad for tensor in tensors)
     return moved * (BACKWARD_OF_PRODUCT * wanting if wanting > 1 else BACKWARD_OF_ARITHMETIC)
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

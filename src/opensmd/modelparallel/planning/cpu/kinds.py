@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from opensmd.modelparallel.planning.cpu.sizes import size_of
+
 __all__ = ["Counted", "counted"]
 
 _aten = torch.ops.aten
@@ -113,15 +115,11 @@ def _fixed_batch_norm(args: Sequence[Any], tensors: Sequence[Tensor], result: Te
 
 
 def _from_table(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
-    return Counted("rows of a table", result.numel(), backward_bytes=_size(tensors[0]), reads_all=False)
-
-
-def _gathered(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
-    return Counted("gather", result.numel(), backward_bytes=_size(tensors[0]), reads_all=False)
+    return Counted("rows of a table", result.numel(), backward_bytes=size_of(tensors[0]), reads_all=False)
 
 
 def _indexed(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
-    return Counted("index", result.numel(), backward_bytes=_size(tensors[0]), reads_all=False)
+    return Counted("index", result.numel(), backward_bytes=size_of(tensors[0]), reads_all=False)
 
 
 def _pooled(kind: str) -> Callable[[Sequence[Any], Sequence[Tensor], Tensor], Counted]:
@@ -167,7 +165,3 @@ _COUNTS: dict[Any, Callable[[Sequence[Any], Sequence[Tensor], Tensor], Counted]]
     _aten.upsample_bicubic2d: _of_result("cubic pixels"),
     _aten._upsample_bicubic2d_aa: _of_result("cubic pixels"),
 }
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

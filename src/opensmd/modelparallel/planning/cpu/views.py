@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES, VIEW
+from opensmd.modelparallel.planning.cpu.sizes import size_of
 
 __all__ = ["view_seconds"]
 
@@ -30,14 +31,10 @@ def view_seconds(
 def _gradient_seconds(packet: torch._ops.OpOverloadPacket, whole: Tensor, results: Sequence[Tensor]) -> float:
     if packet in _PARTS:
         start = 2 * RATES["arithmetic"].start * 1e-6
-        return start + MEMORY.seconds(_size(whole) + sum(2 * _size(part) for part in results))
+        return start + MEMORY.seconds(size_of(whole) + sum(2 * size_of(part) for part in results))
     if packet in _ALL_PARTS:
-        return RATES["arithmetic"].start * 1e-6 + MEMORY.seconds(2 * _size(whole))
+        return RATES["arithmetic"].start * 1e-6 + MEMORY.seconds(2 * size_of(whole))
     if packet is _aten.expand and results[0].numel() > whole.numel():
         rate = RATES["mean"]
         return 1e-9 * rate.forward * results[0].numel() + 1e-6 * rate.start
     return 0.0
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
