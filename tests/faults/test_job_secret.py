@@ -20,7 +20,7 @@ from opensmd.environment.job_secret import JobSecret, SecretError
 from opensmd.legacy.rendezvous.host import Process
 from opensmd.legacy.rendezvous.rendezvous import Joined
 from opensmd.legacy.settings import Deadline
-from opensmd.legacy.transports import links
+from opensmd.legacy.transports import callers, links
 from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
 
@@ -109,16 +109,19 @@ def test_a_rank_without_the_secret_does_not_join() -> None:
     assert "bears no code of this job's secret. Give OPENSMD_JOB_SECRET" in str(outcomes[0].value)
 
 
-class OverAfterTwoCallers(Deadline):
-    """Five seconds, which are over when a listener waits for its third caller, however long it took."""
+class OverWhenTold(Deadline):
+    """Five seconds, which are over when ``over`` is set, however long that takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, over: threading.Event) -> None:
         super().__init__(5.0)
-        self._callers = 0
+        self._over = over
 
     def remaining(self) -> float:
-        self._callers += 1
-        return PATIENCE if self._callers <= 2 else 0.0
+        return 0.05
+
+    @property
+    def passed(self) -> bool:
+        return self._over.is_set()
 
 
 def connect(store: dist.Store, rank: int, into: dict[int, Any], deadline: Deadline) -> None:
@@ -135,22 +138,23 @@ def test_links_of_the_legacy_package_are_made_by_who_knows_the_secret(
 ) -> None:
     by_thread = threading.local()
     monkeypatch.setattr(links, "job_secret", lambda: by_thread.secret)
-    store, results = dist.HashStore(), dict[int, Any]()
+    store, results, all_have_called = dist.HashStore(), dict[int, Any](), threading.Event()
 
     def rank(number: int, secret: str) -> None:
         by_thread.secret = JobSecret(secret.encode())
         ends_early = number == 0 and not known
-        connect(store, number, results, OverAfterTwoCallers() if ends_early else Deadline(PATIENCE))
+        connect(store, number, results, OverWhenTold(all_have_called) if ends_early else Deadline(PATIENCE))
 
     listener = threading.Thread(target=rank, args=(0, SECRET))
     listener.start()
     store.wait(["links/0"], timedelta(seconds=PATIENCE))
     port = links.Server.from_json(store.get("links/0")).port
     with socket.create_connection(("127.0.0.1", port)) as stranger:  # who knows the protocol, and a rank
-        stranger.sendall(links.HELLO.pack(b"n" * 32, 1))
-        answer = stranger.recv(links.ANSWER.size, socket.MSG_WAITALL)
+        stranger.sendall(callers.HELLO.pack(b"n" * 32, 1))
+        answer = stranger.recv(callers.ANSWER.size, socket.MSG_WAITALL)
         stranger.sendall(answer[-32:])  # the listener's own proof
         rank(1, SECRET if known else "a guess of a stranger")
+        all_have_called.set()
         listener.join()
     if known:
         assert results[0].keys() == {1} and results[1].keys() == {0}
