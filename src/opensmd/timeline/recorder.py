@@ -11,13 +11,13 @@ import atexit
 import os
 import select
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from opensmd.environment.boot import boot_id
+from opensmd.environment.wall_clock import wall_clock_offset
 from opensmd.timeline.frames import BEGINNING, CUT, Part, Stretch, begin_frame, expected_frame, step_frame
 from opensmd.timeline.own_files import require_own
 
@@ -78,8 +78,7 @@ class Recorder:
         if path.exists():
             require_own(path, BEGINNING)
         self._file = path.open("wb")
-        offset = time.time_ns() - time.perf_counter_ns()  # the clock is the machine's
-        self._file.write(begin_frame(rank, boot_id(), offset))
+        self._file.write(begin_frame(rank, boot_id(), wall_clock_offset()))  # the clock is the machine's
         self._pid = os.getpid()
         # Steps as they came, and in front of the first that needs it what a plan expects.
         self._steps: deque[tuple[int, Sequence[Stretch]] | Frame] = deque()

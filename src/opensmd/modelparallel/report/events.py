@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -66,7 +65,7 @@ def gather_events(
 ) -> list[PipelineEvent]:
     """All ranks' records on the wall clock of their hosts. Collective over ``group``; every rank gets all."""
     rank = dist.get_rank(group)
-    offset = time.time_ns() - time.perf_counter_ns()
+    offset = wall_clock_offset()
     mine = [
         PipelineEvent(
             rank=rank,
