@@ -14,7 +14,7 @@ APART = 10**18
 
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Clocks that are ``APART``; each reading takes 10 ns, and the listed ones are followed by a stop of 5 s."""
+    """Clocks that are ``APART``; a reading takes 10 ns, and a stop of 5 s follows the listed ones."""
     now, readings, stopped = 0, 0, list[int]()
 
     def read() -> int:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from opensmd.environment.wall_clock import wall_clock_offset
+
 __all__ = ["KINDS", "RecordedStretch", "PipelineEvent", "busy_share", "gather_events"]
 
 KINDS = ("forward", "backward", "weights", "wait", "send")
