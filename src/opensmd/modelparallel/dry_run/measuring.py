@@ -26,8 +26,10 @@ __all__ = ["Measuring"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 
-# Runs of a step that count, and seconds for which short steps are run again.
+# Runs of a step that count, and seconds for which short steps are run again. Of forwards alone, of which none
+# warms up, one more counts; and a busy kernel now and then takes a sleep for a wait, so that two are few.
 FEWEST = 2
+FORWARDS = 3
 MOST = 8
 LEAST_SECONDS = 0.2
 
@@ -78,7 +80,7 @@ class Measuring:
             return None
         try:
             with torch.no_grad():
-                clocks = self._run(FEWEST, backward=False)
+                clocks = self._run(FORWARDS, backward=False)
         except Exception as error:
             # A script may need gradients, and what only estimates need must not stop it.
             logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)

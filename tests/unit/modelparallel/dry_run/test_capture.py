@@ -212,13 +212,14 @@ class Unseen(nn.Module):
         return x * self.weight
 
 
+@pytest.mark.usefixtures("sleeping_is_work")
 @pytest.mark.parametrize("kind", ["function", "python"])
 def test_work_that_estimates_cannot_see_is_timed(kind: str) -> None:
     model = nn.Sequential(*[Unseen(seconds, kind) for seconds in (0.030, 0.010, 0.010, 0.010)])
     x = torch.ones(2, 8, requires_grad=True)
     trace = capture(model, lambda: model(x).sum())
     assert trace.measured
-    assert trace.units[0].forward_seconds >= 0.030
+    assert trace.units[0].forward_seconds == pytest.approx(0.030)
     plan = partition(trace, 2, microbatches=4)
     assert [plan.homes[str(index)] for index in range(4)] == [0, 1, 1, 1]
 
@@ -233,7 +234,7 @@ def test_work_that_estimates_see_is_not_timed() -> None:
 
     assert not capture(model, step).measured
     assert (
-        len(calls) == 1 or len(calls) == 3
+        len(calls) == 1 or len(calls) == 4
     )  # on a busy machine time may pass without work, which is looked at
 
 

@@ -59,6 +59,7 @@ def going_backward(module: nn.Module) -> Callable[[], Tensor]:
     return step
 
 
+@pytest.mark.usefixtures("sleeping_is_work")
 @pytest.mark.parametrize("make", [returning, going_backward])
 def test_forwards_and_backwards_of_every_unit_are_timed(make: Callable[[nn.Module], Any]) -> None:
     module = model()
@@ -67,9 +68,8 @@ def test_forwards_and_backwards_of_every_unit_are_timed(make: Callable[[nn.Modul
     assert trace.measured
     for unit, layer in zip(trace.units, module, strict=True):
         forward, backward = layer.seconds
-        assert unit.forward_seconds >= forward and unit.backward_seconds >= backward
-    order = sorted(range(3), key=lambda unit: trace.units[unit].backward_seconds)
-    assert order == [1, 2, 0]
+        assert unit.forward_seconds == pytest.approx(forward)
+        assert unit.backward_seconds == pytest.approx(backward, abs=1e-4)  # sums of gradients are estimated
     assert torch.equal(module[0].weight.grad, torch.full((4,), 7.0))
     assert module[1].weight.grad is None
 
@@ -125,6 +125,7 @@ def test_watching_takes_some_time_for_calls_and_nodes() -> None:
     assert watching.call > 0 and watching.node >= 0
 
 
+@pytest.mark.usefixtures("sleeping_is_work")
 @pytest.mark.parametrize(("seconds", "runs"), [(0.002, 1 + 8), (0.25, 1 + 2)])
 def test_short_steps_run_more_often(seconds: float, runs: int) -> None:
     module, calls = Layer(seconds, 0.0), []
