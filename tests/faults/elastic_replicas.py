@@ -86,7 +86,7 @@ def run_killing(
     command += ["--max-restarts", str(kills), job_script.__file__, str(enough)]
     run, ranks = Run(), []
     job = start(command, cwd=Path.cwd(), env=env, stderr=folder / "told")
-    too_long = threading.Timer(PATIENCE * max(1, kills / 5), job.kill)
+    too_long = threading.Timer(PATIENCE * max(1, kills), job.kill)
     too_long.start()
     try:
         together, last_kill, left = 0, 0.0, kills

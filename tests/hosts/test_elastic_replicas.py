@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from benchmarks.hosts.networks import ADDRESSES
 
 from tests.faults.elastic_replicas import require_undisturbed, run_killing
@@ -19,6 +20,9 @@ from tests.support.forked_jobs import start_job
 from tests.support.jobs import start_interpreter
 from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
+
+# A replica is missed once the timeout of its job, a minute, is over where machine or network are that slow.
+pytestmark = pytest.mark.timeout(600)
 
 
 class OnBothHosts:
