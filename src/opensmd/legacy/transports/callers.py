@@ -80,12 +80,13 @@ class Callers:
                     continue
                 assert isinstance(key.fileobj, socket.socket)
                 peer = self._go_on(key.fileobj)
+                if peer is None:
+                    continue
                 if peer in expected:
                     key.fileobj.setblocking(True)
                     return peer, key.fileobj
-                if peer is not None:
-                    key.fileobj.close()
-                    self._strangers += 1
+                key.fileobj.close()
+                self._strangers += 1
 
     def _accept(self) -> None:
         try:
