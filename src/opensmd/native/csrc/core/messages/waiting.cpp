@@ -85,7 +85,8 @@ size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseco
       look_after_peers(expectation, find);
       if (now >= start + 2 * kLongWait) warn_of_circle(expectation, find, now - start, deadline - start);
     }
-    if (now >= deadline) time_out(expected(), now - start);
+    // What has come since this rank last looked, which may be long ago if it was stopped, still counts.
+    if (now >= deadline && look(find, true, &moved) == kNotYet) time_out(expected(), now - start);
   };
   uint64_t next_look = start + kCheckInterval;
   Yielding yielding(context_.config.waiting.yields);

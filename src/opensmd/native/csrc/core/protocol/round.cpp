@@ -130,7 +130,8 @@ void Round::sleep(const std::atomic<uint32_t>& word, uint32_t target, int owner)
       look_after_peers();
       if (now >= start_ns_ + kLongWait) say_that_nothing_else_comes();
       next_look = now + kCheckInterval;
-      if (now >= deadline) time_out();
+      // Looked at once more: this member may have been stopped since.
+      if (now >= deadline && !reached(word.load(std::memory_order_acquire), target)) time_out();
     }
     futex_wait(word, seen, std::min(next_look, deadline > now ? deadline : next_look) - now);
   }
