@@ -21,9 +21,10 @@ import torch.distributed as dist
 
 from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, Ranks, run_once, started
-from tests.support.timeouts import meet_in_store
+from tests.support.timeouts import await_entry, meet_in_store
 
 GROUP_TIMEOUT = 3.0
+SHORT = 1.0  # of one wait, of which it is known for whom it is
 LONG = 10 * PATIENCE  # a wait that takes as long as this fails its test
 VICTIM = 1
 store: dist.TCPStore
@@ -179,35 +180,39 @@ def test_a_stopped_rank_is_named_when_the_timeout_is_over() -> None:
 
 
 def run_absent() -> list[str]:
-    groups = new_groups(2, GROUP_TIMEOUT)
-    if dist.get_rank() == VICTIM:
+    """What is told of barriers and reductions, in each of which one of the sound ranks loses patience."""
+    groups, rank, texts = new_groups(4), dist.get_rank(), []
+    if rank == VICTIM:
         time.sleep(PATIENCE)
-    with pytest.raises(dist.DistBackendError) as barrier:
-        dist.monitored_barrier(groups[0], timeout=timedelta(seconds=GROUP_TIMEOUT))
-    with pytest.raises(dist.DistBackendError) as reduction:
-        dist.all_reduce(torch.ones(7), group=groups[1])
-    return [str(barrier.value), str(reduction.value)]
+    for number, group in enumerate(groups):
+        impatient = 2 * (number % 2)
+        timeout = timedelta(seconds=SHORT if rank == impatient else LONG)
+        if rank == impatient:
+            await_entry(group, [2 - rank])
+        with pytest.raises(dist.DistBackendError) as error:
+            if number < 2:
+                dist.monitored_barrier(group, timeout=timeout)
+            else:
+                group.set_timeout(timeout)
+                dist.all_reduce(torch.ones(7), group=group)
+        texts.append(str(error.value))
+    return texts
 
 
-def test_a_rank_that_never_comes_is_named() -> None:
+def test_a_rank_that_never_comes_is_named_once_in_the_words_of_torchs_own_backends() -> None:
     outcomes = run_once(3, run_absent, silent=[VICTIM])
-    for outcome in survivors(outcomes):
-        assert outcome.kind == "value", outcome.text
-        barrier, reduction = outcome.value
-        assert f"rank {VICTIM}" in barrier and "barrier" in barrier
-        assert f"rank {VICTIM}" in reduction and "all_reduce" in reduction
-
-
-def test_expired_waits_are_told_once_in_the_words_of_torchs_own_backends() -> None:
-    for _ in range(5):
-        first, _, third = run_once(3, run_absent, silent=[VICTIM])
-        # a sound rank that a busy machine keeps away for so long is late itself, and hears other words
-        if not any("the group was aborted" in outcome.value[0] for outcome in (first, third)):
-            break
-    assert f"Rank {VICTIM} failed to pass monitoredBarrier in " in first.value[0]
-    assert third.value[0].startswith("Rank 2 successfully reached monitoredBarrier, but received errors")
-    for text in (*first.value, *third.value):
-        assert text.count(" Timed out ") == 1, text
+    for rank, words in (
+        (0, f"Rank {VICTIM} failed to pass monitoredBarrier in "),
+        (2, "Rank 2 successfully reached monitoredBarrier, but received errors"),
+    ):
+        assert outcomes[rank].kind == "value", outcomes[rank].text
+        *barriers, one, other = outcomes[rank].value
+        for text in barriers:
+            assert text.startswith(words) and "barrier" in text, text
+        for text in (one, other):
+            assert "all_reduce" in text, text
+        for text in outcomes[rank].value:
+            assert f"not arrived: rank {VICTIM} (" in text and text.count(" Timed out ") == 1, text
 
 
 KINDS = ["operation", "shape", "large shape", "dtype", "reduction", "root", "split sizes"]

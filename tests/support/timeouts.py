@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from opensmd.collectives.stall import members
 from tests.support.patience import PATIENCE
 
-__all__ = ["expire_after", "meet_in_store"]
+__all__ = ["await_entry", "expire_after", "meet_in_store"]
 
 
 def expire_after(seconds: float, *, for_rank: int | None = None) -> None:
@@ -34,3 +37,17 @@ def meet_in_store(name: str) -> None:
     store.set(f"{name}/{dist.get_rank()}", "")
     came = [f"{name}/{rank}" for rank in range(dist.get_world_size())]
     store.wait(came, timedelta(seconds=PATIENCE))
+
+
+def await_entry(group: dist.ProcessGroup, others: Collection[int]) -> None:
+    """Wait until other members are in the collective that this rank calls next, so that none is late to it.
+
+    Args:
+        group: in shared memory.
+        others: their ranks in it.
+    """
+    before = members(group)[dist.get_rank(group)].entered
+    end = time.monotonic() + PATIENCE
+    while any(members(group)[other].entered <= before for other in others):
+        assert time.monotonic() < end, members(group)
+        time.sleep(0.005)
