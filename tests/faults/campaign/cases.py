@@ -112,6 +112,12 @@ class Case:
         return self.fault not in (*HARMLESS, "slow link") and not self.is_refused_message
 
     @property
+    def expires(self) -> bool:
+        """Whether the others learn of the fault only when their patience ends."""
+        unanswered = self.operation == "send and recv" and self.fault == "other operation"
+        return self.fault in SILENT or unanswered or self.on_hosts
+
+    @property
     def is_refused_message(self) -> bool:
         """Whether a message does not fit its receiver: that call fails there, and the group goes on."""
         wrong = self.operation == "send and recv" and self.fault in ("other size", "other dtype")

@@ -40,7 +40,7 @@ class Kind:
 
 def _judge_split(case: Any, fates: list[Fate], job: Job, smddp: bool, started: bool) -> Seen:
     after = look_at(case, job.folder / "checkpoints")
-    return split_oracle.judge(case, fates, job.board.struck, after, smddp=smddp, started=started)
+    return split_oracle.judge(case, fates, job.board.struck, after, started=started)
 
 
 COLLECTIVES = Kind(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from tests.support.patience import PATIENCE
+
 __all__ = ["named_memory", "named_since"]
 
 FOLDER = Path("/dev/shm")
-PATIENCE = 5.0  # seconds: other programs of the machine have such files for moments
 
 
 def named_memory() -> set[str]:
@@ -17,9 +18,9 @@ def named_memory() -> set[str]:
 
 
 def named_since(before: set[str]) -> list[str]:
-    """Those that are new, and stay."""
+    """Those that are new, and stay: other programs of the machine have such files for moments."""
     left = named_memory() - before
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE / 2
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
         left &= named_memory()

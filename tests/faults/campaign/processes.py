@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
 
 from tests.faults.campaign.hosts import Hosts
 from tests.faults.campaign.records import Board, Fate, Record
@@ -29,6 +28,7 @@ __all__ = ["Job", "become_subreaper", "die_with_parent"]
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TIME_TO_START = 200.0  # until all groups are made, in seconds
 TIME_TO_END = 150.0  # after a rank's report, for its process to end
+TIME_TO_FOLLOW = 30.0  # after that, for what a rank has started
 STACKS = 0.5  # to write them
 
 
@@ -204,15 +204,19 @@ class Job:
 
 
 def _orphans() -> list[str]:
-    """Names of the children that this process has now; they are killed."""
+    """Names of the children that do not end; they are killed."""
+    until = time.monotonic() + TIME_TO_FOLLOW
+    while (children := _living_children()) and time.monotonic() < until:
+        time.sleep(0.01)  # a child of a rank that was killed ends after it
     found = []
-    children: Any = Path(f"/proc/self/task/{os.getpid()}/children")
-    for pid in map(int, children.read_text().split()):
+    for pid in children:
         command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-        ended, _ = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            continue  # a child of a rank that was killed, and ended after it
         found.append(f"{pid} ({command.strip()})")
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     return found
+
+
+def _living_children() -> list[int]:
+    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in map(int, listed) if os.waitpid(pid, os.WNOHANG)[0] == 0]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tests.faults.campaign.cases import Case
 from tests.faults.campaign.operations import Call, perform, prepare
 from tests.faults.campaign.records import Board
+from tests.support.patience import PATIENCE
 
 __all__ = ["LeavesTheStream", "UserError", "misbehave"]
 
@@ -96,7 +97,7 @@ def fail(case: Case, call: Call) -> list[str]:
 
 
 def absent(case: Case, call: Call) -> list[str]:
-    time.sleep(3 * case.timeout)
+    time.sleep(PATIENCE)  # and is killed when the others have been told
     raise LeavesTheStream
 
 
@@ -154,7 +155,7 @@ def forked_child(case: Case, call: Call) -> list[str]:
     """A child uses its parent's group, and then takes leave of it."""
     child = os.fork()
     if child == 0:
-        signal.alarm(int(2 * case.timeout) + 1)
+        signal.alarm(int(PATIENCE))
         os._exit(_use_in_child(call))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)

@@ -11,6 +11,7 @@ STEPS = 9
 LAYOUTS = ("stages", "stages", "sharded", "tensor-parallel")
 FAULTS = ("kill", "stop", "exit", "exception", "absent", "full disk", "pause", "late", "none")
 HARMLESS = ("pause", "late", "none")
+SILENT = ("stop", "absent")
 IN_A_STEP = ("forward", "before backward", "after backward")
 ANYWHERE = (*IN_A_STEP, "between steps", "save")
 
@@ -73,6 +74,11 @@ class SplitCase:
     def ends_the_training(self) -> bool:
         """Whether every other rank must get an error that it cannot go on from."""
         return self.fault not in (*HARMLESS, "full disk")
+
+    @property
+    def expires(self) -> bool:
+        """Whether the others learn of the fault only when their patience ends."""
+        return self.fault in SILENT
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint follows this step."""

@@ -19,10 +19,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.faults.campaign.member import LONGEST_SILENCE
 from tests.faults.campaign.records import Board, Failure, Record
 from tests.faults.campaign.split.cases import IN_A_STEP, STEPS, SplitCase
 from tests.faults.campaign.split.model import make_model, make_optimizer, rows
 from tests.faults.campaign.victim import UserError
+from tests.support.patience import PATIENCE
+from tests.support.timeouts import expire_after
 
 __all__ = ["SplitRecord", "run_rank"]
 
@@ -49,8 +52,9 @@ class SplitRecord(Record):
 class Training:
     """The script: a loop of steps and checkpoints, in which the victim misbehaves."""
 
-    def __init__(self, case: SplitCase, rank: int, board: Board, folder: Path) -> None:
+    def __init__(self, case: SplitCase, rank: int, backend: str, board: Board, folder: Path) -> None:
         self.case, self.rank, self.board, self.folder = case, rank, board, folder
+        self.backend = backend
         self.record = SplitRecord()
         self.current = 0
         self.passed: Counter[str] = Counter()  # how often this step has come to each of its moments
@@ -58,11 +62,11 @@ class Training:
         self.doing, self.began = "start", time.monotonic()
         self.save_beside: tuple[int, Any] | None = None  # its step, and what waits for it
 
-    def run(self, backend: str, port: int) -> None:
+    def run(self, port: int) -> None:
         """Train until the end, or until something is raised."""
         import smdistributed.modelparallel.torch as smp
 
-        case = self.case
+        case, backend = self.case, self.backend
         if backend == "smddp":
             import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
         dist.init_process_group(
@@ -70,7 +74,7 @@ class Training:
             init_method=f"tcp://127.0.0.1:{port}",
             rank=self.rank,
             world_size=case.ranks,
-            timeout=timedelta(seconds=case.timeout),
+            timeout=timedelta(seconds=LONGEST_SILENCE if backend == "smddp" else case.timeout),
         )
         smp.init(self._settings())
         self.record.replica = smp.rdp_rank()
@@ -78,6 +82,8 @@ class Training:
         self.board.say_ready(self.rank)
         while not self.board.ready(case.ranks):
             time.sleep(0.001)
+        if case.moment == "anytime":
+            self._lose_patience_soon()
 
         @smp.step
         def train(x: Tensor) -> Tensor:
@@ -133,6 +139,8 @@ class Training:
         self._do("step")
         self.passed.clear()
         self._misbehave("between steps")
+        if self.current == self.case.step:
+            self._lose_patience_soon()
         optimizer.zero_grad()
         loss = train(rows(self.case, self.current, self.record.replica))
         optimizer.step()
@@ -169,6 +177,11 @@ class Training:
                 else:
                     self.record.saved = self.current
 
+    def _lose_patience_soon(self) -> None:
+        """Where the others must lose patience with the victim. Of all other faults smddp tells at once."""
+        if self.backend == "smddp" and self.case.expires and self.rank != self.case.victim:
+            expire_after(self.case.timeout)
+
     # ---------------------------------------------------------------- the fault
 
     def _comes(self, moment: str) -> bool:
@@ -197,7 +210,7 @@ class Training:
         elif fault == "exception":
             raise UserError("the script's own mistake")
         elif fault == "absent":
-            time.sleep(4 * self.case.timeout)
+            time.sleep(PATIENCE)  # and is killed when the others have been told
             os._exit(3)
         elif fault == "late":
             time.sleep(self.case.timeout / 3)
@@ -232,10 +245,10 @@ def run_rank(case: SplitCase, rank: int, backend: str, port: int, board: Board, 
     Raises:
         UserError: that is the fault.
     """
-    training = Training(case, rank, board, folder)
+    training = Training(case, rank, backend, board, folder)
     record = training.record
     try:
-        training.run(backend, port)
+        training.run(port)
     except UserError:
         raise
     except Exception as error:
@@ -252,9 +265,11 @@ def _failure(error: Exception, training: Training) -> Failure:
 
 
 def _again(training: Training) -> Failure | None:
-    """What a step says after a failure."""
+    """What a step says after a failure, at once: a wait would be a long one."""
     if not hasattr(training, "train"):
         return None
+    if training.backend == "smddp":
+        expire_after(LONGEST_SILENCE)
     training._do("step")
     try:
         training.train(rows(training.case, 0, 0))

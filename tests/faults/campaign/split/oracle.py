@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from tests.faults.campaign.oracle import GRACE, LONGEST_END, REPEAT, Seen, last_line
+from tests.faults.campaign.oracle import GRACE, LONGEST_END, Seen, last_line
 from tests.faults.campaign.records import Failure, Fate
 from tests.faults.campaign.split.aftermath import Aftermath
 from tests.faults.campaign.split.cases import SplitCase
@@ -21,9 +21,7 @@ WORDS = {  # one of which says what was going on
 }
 
 
-def judge(
-    case: SplitCase, fates: list[Fate], struck: float, after: Aftermath, *, smddp: bool, started: bool
-) -> Seen:
+def judge(case: SplitCase, fates: list[Fate], struck: float, after: Aftermath, *, started: bool) -> Seen:
     """Compare what became of the ranks and of the checkpoints with what is promised; as for collectives."""
     seen = Seen()
     if not started:
@@ -33,7 +31,7 @@ def judge(
         _judge_end(case, rank, fate, seen)
         if isinstance(fate.record, SplitRecord):
             _judge_numbers(case, rank, fate.record, after, seen)
-            _judge_failure(case, rank, fates, struck, seen, smddp=smddp)
+            _judge_failure(case, rank, fates, struck, seen)
     _judge_checkpoints(case, fates, after, seen)
     return seen
 
@@ -65,13 +63,14 @@ def _judge_numbers(case: SplitCase, rank: int, record: SplitRecord, after: After
             seen.add("wrong numbers", f"rank {rank}: the loss of step {step} is {loss}, not {expected}")
 
 
-def _judge_failure(
-    case: SplitCase, rank: int, fates: list[Fate], struck: float, seen: Seen, *, smddp: bool
-) -> None:
+def _judge_failure(case: SplitCase, rank: int, fates: list[Fate], struck: float, seen: Seen) -> None:
     record = fates[rank].record
     assert isinstance(record, SplitRecord)
     failure = record.failure
-    must_fail = case.ends_the_training and struck > 0 and rank != case.victim
+    victims = fates[case.victim].record
+    # Others may lose patience with a victim that a busy machine keeps from its fault.
+    gone = struck > 0 or (case.expires and victims is not None and victims.failure is not None)
+    must_fail = case.ends_the_training and gone and rank != case.victim
     if failure is None:
         if must_fail:
             seen.add("no error", f"rank {rank}: all {record.completed} steps succeeded")
@@ -88,13 +87,8 @@ def _judge_failure(
         seen.add("hang", f"rank {rank}: the error came {late:.1f} s after the fault: {failure.text}")
     seen.seconds = max(seen.seconds or 0.0, failure.ended - struck)
     _judge_text(case, rank, failure, fates, seen)
-    again = record.again
-    if again is None:
+    if record.again is None:
         seen.add("no error", f"rank {rank}: a step after the error succeeded")
-    elif smddp and again.ended - again.began > REPEAT:
-        seen.add(
-            "hang", f"rank {rank}: a step after the error took {again.ended - again.began:.1f} s to fail"
-        )
 
 
 def _judge_refusal(case: SplitCase, rank: int, record: SplitRecord, seen: Seen) -> None:
