@@ -15,6 +15,7 @@ from torch.nn.parallel.deprecated import DistributedDataParallel
 from opensmd.launch.mapped_cuda import cuda_on_cpu
 from opensmd.legacy.api import current_session
 from tests.scripts.legacy.calls import check_all, check_requests_complete_by_themselves
+from tests.support.multicast import multicast_address
 from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, describe, free_port, run_once
 
@@ -22,7 +23,7 @@ METHODS = ["env", "tcp", "file", "multicast"]
 FLOATS = [torch.float16, torch.float32, torch.float64]
 
 
-def arguments(method: str, world_size: int, port: int, path: str) -> dict[str, object]:
+def arguments(method: str, world_size: int, port: int, path: str, cast: str) -> dict[str, object]:
     """The keywords of ``init_process_group`` on the rank that asks."""
     rank = int(os.environ["RANK"])
     if method == "env":
@@ -33,16 +34,16 @@ def arguments(method: str, world_size: int, port: int, path: str) -> dict[str, o
     if method == "file":
         return {"init_method": f"file://{path}", "world_size": world_size, "group_name": "calls"}
     os.environ["OPENSMD_LEGACY_INTERFACE"] = "lo"
-    return {"init_method": f"tcp://239.255.77.1:{port}", "world_size": world_size, "group_name": "calls"}
+    return {"init_method": cast, "world_size": world_size, "group_name": "calls"}
 
 
 def every_function(
-    world_size: int, jobs: list[tuple[str, str]], engine: str, ports: list[int], path: str
+    world_size: int, jobs: list[tuple[str, str]], engine: str, ports: list[int], path: str, cast: str
 ) -> list[int]:
-    os.environ.update(OPENSMD_LEGACY_ENGINE=engine, OPENSMD_LEGACY_TIMEOUT="60")
+    os.environ.update(OPENSMD_LEGACY_ENGINE=engine, OPENSMD_LEGACY_TIMEOUT=str(PATIENCE))
     ranks = []
     for (backend, method), port in zip(jobs, ports, strict=True):
-        dist.init_process_group(backend, **arguments(method, world_size, port, path))
+        dist.init_process_group(backend, **arguments(method, world_size, port, path, cast))
         assert current_session().transport.engine == engine
         ranks.append(dist.get_rank())
         if method == METHODS[0]:
@@ -75,6 +76,7 @@ def test_every_function_works_over_tcp_and_gloo_by_every_method(
         engine,
         ports,
         str(tmp_path / "rendezvous"),
+        multicast_address(),
         backend=None,
         timeout=PATIENCE,
     )
@@ -108,7 +110,7 @@ def test_the_old_and_the_new_package_work_side_by_side(pool: Callable[[int], Ran
 
 
 def agree_about_new_group(port: int) -> list[str]:
-    os.environ.update(OPENSMD_LEGACY_ENGINE="gloo", OPENSMD_LEGACY_TIMEOUT="1.5")
+    os.environ.update(OPENSMD_LEGACY_ENGINE="gloo", OPENSMD_LEGACY_TIMEOUT=str(PATIENCE))
     rank = int(os.environ["RANK"])
     dist.init_process_group("tcp", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     texts = []
@@ -116,7 +118,11 @@ def agree_about_new_group(port: int) -> list[str]:
         dist.new_group([0, 1] if rank else [0])
     except RuntimeError as error:
         texts.append(str(error))
-    if rank == 0:
+    if rank == 1:
+        dist.send(torch.ones(1), 0)
+    else:
+        dist.recv(torch.ones(1), 1)  # the store ends with this rank, and the other has been told
+        current_session().transport._timeout = 1.5  # type: ignore[attr-defined]
         try:
             dist.new_group([0, 1])
         except RuntimeError as error:
@@ -153,7 +159,7 @@ def test_groups_are_made_of_integers_alone(pool: Callable[[int], RankPool]) -> N
 
 def dtypes_of_today(port: int) -> None:
     """Not of the era, but nothing stands in their way."""
-    os.environ.update(OPENSMD_LEGACY_ENGINE="smddp", OPENSMD_LEGACY_TIMEOUT="30")
+    os.environ.update(OPENSMD_LEGACY_ENGINE="smddp", OPENSMD_LEGACY_TIMEOUT=str(PATIENCE))
     rank = int(os.environ["RANK"])
     dist.init_process_group("tcp", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     for dtype in (torch.bfloat16, torch.complex64, torch.bool):
