@@ -13,9 +13,19 @@ from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
 
 
+def others_have_joined(rank: int) -> None:
+    """On that rank: wait until the others have left the call that joins them."""
+    if dist.get_rank() != rank:
+        dist.send(torch.ones(1), rank)
+        return
+    for other in {*range(dist.get_world_size())} - {rank}:
+        dist.recv(torch.ones(1), other)
+
+
 def rank_one_dies(path: str) -> tuple[str, float, str]:
     os.environ["OPENSMD_LEGACY_ENGINE"] = "gloo"
     dist.init_process_group("tcp", f"file://{path}", rank=int(os.environ["RANK"]), world_size=3)
+    others_have_joined(1)
     if dist.get_rank() == 1:
         dist.send(torch.ones(3), 0)
         os._exit(9)

@@ -19,9 +19,11 @@ args = parser.parse_args()
 
 dist.init_process_group(backend=args.backend, init_method="env://")
 if args.fail == dist.get_rank():
+    dist.recv(torch.ones(1))  # until the other has joined, too, and can wait to be ended
     raise SystemExit(23)
 if args.fail >= 0:
-    time.sleep(60)
+    dist.send(torch.ones(1), args.fail)
+    time.sleep(1000)
 if args.place:
     total = torch.ones(1)
     dist.all_reduce(total)
