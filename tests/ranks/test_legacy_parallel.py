@@ -17,6 +17,7 @@ from torch.nn.parallel.deprecated.distributed import DistributedDataParallel as 
 from torch.nn.parallel.deprecated.distributed_cpu import DistributedDataParallelCPU as cpu_from_file
 
 from opensmd.launch.mapped_cuda import cuda_on_cpu
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, free_port
 
 BATCH, FEATURES = 12, 6
@@ -55,7 +56,7 @@ def losses(
 
 
 def train_both_ways(kind: str, port: int, world_size: int) -> None:
-    os.environ.update(OPENSMD_LEGACY_ENGINE="smddp", OPENSMD_LEGACY_TIMEOUT="30")
+    os.environ.update(OPENSMD_LEGACY_ENGINE="smddp", OPENSMD_LEGACY_TIMEOUT=str(PATIENCE))
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     torch.manual_seed(rank)

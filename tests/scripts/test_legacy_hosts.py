@@ -67,7 +67,7 @@ def test_a_job_spans_two_hosts_by_every_method(tmp_path: Path) -> None:
         "METHODS": " ".join(methods),
         "OMP_NUM_THREADS": "1",
         "OPENSMD_LEGACY_ENGINE": "gloo",
-        "OPENSMD_LEGACY_TIMEOUT": "60",
+        "OPENSMD_LEGACY_TIMEOUT": str(PATIENCE),
     }
     done = subprocess.run(
         ["unshare", "-rn", "sh", "-c", NETWORK + JOB],

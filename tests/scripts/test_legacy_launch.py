@@ -27,7 +27,7 @@ LAUNCH = [sys.executable, "-m", "torch.distributed.deprecated.launch"]
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": str(PATIENCE)}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -128,7 +128,7 @@ def test_the_example_of_2017_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_tutorial_of_2017_runs_in_processes_that_it_forks_itself(size: int, tmp_path: Path) -> None:
     out, errors = tmp_path / "out", tmp_path / "errors"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENSMD_LEGACY_TIMEOUT": "60"}
+    env = environment()
     arguments = [str(size), str(free_port())]
     script = ForkedProcess(as_main, TUTORIAL, arguments, cwd=ROOT, env=env, stdout=out, stderr=errors)
     assert script.wait(PATIENCE) == 0, errors.read_text()
