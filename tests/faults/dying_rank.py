@@ -30,17 +30,17 @@ def main() -> None:
         print(f"attempt {attempt}", flush=True)
     deaths = json.loads(os.environ[VARIABLE])
     if attempt < len(deaths) and deaths[attempt][0] == rank:
-        _die_after(*deaths[attempt][1:])
+        _die_after(attempt, *deaths[attempt][1:])
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def _die_after(steps: int, seconds: float) -> None:
+def _die_after(attempt: int, steps: int, seconds: float) -> None:
     done = 0
 
     def die() -> None:
-        print(f"killed at {time.time()}", flush=True)
+        print(f"killed in attempt {attempt} at {time.time()}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def count(*_: Any) -> None:

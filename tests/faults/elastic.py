@@ -101,23 +101,29 @@ def run_dying(
     command += ["--max-restarts", str(len(deaths)), str(DYING), str(SCRIPT)]
     command += ["--folder", str(folder / "saved"), "--steps", str(steps), *options]
     full = {**env, VARIABLE: json.dumps(deaths)}
-    found, newest, again = Run(), 0, False
-    killed: list[float] = []  # when, of those after which no step was new yet
+    found, newest, attempt = Run(), 0, 0
+    # By attempt: ranks have pipes of their own, so a kill may be told after what the next attempt has done.
+    killed: dict[int, float] = {}
+    went_on: dict[int, float] = {}
     job = start(command, cwd=folder, env=full, stderr=folder / "errors")
     try:
         for line in job.stdout:
-            killed += [float(line.split()[-1])] if "killed at" in line else []
-            again |= "attempt" in line
+            if match := re.search(r"killed in attempt (\d+) at ([\d.]+)", line):
+                killed[int(match[1])] = float(match[2])
+            if match := re.search(r"attempt (\d+)$", line):
+                attempt = int(match[1])
             for step, loss in losses([line]):
                 found.losses.append((step, loss))
-                if step > newest and again:
-                    found.stalls += [time.time() - when for when in killed]
-                    killed.clear()
-                again, newest = again and step <= newest, max(step, newest)
+                if step > newest:
+                    newest = step
+                    went_on.setdefault(attempt, time.time())
         if code := job.wait(PATIENCE):
             raise RuntimeError(f"ended with {code}\n{(folder / 'errors').read_text()}")
     finally:
         job.kill()
+    for dead, when in killed.items():
+        later = [then for after, then in went_on.items() if after > dead]
+        found.stalls += [min(later) - when] if later else []
     return found
 
 
