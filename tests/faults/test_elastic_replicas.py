@@ -24,7 +24,7 @@ from tests.support.elastic_replicas import ReplicasOfTest, replicas_of
 from tests.support.forked_jobs import start_job
 
 STEPS, KILLED_IN, BATCH = 8, 3, 16
-LONG = 400  # steps: more than anybody waits for a replica that starts
+MANY = 10**6  # steps: they go on until a replica that starts has come, however long that takes
 WHEN = ["before the step", "in the forward", "in the reduction", "after the step"]
 
 Share = tuple[int, int]  # the data of a step that a replica has: its dp_rank and dp_size when the step begins
@@ -93,7 +93,7 @@ def train(
 
     records: list[Record] = []
     together = 0
-    for step in smp.elastic_steps(range(LONG if rejoins else STEPS), scheduler=scheduler):
+    for step in smp.elastic_steps(range(MANY if rejoins else STEPS), scheduler=scheduler):
         dies_now = is_victim and step == killed_in
         if dies_now and when == "before the step":
             die()
@@ -255,7 +255,7 @@ def steps_outside_of_the_loop(variables: dict[str, str], attempt: int) -> None:
     def train_step(rows: Tensor) -> None:
         model.backward(model(rows).square().mean())
 
-    for step in range(LONG):
+    for step in range(MANY):
         train_step(data_of(step, (0, 1))[0])
         if os.environ["RANK"] == "3" and step == KILLED_IN:
             die()
