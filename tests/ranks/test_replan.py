@@ -197,7 +197,8 @@ def test_a_misplaced_model_moves_after_two_steps_without_touching_its_losses(
 
 
 def check_what_is_said() -> None:
-    found = trained("momentum", 1, 3, partitions=2)
+    with a_quiet_machine():
+        found = trained("momentum", 1, 3, partitions=2)
     assert found["places"][0] == found["places"][2], "nobody has asked for a move"
     assert found["places"][0] != [0, 0, 0, 0, 1, 1, 1, 1]
     said = [text for text in found["said"] if "planned" in text]
@@ -205,7 +206,8 @@ def check_what_is_said() -> None:
     if said:
         assert "to partition 0" in said[0] and "% less" in said[0] and '"replan": True' in said[0], said
 
-    found = trained("", 1, 3, partitions=2, replan=True)
+    with a_quiet_machine():
+        found = trained("", 1, 3, partitions=2, replan=True)
     assert found["places"][0] == found["places"][2]
     if state.rank == 0:
         assert [text for text in found["said"] if "no smp.DistributedOptimizer" in text]
@@ -213,3 +215,18 @@ def check_what_is_said() -> None:
 
 def test_other_times_than_planned_are_said_once_and_so_is_why_a_model_cannot_move(pool: Pools) -> None:
     pool(2).run(check_what_is_said)
+
+
+def check_times_of_microbatches() -> None:
+    trained("momentum", 1, 1, partitions=2)
+    engine = state.engine
+    assert engine is not None
+    layers = sum(engine.plan.homes[str(layer)] == state.rank for layer in range(LAYERS))
+    times = engine.times_of_microbatches()
+    assert len(times) == 4 and layers
+    for each in times:
+        assert each.forward >= layers * Slow.seconds and each.backward >= 2 * layers * Slow.seconds
+
+
+def test_what_microbatches_take_on_a_stage_is_what_its_layers_do(pool: Pools) -> None:
+    pool(2).run(check_times_of_microbatches)
