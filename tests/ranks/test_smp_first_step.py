@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,9 +16,9 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import PeerFailed
+from opensmd.modelparallel.ranks import heartbeat
 from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool
-from tests.support.timeouts import expire_after
 
 Pools = Callable[[int], RankPool]
 
@@ -288,31 +287,33 @@ def test_a_program_that_ends_in_the_dry_run_tells_the_others(pool: Pools) -> Non
     pool(2).run(exiting)
 
 
-def planning_for_long(timeout: float, waited: Path) -> None:
-    """Rank 0 plans until the other one, which goes to wait for it, has had more than ``timeout`` seconds."""
-    with started():
+def planning_for_long(waited: Path) -> None:
+    """Rank 0 plans until the other has waited for it several times, each for up to the group's timeout."""
+    with started(), pytest.MonkeyPatch.context() as patch:
         model = smp.DistributedModel(Net())
+        signal, signs = heartbeat._signal, list[int]()
+
+        def heard(*arguments: Any) -> int:
+            signs.append(signal(*arguments))
+            if len(signs) == 3:
+                waited.touch()
+            return signs[-1]
 
         def slow(x: Tensor) -> Tensor:
-            if not smp.is_tracing():
-                expire_after(PATIENCE)
             deadline = time.monotonic() + PATIENCE
             while not waited.exists():
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             return model(x)
 
-        smp.barrier()
-        expire_after(timeout)
+        patch.setattr(heartbeat, "MOST_SECONDS", 0.05)
         if smp.rank() == 1:
-            threading.Timer(1.3 * timeout, waited.touch).start()
+            patch.setattr(heartbeat, "_signal", heard)
         smp.step(slow)(rows())
 
 
-def test_the_others_wait_while_rank_0_plans_for_longer_than_the_groups_timeout(
-    pool: Pools, tmp_path: Path
-) -> None:
-    pool(2).run(planning_for_long, 6.0, tmp_path / "waited")
+def test_while_rank_0_plans_the_others_wait_again_and_again(pool: Pools, tmp_path: Path) -> None:
+    pool(2).run(planning_for_long, tmp_path / "waited")
 
 
 def without_data() -> str:
