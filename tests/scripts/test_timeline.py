@@ -32,9 +32,13 @@ def train_step(data):
     return loss
 
 
-for _ in range(3):
-    train_step(torch.ones(4, 16))
-    optimizer.step()
+waited, all_have_waited = False, torch.zeros(1)
+while not all_have_waited:  # what a rank needs may have come before it looks
+    for _ in range(3):
+        train_step(torch.ones(4, 16))
+        optimizer.step()
+        waited |= any(each.kind == "wait" for each in smp.state.engine.record)
+    dist.all_reduce(all_have_waited.fill_(waited), dist.ReduceOp.MIN)
 group = dist.new_group(backend="smddp")
 for _ in range(50):
     dist.all_reduce(torch.ones(256), group=group)
