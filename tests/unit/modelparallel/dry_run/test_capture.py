@@ -180,7 +180,7 @@ def test_torch_logs_nothing_about_what_only_the_dry_run_cannot_do(caplog: pytest
     model = nn.Linear(4, 4)
     with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="cannot be multiplied"):
         capture(model, lambda: model(torch.ones(2, 3)))
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith("torch")]
 
 
 class Copied(torch.autograd.Function):
@@ -224,6 +224,7 @@ def test_work_that_estimates_cannot_see_is_timed(kind: str) -> None:
     assert [plan.homes[str(index)] for index in range(4)] == [0, 1, 1, 1]
 
 
+@pytest.mark.usefixtures("sleeping_is_work")
 def test_work_that_estimates_see_is_not_timed() -> None:
     calls = []
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
@@ -233,9 +234,7 @@ def test_work_that_estimates_see_is_not_timed() -> None:
         return model(torch.ones(2, 8)).sum()  # type: ignore[no-any-return]  # modules return Any
 
     assert not capture(model, step).measured
-    assert (
-        len(calls) == 1 or len(calls) == 4
-    )  # on a busy machine time may pass without work, which is looked at
+    assert len(calls) == 1
 
 
 def test_a_step_that_cannot_be_timed_is_estimated() -> None:
@@ -272,11 +271,12 @@ def test_operations_in_custom_functions_have_a_backward() -> None:
     assert all(unit.backward_seconds > unit.forward_seconds for unit in trace.units)
 
 
+@pytest.mark.usefixtures("sleeping_is_work")
 def test_measured_times_replace_estimates() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model = nn.Sequential(Unseen(0.001, "python"), Unseen(0.0005, "python"))
     trace = capture(model, lambda: model(torch.ones(2, 8)).sum(), times=True)
     assert trace.measured
-    assert all(unit.forward_seconds > 0 for unit in trace.units)
+    assert [unit.forward_seconds for unit in trace.units] == pytest.approx([0.001, 0.0005])
     assert not capture(model, lambda: model(torch.ones(2, 8)).sum()).measured
 
 
