@@ -214,5 +214,4 @@ def resident_and_predicted() -> tuple[float, float]:
 def test_a_process_is_resident_as_the_plan_predicts() -> None:
     outcomes = run_once(2, resident_and_predicted, env=keeping_memory({}))
     for measured, predicted in [outcome.value for outcome in outcomes]:
-        print("NUMBERS", measured, predicted)
         assert measured == pytest.approx(predicted, rel=0.1)
