@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.hosts.test_two_hosts import init_on, values
+from tests.hosts.test_two_hosts import drawn, init_on, values
 from tests.support.ranks import run_once
 
 COUNT = 300_007  # elements of a piece; 1.2 MB, and more than goes with the comparison of calls
@@ -103,3 +103,16 @@ def run_large(hosts: str) -> None:
 @pytest.mark.parametrize("hosts", ["aabb", "abbab", "aaab", "abcd", "abbca"])
 def test_large_collectives_give_what_they_must_however_ranks_are_placed(hosts: str) -> None:
     values(run_once(len(hosts), run_large, hosts, backend=None))
+
+
+def run_two_hosts_of_two() -> None:
+    init_on("aabb")
+    for count in (9_001, 100_003, 1_700_003):  # of one part and of several
+        first, second, third, last = (drawn(rank, count) for rank in range(4))
+        summed = drawn(dist.get_rank(), count)
+        dist.all_reduce(summed)
+        assert torch.equal(summed, (first + second) + (third + last))
+
+
+def test_sums_of_two_hosts_have_the_bits_of_their_hosts_sums_added_up() -> None:
+    values(run_once(4, run_two_hosts_of_two, backend=None))

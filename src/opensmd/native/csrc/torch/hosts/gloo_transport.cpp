@@ -1,7 +1,7 @@
 // Members on several hosts: bytes travel through torch's Gloo, sums are made here by the core's kernels.
 //
 // Gloo only ever sees runs of bytes, as messages, so that dtypes, reductions and shapes that it refuses work all the
-// same, and results have the same bits on all ranks: every element is added up by one member, in the order of hosts.
+// same, and results have the same bits on all ranks: every element is added up by one member or by all alike.
 // Collectives are those of levels/. This file counts the calls, and says what has failed.
 #include "torch/hosts/gloo_transport.hpp"
 

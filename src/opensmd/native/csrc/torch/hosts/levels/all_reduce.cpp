@@ -15,9 +15,6 @@
 namespace opensmd::levels {
 namespace {
 
-// Less is not worth several connections at once.
-constexpr size_t kSplitBytes = 32u << 10;
-
 // What members' numbers are multiplied with, and how they are added up.
 struct Adding {
   Reduction reduction;
@@ -116,9 +113,8 @@ class LargeAllReduce {
 
   void expect(size_t index) {
     const auto [offset, bytes] = parts_.part(index);
-    const int takers = bytes < kSplitBytes ? 1 : on_.layout.fewest_on_a_host();
     Travelling& part = travelling_.emplace_back();
-    part.slices = cut(data_ + offset, bytes, dtype_, takers, on_.local.size());
+    part.slices = cut(data_ + offset, bytes, dtype_, takers_of(on_.layout, bytes), on_.local.size());
     if (slice_bytes(part) == 0) return;
     const size_t own = coding_.bytes(cut_of(part, on_.layout.host()).bytes);
     const auto hosts = static_cast<size_t>(on_.layout.hosts());
@@ -248,6 +244,8 @@ void all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
   if (goes_along_a_ring(on, calling.signature)) return ring_all_reduce(on, calling, data, factor);
   if (on.carries(calling.signature.count * size_of(calling.signature.dtype))) {
     carry_all_reduce(on, calling, data, factor);
+  } else if (on.layout.hosts() == 2) {
+    two_hosts_all_reduce(on, calling, data, factor);
   } else {
     LargeAllReduce(on, calling, data, {calling.signature.reduction, factor}).run();
   }

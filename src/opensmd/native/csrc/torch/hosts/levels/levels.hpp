@@ -35,6 +35,7 @@ struct Calling {
 };
 
 void all_reduce(Levels& on, const Calling& calling, void* data, double factor);
+void two_hosts_all_reduce(Levels& on, const Calling& calling, void* data, double factor);
 void ring_all_reduce(Levels& on, const Calling& calling, void* data, double factor);
 // A sum or average of float32 numbers, which cross in fewer bytes. `residual`: see coding.hpp.
 void all_reduce_compressed(Levels& on, const Calling& calling, float* data, Compression compression, float* residual);

@@ -7,6 +7,7 @@
 
 #include "core/kernels/types.hpp"
 #include "core/memory/parts.hpp"
+#include "torch/hosts/layout.hpp"
 
 namespace opensmd::levels {
 
@@ -18,12 +19,17 @@ constexpr size_t kMostOfSum = 2u << 20;
 constexpr size_t kFewestParts = 4;
 constexpr size_t kFewestInChain = 24;
 constexpr size_t kFewestInShortChain = 8;  // of less than kLeastOfPart each
+// Of a sum of two hosts, in which nothing crosses while the first part is added up on each, nor while the last one is.
+constexpr size_t kFewestExchanged = 8;
 
 constexpr size_t kLeastOfPart = 64u << 10;
 constexpr size_t kLeastInChain = 16u << 10;
 
 // Of what goes along a ring of hosts at a time; less is better sent to all others at once, in one step.
 constexpr size_t kLeastInRing = 32u << 10;
+
+// Less of a sum is not worth several connections at once.
+constexpr size_t kSplitBytes = 32u << 10;
 
 // Parts whose memory is posted ahead of them: as many as may be on their way, and one that is being worked on.
 constexpr size_t kAhead = 4;
@@ -46,6 +52,11 @@ struct Parts {
   size_t count() const { return bytes == 0 ? 0 : (bytes + each - 1) / each; }
   Part part(size_t index) const { return {index * each, std::min(each, bytes - index * each)}; }
 };
+
+// How many members of each host a part of a sum is cut among.
+inline int takers_of(const Layout& layout, size_t bytes) {
+  return bytes < kSplitBytes ? 1 : layout.fewest_on_a_host();
+}
 
 // Whether each member has something for, or gets something from, all others.
 inline bool all_give(const size_t* counts, int members) {
