@@ -28,7 +28,7 @@ USUAL_LINK = 1e9  # bytes a second, where nothing is known
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
 MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 24
-FEWEST_IN_SHORT_CHAIN, FEWEST_EXCHANGED = 8, 8
+FEWEST_IN_SHORT_CHAIN, FEWEST_EXCHANGED, FEWEST_IN_RING = 8, 8, 2
 LEAST_IN_RING = 32 << 10
 # To all other hosts together, with the comparison of calls.
 MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 32 << 10, 128 << 10
@@ -157,8 +157,12 @@ def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     """Parts follow one another; while some cross, others are added up."""
     others = cluster.hosts - 1
     exchanged = others == 1 and share == 1  # the two hosts' sums, in one step
-    most, fewest = (MOST_OF_PIECE, FEWEST_EXCHANGED) if exchanged else (MOST_OF_SUM, FEWEST_PARTS)
-    parts = math.ceil(nbytes / _part(nbytes, most, fewest))
+    in_ring = _part(nbytes, MOST_OF_SUM, FEWEST_IN_RING)
+    along_ring = others > 1 and share == 1 and in_ring / cluster.hosts / cluster.ranks >= LEAST_IN_RING
+    if exchanged:
+        parts = math.ceil(nbytes / _part(nbytes, MOST_OF_PIECE, FEWEST_EXCHANGED))
+    else:
+        parts = math.ceil(nbytes / (in_ring if along_ring else _part(nbytes, MOST_OF_SUM, FEWEST_PARTS)))
     each = nbytes / parts
     # A rank cuts its slice of the part among the hosts: in lines, so that some of many hosts get none.
     slice_bytes = each / cluster.ranks
@@ -170,7 +174,6 @@ def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     sockets = 2 * sent / cluster.sockets + (2 if exchanged else 4) * partners * cluster.message
     here = each / cluster.memory
     steady = max(crossing / cluster.link, here + coding + sockets)
-    along_ring = others > 1 and share == 1 and slice_bytes / cluster.hosts >= LEAST_IN_RING
     steps = 1 if exchanged else 2 * others if along_ring else 2
     comparison = cluster.delay + 2 * cluster.message  # round a ring, too
     seconds = comparison + here + parts * steady + steps * cluster.delay

@@ -234,7 +234,7 @@ class LargeAllReduce {
 // Along a ring narrow floats would be rounded once a host.
 bool goes_along_a_ring(const Levels& on, const Signature& signature) {
   if (!on.framed || on.layout.hosts() == 2 || is_narrow(signature.dtype)) return false;
-  const Parts parts = Parts::of(signature.count * size_of(signature.dtype), kMostOfSum, kFewestParts);
+  const Parts parts = Parts::in_ring(signature.count * size_of(signature.dtype));
   return parts.each / static_cast<size_t>(on.layout.hosts() * on.layout.fewest_on_a_host()) >= kLeastInRing;
 }
 

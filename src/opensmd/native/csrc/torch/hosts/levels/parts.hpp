@@ -19,6 +19,8 @@ constexpr size_t kMostOfSum = 2u << 20;
 constexpr size_t kFewestParts = 4;
 constexpr size_t kFewestInChain = 24;
 constexpr size_t kFewestInShortChain = 8;  // of less than kLeastOfPart each
+// Of a sum that goes along a ring: more of it makes more messages.
+constexpr size_t kFewestInRing = 2;
 // Of a sum of two hosts, in which nothing crosses while the first part is added up on each, nor while the last one is.
 constexpr size_t kFewestExchanged = 8;
 
@@ -43,6 +45,8 @@ struct Parts {
   static Parts of(size_t bytes, size_t most, size_t fewest, size_t least = kLeastOfPart) {
     return {bytes, round_up(std::clamp(bytes / fewest, least, most), kLine)};
   }
+  // Of a sum that goes along a ring of hosts.
+  static Parts in_ring(size_t bytes) { return of(bytes, kMostOfSum, kFewestInRing); }
   // Of what goes along a chain of so many hosts.
   static Parts along(int hosts, size_t bytes) {
     if (hosts <= 2) return of(bytes, kMostOfPart, kFewestParts);

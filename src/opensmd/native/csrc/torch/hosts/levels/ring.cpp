@@ -8,7 +8,7 @@
 //
 // Bytes and messages are those of an exchange between all pairs (all_reduce.cpp), but each host hears one other at a time:
 // where all send to one, they queue before its link, and its cores turn from one connection to another. Parts follow one
-// another through the steps, so that something is always on its way.
+// another through the steps, so that something is always on its way: two are enough for that.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -30,13 +30,14 @@ class RingAllReduce {
         dtype_(calling.signature.dtype),
         sums_(on.layout, dtype_, calling.signature.reduction, factor),
         data_(static_cast<char*>(data)),
-        parts_(Parts::of(calling.signature.count * size_of(dtype_), kMostOfSum, kFewestParts)),
+        parts_(Parts::in_ring(calling.signature.count * size_of(dtype_))),
         hosts_(static_cast<size_t>(on.layout.hosts())),
         last_(2 * (hosts_ - 1)),
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
-  // At each tick every part that is under way goes one step on, the earliest first.
+  // At each tick every part that is under way goes one step on, the latest first: it has waited for least, and what it
+  // sends is on its way while an earlier one is waited for.
   void run() {
     const size_t ticks = parts_.count() + last_;
     for (size_t tick = 0; tick < std::min(kAhead, ticks); ++tick) expect(tick);
@@ -65,7 +66,8 @@ class RingAllReduce {
 
   template <typename Action>
   void for_parts_at(size_t tick, Action action) const {
-    for (size_t i = tick > last_ ? tick - last_ : 0; i <= tick && i < parts_.count(); ++i) action(i);
+    const size_t earliest = tick > last_ ? tick - last_ : 0;
+    for (size_t i = std::min(tick + 1, parts_.count()); i > earliest; --i) action(i - 1);
   }
 
   Travelling& at(size_t index) { return travelling_[index - collected_]; }
