@@ -22,6 +22,10 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 QUEUE_MS = 1000
 # What a rested cable lets pass at once: little, so that small messages take their time, too.
 LEAST_AT_ONCE, SECONDS_AT_ONCE = 32 << 10, 100e-6
+# The kernel hands over a connection's data in pieces of many packets, as to a network card that cuts them up
+# itself. Larger ones than what may pass at once would be cut up by the cores on which ranks compute. On the
+# cable, each packet takes the time of its headers, too.
+PIECES_AT_ONCE, LARGEST_PIECE = 2, 64000
 
 
 @contextmanager
@@ -64,15 +68,22 @@ def networks(count: int, megabits: float | None = None, delay: float = 0.0) -> I
         for name, end in ends:
             _run("ip", "-n", name, "link", "set", end, "up")
             if megabits is not None:
-                burst = max(LEAST_AT_ONCE, int(megabits * 125e3 * SECONDS_AT_ONCE))
-                limit = ("rate", f"{megabits}mbit", "burst", str(burst), "latency", f"{QUEUE_MS}ms")
-                _run("tc", "-n", name, "qdisc", "add", "dev", end, "root", "tbf", *limit)
+                _limit(name, end, megabits)
         switch = [end for name, end in ends if name == made[0]]
         with _ended_as_by_an_exception(), _delaying(made[0], switch, delay):
             yield tuple(hosts)
     finally:
         for name in made if os.getpid() == owner else []:  # a forked process leaves them alone
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _limit(network: str, end: str, megabits: float) -> None:
+    """Let an end of a cable send no more a second."""
+    burst = max(LEAST_AT_ONCE, int(megabits * 125e3 * SECONDS_AT_ONCE))
+    limit = ("rate", f"{megabits}mbit", "burst", str(burst), "latency", f"{QUEUE_MS}ms")
+    _run("tc", "-n", network, "qdisc", "add", "dev", end, "root", "tbf", *limit)
+    piece = min(burst // PIECES_AT_ONCE, LARGEST_PIECE)
+    _run("ip", "-n", network, "link", "set", end, "gso_max_size", str(piece))
 
 
 @contextmanager
