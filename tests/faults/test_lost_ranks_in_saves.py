@@ -38,7 +38,10 @@ def stop(*_: object) -> None:
 
 
 def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: int = VICTIM) -> Any:
-    """Train a step and let threads save, of which the victim's misbehaves."""
+    """Train a step and let threads save, of which the victim's misbehaves once the other rank's is at work.
+
+    Before that the other rank makes groups, for which it needs the store that the victim may serve.
+    """
     smp.init(LAYOUTS[layout])
     model = smp.DistributedModel(nn.Sequential(*[nn.Linear(300, 300) for _ in range(2)]))
     optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
@@ -49,9 +52,19 @@ def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: 
 
     step(torch.ones(4, 300))
     optimizer.step()
+    at_work = folder.with_name(f"{folder.name}-at-work")
+
+    def misbehave(*_: object) -> None:
+        while not at_work.exists():
+            time.sleep(0.01)
+        fault()
+
     if smp.rank() == victim:
-        background.write_snapshot = fault  # in the thread
-    return smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
+        background.write_snapshot = misbehave  # in the thread
+    save = smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
+    if smp.rank() != victim:
+        at_work.touch()
+    return save
 
 
 def saves_until_a_rank_dies(folder: Path, layout: str) -> None:
