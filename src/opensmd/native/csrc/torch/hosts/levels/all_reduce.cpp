@@ -10,6 +10,7 @@
 #include "torch/hosts/levels/coding.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/sliced_sum.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
 
 namespace opensmd::levels {
@@ -61,16 +62,12 @@ void carry_coded(Levels& on, const Calling& calling, void* data, const Adding& a
   });
 }
 
-class LargeAllReduce {
+class LargeAllReduce : SlicedSum {
  public:
   LargeAllReduce(Levels& on, const Calling& calling, void* data, const Adding& adding, const Coding& coding = {})
-      : on_(on),
-        calling_(calling),
-        dtype_(calling.signature.dtype),
-        sums_(on.layout, dtype_, adding.reduction, adding.factor),
+      : SlicedSum(on, calling, data, adding.reduction, adding.factor),
         coding_(coding),
-        data_(static_cast<char*>(data)),
-        parts_(Parts::of(calling.signature.count * size_of(dtype_), kMostOfSum, kFewestParts)),
+        parts_(Parts::of(bytes(), kMostOfSum, kFewestParts)),
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
@@ -81,7 +78,7 @@ class LargeAllReduce {
     comparison_.post();
     // Parts follow one another through the three steps, and something is always on its way.
     for (size_t i = 0; i < count + kAhead - 1; ++i) {
-      if (i < count) add_up_here(i);
+      if (i < count) add_up_here(at(i).slices);
       if (i < count) send_inputs(i);
       if (i == 0) comparison_.conclude();  // the other hosts' frames have travelled meanwhile
       if (i >= 1 && i - 1 < count) add_up_hosts(i - 1);
@@ -98,24 +95,15 @@ class LargeAllReduce {
     std::vector<size_t> input_receives, result_receives;
   };
 
-  // By place in the order in which this host speaks to the others.
-  int counterpart(int step) const {
-    return on_.layout.members(on_.layout.after(step))[static_cast<size_t>(on_.layout.place())];
-  }
-
-  char* slice(const Travelling& part) const { return part.slices.data[static_cast<size_t>(on_.layout.place())]; }
-  size_t slice_bytes(const Travelling& part) const {
-    return part.slices.counts[static_cast<size_t>(on_.layout.place())] * size_of(dtype_);
-  }
   Part cut_of(const Travelling& part, int host) const {
-    return part_of(slice_bytes(part), on_.layout.hosts(), host);
+    return part_of(slice_bytes(part.slices), on_.layout.hosts(), host);
   }
 
   void expect(size_t index) {
     const auto [offset, bytes] = parts_.part(index);
     Travelling& part = travelling_.emplace_back();
     part.slices = cut(data_ + offset, bytes, dtype_, takers_of(on_.layout, bytes), on_.local.size());
-    if (slice_bytes(part) == 0) return;
+    if (slice_bytes(part.slices) == 0) return;
     const size_t own = coding_.bytes(cut_of(part, on_.layout.host()).bytes);
     const auto hosts = static_cast<size_t>(on_.layout.hosts());
     part.inputs = std::make_unique_for_overwrite<char[]>(own * hosts);
@@ -128,7 +116,7 @@ class LargeAllReduce {
       part.input_receives.push_back(crossing_.receive(into, own, counterpart(step), Stream::Inputs));
       // Nothing comes back before all that is sent from there has arrived.
       const auto [begin, length] = cut_of(part, on_.layout.after(step));
-      char* result = coding_.none() ? slice(part) + begin : code_of(part.results, part, on_.layout.after(step));
+      char* result = coding_.none() ? slice(part.slices) + begin : code_of(part.results, part, on_.layout.after(step));
       part.result_receives.push_back(
           crossing_.receive(result, coding_.bytes(length), counterpart(step), Stream::Results));
     }
@@ -142,18 +130,12 @@ class LargeAllReduce {
 
   Travelling& at(size_t index) { return travelling_[index - collected_]; }
 
-  void add_up_here(size_t index) {
-    Travelling& part = at(index);
-    on_.local.reduce_scatter(part.slices.inputs(), part.slices.counts.data(), slice(part), dtype_, sums_.here,
-                             sums_.factor, calling_.call);
-  }
-
   void send_inputs(size_t index) {
     Travelling& part = at(index);
-    if (slice_bytes(part) == 0) return;
+    if (slice_bytes(part.slices) == 0) return;
     for (int step = 1; step < on_.layout.hosts(); ++step) {
       const auto [begin, length] = cut_of(part, on_.layout.after(step));
-      char* cut = slice(part) + begin;
+      char* cut = slice(part.slices) + begin;
       if (!coding_.none()) {
         char* code = code_of(part.leaving, part, on_.layout.after(step));
         coding_.encode(code, cut, length);
@@ -165,10 +147,10 @@ class LargeAllReduce {
 
   void add_up_hosts(size_t index) {
     Travelling& part = at(index);
-    if (slice_bytes(part) == 0) return;
+    if (slice_bytes(part.slices) == 0) return;
     for (size_t receive : part.input_receives) crossing_.await_received(receive);
     const auto [begin, length] = cut_of(part, on_.layout.host());
-    void* sum = slice(part) + begin;
+    void* sum = slice(part.slices) + begin;
     decode_inputs(part, length);
     std::vector<const void*> hosts;
     const char* inputs = coding_.none() ? part.inputs.get() : decoded_.data();
@@ -197,11 +179,11 @@ class LargeAllReduce {
   }
 
   void decode_results(const Travelling& part) {
-    if (coding_.none() || slice_bytes(part) == 0) return;
+    if (coding_.none() || slice_bytes(part.slices) == 0) return;
     for (int step = 1; step < on_.layout.hosts(); ++step) {
       const int host = on_.layout.after(step);
       const auto [begin, length] = cut_of(part, host);
-      coding_.decode(slice(part) + begin, code_of(part.results, part, host), length);
+      coding_.decode(slice(part.slices) + begin, code_of(part.results, part, host), length);
     }
   }
 
@@ -209,19 +191,14 @@ class LargeAllReduce {
     Travelling& part = at(index);
     for (size_t receive : part.result_receives) crossing_.await_received(receive);
     decode_results(part);
-    on_.local.all_gather(slice(part), part.slices.outputs(), part.slices.counts.data(), dtype_, calling_.call);
+    gather_here(part.slices);
     left_.push_back(std::move(part.leaving));
     travelling_.pop_front();
     ++collected_;
     if (index + kAhead < parts_.count()) expect(index + kAhead);
   }
 
-  Levels& on_;
-  const Calling& calling_;
-  const DType dtype_;
-  const TwoSums sums_;
   const Coding coding_;
-  char* const data_;
   const Parts parts_;
   Agreement::Comparison comparison_;
   std::deque<Travelling> travelling_;  // in order, without those collected

@@ -17,20 +17,16 @@
 
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
-#include "torch/hosts/levels/two_sums.hpp"
+#include "torch/hosts/levels/sliced_sum.hpp"
 
 namespace opensmd::levels {
 namespace {
 
-class RingAllReduce {
+class RingAllReduce : SlicedSum {
  public:
   RingAllReduce(Levels& on, const Calling& calling, void* data, double factor)
-      : on_(on),
-        calling_(calling),
-        dtype_(calling.signature.dtype),
-        sums_(on.layout, dtype_, calling.signature.reduction, factor),
-        data_(static_cast<char*>(data)),
-        parts_(Parts::in_ring(calling.signature.count * size_of(dtype_))),
+      : SlicedSum(on, calling, data, calling.signature.reduction, factor),
+        parts_(Parts::in_ring(bytes())),
         hosts_(static_cast<size_t>(on.layout.hosts())),
         last_(2 * (hosts_ - 1)),
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
@@ -59,11 +55,6 @@ class RingAllReduce {
     std::vector<size_t> sends;                  // of `sums`
   };
 
-  // On the host so many steps behind this one, of a member that crosses.
-  int counterpart(int step) const {
-    return on_.layout.members(on_.layout.after(step))[static_cast<size_t>(on_.layout.place())];
-  }
-
   template <typename Action>
   void for_parts_at(size_t tick, Action action) const {
     const size_t earliest = tick > last_ ? tick - last_ : 0;
@@ -72,14 +63,10 @@ class RingAllReduce {
 
   Travelling& at(size_t index) { return travelling_[index - collected_]; }
 
-  char* slice(const Travelling& part) const { return part.slices.data[static_cast<size_t>(on_.layout.place())]; }
-  size_t slice_bytes(const Travelling& part) const {
-    return part.slices.counts[static_cast<size_t>(on_.layout.place())] * size_of(dtype_);
-  }
   // What comes in a step. What leaves after it is the same one.
   Part cut_of(const Travelling& part, size_t step) const {
     const size_t host = static_cast<size_t>(on_.layout.host()) + 2 * hosts_ - step;
-    return part_of(slice_bytes(part), on_.layout.hosts(), static_cast<int>(host % hosts_));
+    return part_of(slice_bytes(part.slices), on_.layout.hosts(), static_cast<int>(host % hosts_));
   }
   bool completes(size_t step) const { return step == hosts_ - 1; }
 
@@ -91,7 +78,7 @@ class RingAllReduce {
       if (step == 0 || !crosses()) return;
       Travelling& part = at(index);
       const auto [offset, bytes] = cut_of(part, step);
-      char* into = slice(part) + offset;
+      char* into = slice(part.slices) + offset;
       if (step < hosts_) {
         part.sums.push_back(std::make_unique_for_overwrite<char[]>(bytes));
         into = part.sums.back().get();
@@ -111,19 +98,14 @@ class RingAllReduce {
 
   void go_on(size_t index, size_t step) {
     Travelling& part = at(index);
-    if (step == 0) add_up_here(part);
+    if (step == 0) add_up_here(part.slices);
     if (crosses()) pass_on(part, step);
     if (step == last_) collect(part);
   }
 
-  void add_up_here(Travelling& part) {
-    on_.local.reduce_scatter(part.slices.inputs(), part.slices.counts.data(), slice(part), dtype_, sums_.here,
-                             sums_.factor, calling_.call);
-  }
-
   void pass_on(Travelling& part, size_t step) {
     const auto [offset, bytes] = cut_of(part, step);
-    void* own = slice(part) + offset;
+    void* own = slice(part.slices) + offset;
     if (step > 0) crossing_.await_received(part.receives[step - 1]);
     if (step > 0 && step < hosts_ && bytes > 0) {
       void* sum = part.sums[step - 1].get();
@@ -139,17 +121,12 @@ class RingAllReduce {
   }
 
   void collect(Travelling& part) {
-    on_.local.all_gather(slice(part), part.slices.outputs(), part.slices.counts.data(), dtype_, calling_.call);
+    gather_here(part.slices);
     for (size_t send : part.sends) crossing_.await_sent(send);
     travelling_.pop_front();
     ++collected_;
   }
 
-  Levels& on_;
-  const Calling& calling_;
-  const DType dtype_;
-  const TwoSums sums_;
-  char* const data_;
   const Parts parts_;
   const size_t hosts_;
   const size_t last_;  // step

@@ -13,20 +13,16 @@
 
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
-#include "torch/hosts/levels/two_sums.hpp"
+#include "torch/hosts/levels/sliced_sum.hpp"
 
 namespace opensmd::levels {
 namespace {
 
-class TwoHostsAllReduce {
+class TwoHostsAllReduce : SlicedSum {
  public:
   TwoHostsAllReduce(Levels& on, const Calling& calling, void* data, double factor)
-      : on_(on),
-        calling_(calling),
-        dtype_(calling.signature.dtype),
-        sums_(on.layout, dtype_, calling.signature.reduction, factor),
-        data_(static_cast<char*>(data)),
-        parts_(Parts::of(calling.signature.count * size_of(dtype_), kMostOfPart, kFewestExchanged)),
+      : SlicedSum(on, calling, data, calling.signature.reduction, factor),
+        parts_(Parts::of(bytes(), kMostOfPart, kFewestExchanged)),
         slots_(kAhead),
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
@@ -54,55 +50,41 @@ class TwoHostsAllReduce {
   };
 
   Slot& slot(size_t index) { return slots_[index % kAhead]; }
-  char* slice(const Slot& at) const { return at.slices.data[static_cast<size_t>(on_.layout.place())]; }
-  size_t slice_bytes(const Slot& at) const {
-    return at.slices.counts[static_cast<size_t>(on_.layout.place())] * size_of(dtype_);
-  }
   // A stream goes over one of several network interfaces (wire.hpp): parts take turns.
   static Stream stream_of(size_t index) { return index % 2 == 0 ? Stream::Inputs : Stream::Results; }
-  // Asked only by members that cross.
-  int counterpart() const {
-    return on_.layout.members(on_.layout.after(1))[static_cast<size_t>(on_.layout.place())];
-  }
 
   void expect(size_t index) {
     Slot& at = slot(index);
     const auto [offset, bytes] = parts_.part(index);
     at.slices = cut(data_ + offset, bytes, dtype_, takers_of(on_.layout, bytes), on_.local.size());
-    if (slice_bytes(at) == 0) return;
+    if (slice_bytes(at.slices) == 0) return;
     if (!at.arriving) at.arriving = std::make_unique_for_overwrite<char[]>(parts_.each);
-    at.receive = crossing_.receive(at.arriving.get(), slice_bytes(at), counterpart(), stream_of(index));
+    at.receive = crossing_.receive(at.arriving.get(), slice_bytes(at.slices), counterpart(1), stream_of(index));
   }
 
   void give(size_t index) {
     Slot& at = slot(index);
-    on_.local.reduce_scatter(at.slices.inputs(), at.slices.counts.data(), slice(at), dtype_, sums_.here, sums_.factor,
-                             calling_.call);
-    if (slice_bytes(at) == 0) return;
-    at.send = crossing_.send(slice(at), slice_bytes(at), counterpart(), stream_of(index));
+    add_up_here(at.slices);
+    if (slice_bytes(at.slices) == 0) return;
+    at.send = crossing_.send(slice(at.slices), slice_bytes(at.slices), counterpart(1), stream_of(index));
   }
 
   void take(size_t index) {
     Slot& at = slot(index);
-    if (slice_bytes(at) > 0) add_up_hosts(at);
-    on_.local.all_gather(slice(at), at.slices.outputs(), at.slices.counts.data(), dtype_, calling_.call);
+    if (slice_bytes(at.slices) > 0) add_up_hosts(at);
+    gather_here(at.slices);
     if (index + kAhead < parts_.count()) expect(index + kAhead);
   }
 
   void add_up_hosts(Slot& at) {
     crossing_.await_received(at.receive);
     crossing_.await_sent(at.send);  // from where the sum is written to
-    void* sum = slice(at);
+    void* sum = slice(at.slices);
     const void* hosts[] = {sum, at.arriving.get()};
     if (on_.layout.host() != 0) std::swap(hosts[0], hosts[1]);
-    sums_.conclude(&sum, 1, hosts, 2, slice_bytes(at));
+    sums_.conclude(&sum, 1, hosts, 2, slice_bytes(at.slices));
   }
 
-  Levels& on_;
-  const Calling& calling_;
-  const DType dtype_;
-  const TwoSums sums_;
-  char* const data_;
   const Parts parts_;
   std::vector<Slot> slots_;
   Agreement::Comparison comparison_;
