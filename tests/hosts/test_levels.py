@@ -5,6 +5,8 @@ Hosts are made of this one by giving ranks different identities, as in ``test_tw
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -116,3 +118,29 @@ def run_two_hosts_of_two() -> None:
 
 def test_sums_of_two_hosts_have_the_bits_of_their_hosts_sums_added_up() -> None:
     values(run_once(4, run_two_hosts_of_two, backend=None))
+
+
+def run_scattered_along_a_ring(hosts: str) -> None:
+    init_on(hosts)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    names = sorted(set(hosts))
+    mine = names.index(hosts[rank])
+    behind = [names[(mine + step) % len(names)] for step in range(1, len(names) + 1)]
+    for least in (9_001, 40_003, 560_007):  # the first straight to whom they are for, the others along a ring
+        counts = [least + 1_000 * of for of in range(size)]
+        given = [drawn(of, sum(counts)).split(counts) for of in range(size)]
+        summed, averaged = torch.empty(counts[rank]), torch.empty(counts[rank])
+        dist.reduce_scatter(summed, list(given[rank]))
+        dist.reduce_scatter(averaged, list(given[rank]), dist.ReduceOp.AVG)
+        of_hosts = {
+            name: functools.reduce(torch.add, [given[of][rank] for of in range(size) if hosts[of] == name])
+            for name in names
+        }
+        order = names if least == 9_001 else behind
+        assert torch.equal(summed, functools.reduce(torch.add, [of_hosts[name] for name in order]))
+        torch.testing.assert_close(averaged, summed / size)
+
+
+@pytest.mark.parametrize("hosts", ["abc", "aabbcc", "abcdabcd"])
+def test_scattered_sums_of_several_hosts_have_the_bits_of_one_order_of_them(hosts: str) -> None:
+    values(run_once(len(hosts), run_scattered_along_a_ring, hosts, backend=None))

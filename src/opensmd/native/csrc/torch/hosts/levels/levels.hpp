@@ -46,6 +46,8 @@ void gather(Levels& on, const Calling& calling, const void* in, void* const* out
 void scatter(Levels& on, const Calling& calling, const void* const* ins, void* out);
 void reduce_scatter(Levels& on, const Calling& calling, const void* const* ins, const size_t* counts, void* out,
                     double factor);
+void ring_reduce_scatter(Levels& on, const Calling& calling, const void* const* ins, const size_t* counts, void* out,
+                         double factor);
 void all_to_all(Levels& on, const Calling& calling, const void* const* ins, const size_t* in_counts,
                 void* const* outs, const size_t* out_counts);
 

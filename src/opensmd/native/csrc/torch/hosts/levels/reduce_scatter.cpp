@@ -1,5 +1,5 @@
 // Large: each host adds up in shared memory what is for the members of another, a slice by each of its own members, who
-// send their sums to them. Slices go in parts.
+// send their sums to them.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -7,6 +7,7 @@
 
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/scattered_sum.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
 
 namespace opensmd::levels {
@@ -73,20 +74,12 @@ void carry_reduce_scatter(Levels& on, const Calling& calling, const void* const*
   if (own > 0) std::memcpy(out, next, own);
 }
 
-class LargeReduceScatter {
+class LargeReduceScatter : ScatteredSum {
  public:
   LargeReduceScatter(Levels& on, const Calling& calling, const void* const* ins, const size_t* counts, void* out,
                      double factor)
-      : on_(on),
-        calling_(calling),
-        dtype_(calling.signature.dtype),
-        width_(size_of(dtype_)),
-        sums_(on.layout, dtype_, calling.signature.reduction, factor),
-        ins_(ins),
-        counts_(counts),
-        out_(static_cast<char*>(out)),
-        me_(on.layout.here()[static_cast<size_t>(on.layout.place())]),
-        parts_(Parts::of(*std::max_element(counts, counts + on.layout.size()) * width_, kMostOfPart, kFewestParts)),
+      : ScatteredSum(on, calling, ins, counts, out, factor,
+                     Parts::of(largest_slice(on.layout, calling.signature, counts), kMostOfPart, kFewestParts)),
         slots_(kAhead),
         comparison_(on.agreement, calling.signature, calling.call,
                     all_give(counts, on.layout.size()) ? on.round() : Route()),
@@ -112,11 +105,6 @@ class LargeReduceScatter {
   };
 
   Slot& slot(size_t index) { return slots_[index % kAhead]; }
-
-  Part part_of_slice(size_t index, int member) const {
-    const size_t bytes = counts_[member] * width_, offset = std::min(bytes, index * parts_.each);
-    return {offset, std::min(parts_.each, bytes - offset)};
-  }
 
   void expect(size_t index) {
     Slot& at = slot(index);
@@ -146,7 +134,7 @@ class LargeReduceScatter {
     for (int step = 1; step < on_.layout.hosts(); ++step) {
       const auto& members = on_.layout.members(on_.layout.after(step));
       for (size_t row = 0; row < members.size(); row += here) {
-        const size_t bytes = add_up(index, members, row, next);
+        const size_t bytes = add_up_here(index, members, row, next);
         const size_t mine = row + static_cast<size_t>(on_.layout.place());
         if (mine < members.size()) at.sends.push_back(crossing_.send(next, bytes, members[mine]));
         next += bytes;
@@ -154,25 +142,11 @@ class LargeReduceScatter {
     }
   }
 
-  // What is for the members from `row` on, each by the one of this host that has its place; the bytes of this one's.
-  size_t add_up(size_t index, const std::vector<int>& members, size_t row, void* sum) {
-    std::vector<const void*> ins;
-    std::vector<size_t> counts;
-    for (size_t place = 0; place < on_.layout.here().size(); ++place) {
-      const int member = row + place < members.size() ? members[row + place] : -1;
-      const auto [offset, bytes] = member < 0 ? Part{0, 0} : part_of_slice(index, member);
-      ins.push_back(member < 0 ? nullptr : static_cast<const char*>(ins_[member]) + offset);
-      counts.push_back(bytes / width_);
-    }
-    on_.local.reduce_scatter(ins.data(), counts.data(), sum, dtype_, sums_.here, sums_.factor, calling_.call);
-    return counts[static_cast<size_t>(on_.layout.place())] * width_;
-  }
-
   void take(size_t index) {
     Slot& at = slot(index);
     const auto [offset, bytes] = part_of_slice(index, me_);
     void* own = out_ + offset;
-    add_up(index, on_.layout.here(), 0, own);
+    add_up_here(index, on_.layout.here(), 0, own);
     for (size_t receive : at.receives) crossing_.await_received(receive);
     std::vector<const void*> hosts;
     for (int host = 0; host < on_.layout.hosts(); ++host) {
@@ -182,26 +156,26 @@ class LargeReduceScatter {
     if (index + kAhead < parts_.count()) expect(index + kAhead);
   }
 
-  Levels& on_;
-  const Calling& calling_;
-  const DType dtype_;
-  const size_t width_;
-  const TwoSums sums_;
-  const void* const* const ins_;
-  const size_t* const counts_;
-  char* const out_;
-  const int me_;
-  const Parts parts_;  // of the largest slice; smaller ones have less in the last parts
   std::vector<Slot> slots_;
   Agreement::Comparison comparison_;
   Crossing crossing_;  // goes before the memory that it writes to
 };
 
+// Along a ring narrow floats would be rounded once a host.
+bool is_added_up_along_a_ring(const Levels& on, const Signature& signature, const size_t* counts) {
+  const Layout& layout = on.layout;
+  if (!on.framed || layout.hosts() == 2 || is_narrow(signature.dtype)) return false;
+  return layout.fewest_on_a_host() == layout.most_on_a_host() && all_give(counts, layout.size()) &&
+         largest_slice(layout, signature, counts) >= kFewestInRing * kLeastInRing;
+}
+
 }  // namespace
 
 void reduce_scatter(Levels& on, const Calling& calling, const void* const* ins, const size_t* counts, void* out,
                     double factor) {
-  if (on.carries(most_for_a_host(on.layout, counts) * size_of(calling.signature.dtype))) {
+  if (is_added_up_along_a_ring(on, calling.signature, counts)) {
+    ring_reduce_scatter(on, calling, ins, counts, out, factor);
+  } else if (on.carries(most_for_a_host(on.layout, counts) * size_of(calling.signature.dtype))) {
     carry_reduce_scatter(on, calling, ins, counts, out, factor);
   } else {
     LargeReduceScatter(on, calling, ins, counts, out, factor).run();

@@ -9,7 +9,6 @@
 // Bytes and messages are those of an exchange between all pairs (all_reduce.cpp), but each host hears one other at a time:
 // where all send to one, they queue before its link, and its cores turn from one connection to another. Parts follow one
 // another through the steps, so that something is always on its way: two are enough for that.
-#include <algorithm>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -17,6 +16,7 @@
 
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/ring_walk.hpp"
 #include "torch/hosts/levels/sliced_sum.hpp"
 
 namespace opensmd::levels {
@@ -28,22 +28,14 @@ class RingAllReduce : SlicedSum {
       : SlicedSum(on, calling, data, calling.signature.reduction, factor),
         parts_(Parts::in_ring(bytes())),
         hosts_(static_cast<size_t>(on.layout.hosts())),
-        last_(2 * (hosts_ - 1)),
+        walk_{parts_.count(), 2 * (hosts_ - 1)},
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
-  // At each tick every part that is under way goes one step on, the latest first: it has waited for least, and what it
-  // sends is on its way while an earlier one is waited for.
   void run() {
-    const size_t ticks = parts_.count() + last_;
-    for (size_t tick = 0; tick < std::min(kAhead, ticks); ++tick) expect(tick);
-    comparison_.meet();
-    comparison_.post();
-    for (size_t tick = 0; tick < ticks; ++tick) {
-      for_parts_at(tick, [&](size_t index) { go_on(index, tick - index); });
-      if (tick == 0) comparison_.conclude();
-      if (tick + kAhead < ticks) expect(tick + kAhead);
-    }
+    walk_.run(
+        comparison_, [this](size_t index, size_t step) { expect(index, step); },
+        [this](size_t index, size_t step) { go_on(index, step); });
     crossing_.await_all_sent();
   }
 
@@ -55,12 +47,6 @@ class RingAllReduce : SlicedSum {
     std::vector<size_t> sends;                  // of `sums`
   };
 
-  template <typename Action>
-  void for_parts_at(size_t tick, Action action) const {
-    const size_t earliest = tick > last_ ? tick - last_ : 0;
-    for (size_t i = std::min(tick + 1, parts_.count()); i > earliest; --i) action(i - 1);
-  }
-
   Travelling& at(size_t index) { return travelling_[index - collected_]; }
 
   // What comes in a step. What leaves after it is the same one.
@@ -70,21 +56,17 @@ class RingAllReduce : SlicedSum {
   }
   bool completes(size_t step) const { return step == hosts_ - 1; }
 
-  // Posts what will be awaited at a tick, in the order in which it is sent.
-  void expect(size_t tick) {
-    for_parts_at(tick, [&](size_t index) {
-      if (index == collected_ + travelling_.size()) begin(index);
-      const size_t step = tick - index;
-      if (step == 0 || !crosses()) return;
-      Travelling& part = at(index);
-      const auto [offset, bytes] = cut_of(part, step);
-      char* into = slice(part.slices) + offset;
-      if (step < hosts_) {
-        part.sums.push_back(std::make_unique_for_overwrite<char[]>(bytes));
-        into = part.sums.back().get();
-      }
-      part.receives.push_back(crossing_.receive(into, bytes, counterpart(on_.layout.hosts() - 1)));
-    });
+  void expect(size_t index, size_t step) {
+    if (step == 0) return begin(index);
+    if (!crosses()) return;
+    Travelling& part = at(index);
+    const auto [offset, bytes] = cut_of(part, step);
+    char* into = slice(part.slices) + offset;
+    if (step < hosts_) {
+      part.sums.push_back(std::make_unique_for_overwrite<char[]>(bytes));
+      into = part.sums.back().get();
+    }
+    part.receives.push_back(crossing_.receive(into, bytes, counterpart(on_.layout.hosts() - 1)));
   }
 
   // Members of each host.
@@ -100,7 +82,7 @@ class RingAllReduce : SlicedSum {
     Travelling& part = at(index);
     if (step == 0) add_up_here(part.slices);
     if (crosses()) pass_on(part, step);
-    if (step == last_) collect(part);
+    if (step == walk_.last) collect(part);
   }
 
   void pass_on(Travelling& part, size_t step) {
@@ -117,7 +99,7 @@ class RingAllReduce : SlicedSum {
         return;
       }
     }
-    if (step < last_) crossing_.send(own, bytes, counterpart(1));
+    if (step < walk_.last) crossing_.send(own, bytes, counterpart(1));
   }
 
   void collect(Travelling& part) {
@@ -129,7 +111,7 @@ class RingAllReduce : SlicedSum {
 
   const Parts parts_;
   const size_t hosts_;
-  const size_t last_;  // step
+  const RingWalk walk_;
   std::deque<Travelling> travelling_;  // in order, without those collected
   size_t collected_ = 0;
   Agreement::Comparison comparison_;

@@ -1,0 +1,40 @@
+// How parts go along a ring of hosts. At each tick every part that is under way goes one step on, the latest first: it has
+// waited for least, and what it sends is on its way while an earlier one is waited for.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "torch/hosts/agreement.hpp"
+#include "torch/hosts/levels/parts.hpp"
+
+namespace opensmd::levels {
+
+struct RingWalk {
+  size_t parts;
+  size_t last;  // step; the first is 0
+
+  // go_on(part, step) for all, in order; and expect(part, step) in the same one, as long before as receives are posted. The
+  // calls are compared meanwhile.
+  template <typename Expect, typename GoOn>
+  void run(Agreement::Comparison& comparison, Expect expect, GoOn go_on) const {
+    const size_t ticks = parts + last;
+    for (size_t tick = 0; tick < std::min(kAhead, ticks); ++tick) for_parts_at(tick, expect);
+    comparison.meet();
+    comparison.post();
+    for (size_t tick = 0; tick < ticks; ++tick) {
+      for_parts_at(tick, go_on);
+      if (tick == 0) comparison.conclude();
+      if (tick + kAhead < ticks) for_parts_at(tick + kAhead, expect);
+    }
+  }
+
+ private:
+  template <typename Action>
+  void for_parts_at(size_t tick, Action action) const {
+    const size_t earliest = tick > last ? tick - last : 0;
+    for (size_t i = std::min(tick + 1, parts); i > earliest; --i) action(i - 1, tick - (i - 1));
+  }
+};
+
+}  // namespace opensmd::levels
