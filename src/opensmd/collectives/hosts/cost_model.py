@@ -28,7 +28,7 @@ USUAL_LINK = 1e9  # bytes a second, where nothing is known
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
 MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 24
-FEWEST_IN_SHORT_CHAIN, FEWEST_EXCHANGED, FEWEST_IN_RING = 8, 8, 2
+FEWEST_IN_SHORT_CHAIN, FEWEST_IN_RING = 8, 2
 LEAST_IN_RING = 32 << 10
 # To all other hosts together, with the comparison of calls.
 MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 32 << 10, 128 << 10
@@ -160,7 +160,7 @@ def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     in_ring = _part(nbytes, MOST_OF_SUM, FEWEST_IN_RING)
     along_ring = others > 1 and share == 1 and in_ring / cluster.hosts / cluster.ranks >= LEAST_IN_RING
     if exchanged:
-        parts = math.ceil(nbytes / _part(nbytes, MOST_OF_PIECE, FEWEST_EXCHANGED))
+        parts = math.ceil(nbytes / _part(nbytes, MOST_OF_PIECE, FEWEST_PARTS))
     else:
         parts = math.ceil(nbytes / (in_ring if along_ring else _part(nbytes, MOST_OF_SUM, FEWEST_PARTS)))
     each = nbytes / parts

@@ -28,7 +28,6 @@ def constant(file: str, name: str) -> int:
         ("LEAST_IN_RING", "torch/hosts/levels/parts.hpp", "kLeastInRing"),
         ("FEWEST_PARTS", "torch/hosts/levels/parts.hpp", "kFewestParts"),
         ("FEWEST_IN_CHAIN", "torch/hosts/levels/parts.hpp", "kFewestInChain"),
-        ("FEWEST_EXCHANGED", "torch/hosts/levels/parts.hpp", "kFewestExchanged"),
         ("FEWEST_IN_RING", "torch/hosts/levels/parts.hpp", "kFewestInRing"),
         ("FEWEST_IN_SHORT_CHAIN", "torch/hosts/levels/parts.hpp", "kFewestInShortChain"),
         ("LEAST_OF_CUT", "core/memory/arena.hpp", "kLine"),

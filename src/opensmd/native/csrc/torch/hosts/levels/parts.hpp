@@ -21,8 +21,6 @@ constexpr size_t kFewestInChain = 24;
 constexpr size_t kFewestInShortChain = 8;  // of less than kLeastOfPart each
 // Of a sum that goes along a ring: more of it makes more messages.
 constexpr size_t kFewestInRing = 2;
-// Of a sum of two hosts, in which nothing crosses while the first part is added up on each, nor while the last one is.
-constexpr size_t kFewestExchanged = 8;
 
 constexpr size_t kLeastOfPart = 64u << 10;
 constexpr size_t kLeastInChain = 16u << 10;

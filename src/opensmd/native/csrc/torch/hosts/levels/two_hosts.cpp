@@ -22,7 +22,7 @@ class TwoHostsAllReduce : SlicedSum {
  public:
   TwoHostsAllReduce(Levels& on, const Calling& calling, void* data, double factor)
       : SlicedSum(on, calling, data, calling.signature.reduction, factor),
-        parts_(Parts::of(bytes(), kMostOfPart, kFewestExchanged)),
+        parts_(Parts::of(bytes(), kMostOfPart, kFewestParts)),
         slots_(kAhead),
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
