@@ -27,7 +27,7 @@ MIB = 1 << 20
 USUAL_LINK = 1e9  # bytes a second, where nothing is known
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
-MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 24
+MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 48
 FEWEST_IN_SHORT_CHAIN, FEWEST_IN_RING = 8, 2
 LEAST_IN_RING = 32 << 10
 # To all other hosts together, with the comparison of calls.

@@ -17,7 +17,7 @@ constexpr size_t kMostOfSum = 2u << 20;
 // Enough that the tail of the last part hardly shows. Along a chain of hosts each begins a part later than the one
 // before it; but every part is a round in shared memory.
 constexpr size_t kFewestParts = 4;
-constexpr size_t kFewestInChain = 24;
+constexpr size_t kFewestInChain = 48;
 constexpr size_t kFewestInShortChain = 8;  // of less than kLeastOfPart each
 // Of a sum that goes along a ring: more of it makes more messages.
 constexpr size_t kFewestInRing = 2;
