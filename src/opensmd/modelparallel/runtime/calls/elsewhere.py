@@ -44,9 +44,11 @@ class ModuleCall(NamedTuple):
 
 def passed(run: CallRunner, calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
     """The placeholder of what ``calls`` on other ranks make of one tensor; None if there is more to do."""
-    tag = tag_of(argument) if isinstance(argument, Tensor) else None
-    if tag is None or in_transform():
+    if not isinstance(argument, Tensor) or in_transform():
         return None
+    tag = tag_of(argument)
+    if tag is None:  # a batch, as all ranks have it, unless its memory has got a home since
+        _, (tag,) = run.leaves_of((argument,), {})
     context, microbatch, last = run.context, run.microbatch, calls[-1]
     key = call_key(calls, (argument,), {}, context.trained.epoch)
     known = context.passed.get(key)
@@ -58,18 +60,12 @@ def passed(run: CallRunner, calls: Sequence[ModuleCall], argument: Any) -> Tenso
     run.transfers.bring(argument, tag, calls[0].home)
     microbatch.pass_points(known.points)
     microbatch.point = f"{last.name} on pipeline rank {last.home}"
-    has_graph = tag.requires_grad and torch.is_grad_enabled()
-    made = known.result.placeholder()
-    run.put(
-        made,
-        Tag(
-            last.home,
-            known.result.requires_grad,
-            parents=(tag,) if has_graph else (),
-            form=known.result.form,
-            serial=microbatch.serial,
-        ),
-    )
+    parents: tuple[Tag, ...] = ()
+    if tag is not None and tag.requires_grad and torch.is_grad_enabled():
+        parents = (tag,)
+    result, serial = known.result, microbatch.serial
+    made = result.placeholder()
+    run.put(made, Tag(last.home, result.requires_grad, parents=parents, form=result.form, serial=serial))
     return made
 
 

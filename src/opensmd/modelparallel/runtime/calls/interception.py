@@ -138,29 +138,31 @@ def pass_modules(calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
 def redirected(name: str, module: nn.Module, home: int, function: Function, alone: bool) -> Function:
     """``function``, the call of ``module``, for microbatches: it runs on rank ``home`` as a whole."""
     training = module.training
-    shown, usual_key = shown_name(name), module_key(name, module)
+    shown = shown_name(name)
+    usual_calls = (ModuleCall(home, shown, module_key(name, module)),)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         run = current_run()
         if run is None:
             return function(*args, **kwargs)
-        key = usual_key
+        calls = usual_calls
         if module.training != training:
             if not alone:
                 raise SMPUnsupportedError(
                     f"{shown} was switched with train() or eval() inside a smp.step function. The "
                     "microbatches of a step share its modules and take turns: switch between steps"
                 )
-            key = module_key(name, module)
+            calls = (ModuleCall(home, shown, module_key(name, module)),)
         called = function
         if has_iterators(args, kwargs):
             called, (args, kwargs) = without_iterators(shown, function, args, kwargs, run.iterators)
         # What the runtime itself asks of tensors would be intercepted like the program.
         with internals.WithoutMode(run.microbatch.mode):
             if run.rank != home and len(args) == 1 and not kwargs:
-                made = passed(run, (ModuleCall(home, shown, key),), args[0])
+                made = passed(run, calls, args[0])
                 if made is not None:
                     return made
+            key = calls[0].key
             leaves, tags = run.leaves_of(args, kwargs)
             return run.run_at(
                 home, Call(shown, key, called, args, kwargs, leaves, tags, whole=True, owner=module)

@@ -93,7 +93,7 @@ class Sequences:
         return forward
 
     def _passes(self, parts: Sequence[_SequencePart]) -> dict[int, tuple[ModuleCall, ...]]:
-        """Where several calls of other ranks follow each other, and which, from each of them but the last."""
+        """Where calls of other ranks are, and from each of them those that follow each other."""
         found: dict[int, tuple[ModuleCall, ...]] = {}
         if has_global_hooks():  # somebody watches the calls of all modules
             return found
@@ -101,7 +101,7 @@ class Sequences:
         for place in reversed(range(len(parts))):
             call = parts[place].call
             calls = () if call is None or call.home == self._rank else (call, *calls)
-            if len(calls) > 1:
+            if calls:
                 found[place] = calls
         return found
 

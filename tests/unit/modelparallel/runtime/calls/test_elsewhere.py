@@ -22,9 +22,18 @@ CALLS = tuple(
 
 
 class Runner:
-    """What a microbatch's calls have, with descriptions of ``CALLS`` and a note of what was brought."""
+    """What a microbatch's calls have, with descriptions of ``CALLS`` and a note of what was brought.
 
-    def __init__(self, **described: Any) -> None:
+    Args:
+        argument: of the first call.
+        described: of what each returns.
+
+    Attributes:
+        of_memory: the tag that a tensor without one gets by its memory.
+    """
+
+    def __init__(self, argument: Tensor | None = None, **described: Any) -> None:
+        self.of_memory: Tag | None = None
         self.microbatch = Microbatch(0, begun=7)
         self.brought: list[tuple[Tensor, int]] = []
         self.transfers = SimpleNamespace(bring=lambda tensor, tag, home: self.brought.append((tensor, home)))
@@ -35,12 +44,18 @@ class Runner:
         self.context = SimpleNamespace(
             descriptions={}, passed={}, trained=SimpleNamespace(epoch=0), others=[], rank=0
         )
-        argument, home = placed(0), 0
+        argument = placed(0) if argument is None else argument
         for call in CALLS:
-            put_tag(argument, Tag(home, requires_grad=True, form=((2, 3), (3, 1), torch.float32)))
             key = call_key(call.key, (argument,), {}, 0)
             self.context.descriptions[key] = Description("tensor", (made,))
-            home = call.home
+            argument = placed(call.home)
+
+    def leaves_of(
+        self, args: tuple[Tensor, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], list[Tag | None]]:
+        if self.of_memory is not None:
+            put_tag(args[0], self.of_memory)
+        return [*args], [self.of_memory]
 
 
 def placed(home: int) -> Tensor:
@@ -81,5 +96,24 @@ def test_what_shares_memory_with_its_argument_is_not_passed() -> None:
     assert passed(run, CALLS, placed(0)) is None  # type: ignore[arg-type]
 
 
-def test_a_replicated_tensor_is_not_passed() -> None:
-    assert passed(Runner(), CALLS, torch.zeros(2, 3)) is None  # type: ignore[arg-type]
+def test_from_a_replicated_tensor_no_gradients_go_back() -> None:
+    given = torch.zeros(2, 3)
+    run = Runner(given)
+    made = passed(run, CALLS, given)  # type: ignore[arg-type]
+    assert made is not None
+    tag = tag_of(made)
+    assert tag is not None and (tag.home, tag.requires_grad, tag.parents) == (2, True, ())
+    assert run.brought == [(given, 1)] and run.microbatch.next_point() == 4 + 1
+
+
+def test_a_tensor_whose_memory_has_got_a_home_comes_from_there() -> None:
+    run, given = Runner(), torch.zeros(2, 3)
+    run.of_memory = tag_of(placed(0))
+    made = passed(run, CALLS, given)  # type: ignore[arg-type]
+    assert made is not None
+    tag = tag_of(made)
+    assert tag is not None and tag.parents == (run.of_memory,)
+
+
+def test_what_is_no_tensor_is_not_passed() -> None:
+    assert passed(Runner(), CALLS, (placed(0),)) is None  # type: ignore[arg-type]
