@@ -121,3 +121,26 @@ def test_a_wait_ends_though_the_thread_waits_for_the_answer_of_a_store_that_is_s
     function = waits_while_the_thread_asks_a_stopped_store
     outcomes = run_once(2, function, tmp_path, silent=[SERVER], group_timeout=STOPPED_FOR)
     assert outcomes[1].kind == "value", outcomes[1].text
+
+
+def names_who_does_not_make_the_groups_of_a_save(folder: Path, victim: int, complaint: str) -> None:
+    smp.init(LAYOUTS["split"])
+    if smp.rank() == victim:
+        background._make_groups = stop
+    with pytest.raises(dist.DistBackendError, match=complaint):
+        smp.save_checkpoint(str(folder), "one", user_content=1, blocking=False)
+
+
+@pytest.mark.parametrize(
+    ("victim", "complaint"),
+    [
+        (VICTIM, rf"rank {VICTIM} did not join within {STOPPED_FOR:g} s"),
+        (SERVER, rf"did not answer within {STOPPED_FOR:g} s .* The process that serves it is stopped"),
+    ],
+)
+def test_a_rank_that_is_stopped_before_the_groups_of_a_save_are_made_is_named_at_the_timeout(
+    tmp_path: Path, victim: int, complaint: str
+) -> None:
+    function = names_who_does_not_make_the_groups_of_a_save
+    outcomes = run_once(2, function, tmp_path, victim, complaint, silent=[victim], group_timeout=STOPPED_FOR)
+    assert outcomes[1 - victim].kind == "value", outcomes[1 - victim].text

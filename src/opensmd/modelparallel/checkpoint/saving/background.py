@@ -13,11 +13,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 import torch.distributed as dist
 
-from opensmd.collectives._torch_internals import timeout_of
+from opensmd.collectives._torch_internals import cpu_backend, timeout_of
 from opensmd.collectives.name import NAME
 from opensmd.collectives.stall import missing_from
 from opensmd.modelparallel.checkpoint.saving.hurry import Hurry
@@ -34,6 +36,7 @@ __all__ = ["BackgroundSave", "finish_background_save", "save_in_background"]
 
 LOOK = 0.5  # seconds between two looks whether a save that is waited for goes on
 NICENESS = 10  # a tenth of a core that training wants for itself
+PATIENCE = timedelta(minutes=30)  # of the threads' groups, as others' threads may rest for long
 
 
 class BackgroundSave:
@@ -184,18 +187,28 @@ def finish_background_save() -> None:
 
 def _make_groups() -> SavingGroups:
     """Process groups of their own, for the CPU: the thread has nothing on devices."""
-    backend = NAME if dist.get_backend(default_group()) == NAME else "gloo"
     world = tuple(range(state.grid.size))
-    made = {world: dist.new_group(list(world), backend=backend)}
+    made = {world: _make_group(world)}
     replicas, shards = state.grid.partition(CommGroup.MP_GROUP), state.groups.all_shards()
     for members in (*replicas, *shards):
         if members not in made:
-            made[members] = dist.new_group(list(members), backend=backend)
+            made[members] = _make_group(members)
     return SavingGroups(
         world=made[world],
         replica=made[state.groups.members(CommGroup.MP_GROUP)],
         shards=made[next(row for row in shards if state.rank in row)],
     )
+
+
+def _make_group(members: Sequence[int]) -> dist.ProcessGroup:
+    """A group that is made within the time that training waits, and waits for long itself."""
+    usual = default_group()
+    backend = NAME if dist.get_backend(usual) == NAME else "gloo"
+    timeout = timeout_of(usual)
+    group: dist.ProcessGroup = dist.new_group(list(members), backend=backend, timeout=timeout)
+    if state.rank in members:
+        cpu_backend(group)._set_default_timeout(max(PATIENCE, timeout or PATIENCE))
+    return group
 
 
 def _forget() -> None:
