@@ -18,8 +18,8 @@ from tests.clients.training import Trained, assert_trains_as_over_gloo, trained
 from tests.support.jobs import both
 from tests.support.ranks import ROOT
 
-DATA_PARALLEL = ["5.23.0", "5.2.0", "4.57.6"]
-RESUMING = "5.23.0"  # earlier ones cannot load their random state on the CPU with today's torch
+DATA_PARALLEL = ["5.24.0", "5.2.0", "4.57.6"]
+RESUMING = "5.24.0"  # earlier ones cannot load their random state on the CPU with today's torch
 SPLIT = ["5.2.0", "4.57.6"]  # later releases create no optimizer in this mode
 
 

@@ -23,7 +23,7 @@ _CLIPPING = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
 
 
 def records_outputs(module: nn.Module) -> bool:
-    """Whether a module of transformers (4.56 to 5.23) says that it records what inner modules return.
+    """Whether a module of transformers (4.56 to 5.24) says that it records what inner modules return.
 
     Its forward registers the hooks for that when it is first asked (``output_attentions=True``), so that none
     can be seen before. ``can_record_outputs`` tells what they can be.
