@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-BATCH, PAUSE = 16, 0.02  # seconds between two steps
+BATCH = 16
+PAUSE = 0.1  # seconds between two steps, which leaves the cores to a replica that starts
 MOST_STEPS = 10**6
 
 
