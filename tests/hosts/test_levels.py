@@ -79,7 +79,7 @@ def run_moves(group: dist.ProcessGroup, rank: int, size: int) -> None:
 
 def run_exchanges(group: dist.ProcessGroup, rank: int, size: int) -> None:
     everyone = range(size)
-    for count in (1, 9_001, COUNT):
+    for count in (1, 5_003, 9_001, COUNT):
         received = [torch.empty(count) for _ in everyone]
         dist.all_to_all(received, [numbers(10 * rank + r, count) for r in everyone], group=group)
         assert all(torch.equal(received[r], numbers(10 * r + rank, count)) for r in everyone)

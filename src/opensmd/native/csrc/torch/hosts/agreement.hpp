@@ -102,6 +102,9 @@ class Agreement {
   bool carries(size_t bytes) const { return bytes <= carried_; }
   // Likewise where they go one way, along a tree. Whatever the network is like: sums along a tree have bits of their own.
   bool carries_one_way(size_t bytes) const { return bytes <= std::min(kMostOneWay, most_); }
+  // Likewise where all send to all, and as many bytes cross beside it, in more messages. Between two hosts both ways of one
+  // connection would be in each other's way.
+  bool carries_pieces(size_t bytes) const { return carries(bytes) || (hosts_ > 2 && carries_one_way(bytes)); }
 
   class Comparison;
 

@@ -197,7 +197,7 @@ size_t most_of_a_host(const Layout& layout, const size_t* counts) {
 }  // namespace
 
 void all_gather(Levels& on, const Calling& calling, const void* in, void* const* outs, const size_t* counts) {
-  if (on.carries(most_of_a_host(on.layout, counts) * size_of(calling.signature.dtype))) {
+  if (on.carries_pieces(most_of_a_host(on.layout, counts) * size_of(calling.signature.dtype))) {
     carry_all_gather(on, calling, in, outs, counts);
   } else {
     LargeAllGather(on, calling, in, outs, counts).run();

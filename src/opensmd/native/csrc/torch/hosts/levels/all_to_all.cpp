@@ -160,7 +160,7 @@ void all_to_all(Levels& on, const Calling& calling, const void* const* ins, cons
   const size_t piece = in_counts[0] * size_of(calling.signature.dtype);
   Agreement::Comparison comparison(on.agreement, calling.signature, calling.call, {}, detail);
   const uint64_t digest = comparison.digest();
-  const bool small = detail != 0 && on.carries(piece * most * most);
+  const bool small = detail != 0 && on.carries_pieces(piece * most * most);
   if (small) comparison.meet();
   if (small && comparison.same_detail()) {
     give_to_first(on, calling, comparison, data);

@@ -24,6 +24,7 @@ struct Levels {
 
   bool carries(size_t bytes) const { return framed && agreement.carries(bytes); }
   bool carries_one_way(size_t bytes) const { return framed && agreement.carries_one_way(bytes); }
+  bool carries_pieces(size_t bytes) const { return framed && agreement.carries_pieces(bytes); }
   // Of the frames where every host needs data of all others.
   Route round() const { return framed ? Route::round(layout.hosts()) : Route(); }
 };

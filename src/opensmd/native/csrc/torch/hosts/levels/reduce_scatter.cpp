@@ -175,7 +175,7 @@ void reduce_scatter(Levels& on, const Calling& calling, const void* const* ins, 
                     double factor) {
   if (is_added_up_along_a_ring(on, calling.signature, counts)) {
     ring_reduce_scatter(on, calling, ins, counts, out, factor);
-  } else if (on.carries(most_for_a_host(on.layout, counts) * size_of(calling.signature.dtype))) {
+  } else if (on.carries_pieces(most_for_a_host(on.layout, counts) * size_of(calling.signature.dtype))) {
     carry_reduce_scatter(on, calling, ins, counts, out, factor);
   } else {
     LargeReduceScatter(on, calling, ins, counts, out, factor).run();
