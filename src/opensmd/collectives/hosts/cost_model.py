@@ -26,7 +26,8 @@ __all__ = [
 MIB = 1 << 20
 USUAL_LINK = 1e9  # bytes a second, where nothing is known
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
-MOST_OF_SUM, LEAST_OF_PART, FEWEST_PARTS = 2 * MIB, 64 << 10, 4
+MOST_OF_SUM, LEAST_OF_SUM = 2 * MIB, 256 << 10
+LEAST_OF_PART, FEWEST_PARTS = 64 << 10, 4
 MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 48
 FEWEST_IN_SHORT_CHAIN, FEWEST_IN_RING = 8, 2
 LEAST_IN_RING = 32 << 10
@@ -162,7 +163,8 @@ def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     if exchanged:
         parts = math.ceil(nbytes / _part(nbytes, MOST_OF_PIECE, FEWEST_PARTS))
     else:
-        parts = math.ceil(nbytes / (in_ring if along_ring else _part(nbytes, MOST_OF_SUM, FEWEST_PARTS)))
+        direct = _part(nbytes, MOST_OF_SUM, FEWEST_PARTS, LEAST_OF_SUM)
+        parts = math.ceil(nbytes / (in_ring if along_ring else direct))
     each = nbytes / parts
     # A rank cuts its slice of the part among the hosts: in lines, so that some of many hosts get none.
     slice_bytes = each / cluster.ranks

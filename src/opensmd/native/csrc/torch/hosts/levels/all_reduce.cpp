@@ -67,7 +67,7 @@ class LargeAllReduce : SlicedSum {
   LargeAllReduce(Levels& on, const Calling& calling, void* data, const Adding& adding, const Coding& coding = {})
       : SlicedSum(on, calling, data, adding.reduction, adding.factor),
         coding_(coding),
-        parts_(Parts::of(bytes(), kMostOfSum, kFewestParts)),
+        parts_(Parts::of(bytes(), kMostOfSum, kFewestParts, kLeastOfSum)),
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 

@@ -23,6 +23,9 @@ constexpr size_t kFewestInShortChain = 8;  // of less than kLeastOfPart each
 constexpr size_t kFewestInRing = 2;
 
 constexpr size_t kLeastOfPart = 64u << 10;
+// Of a sum that hosts send straight to each other: every part is two rounds in shared memory, and a message to and from each
+// other host, twice.
+constexpr size_t kLeastOfSum = 256u << 10;
 constexpr size_t kLeastInChain = 16u << 10;
 
 // Of what goes along a ring of hosts at a time; less is better sent to all others at once, in one step.
