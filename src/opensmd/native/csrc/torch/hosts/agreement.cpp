@@ -17,7 +17,7 @@ namespace {
 // round up to here.
 constexpr size_t kMostTogether = 128u << 10;
 // Who waits for its first member to hear from other hosts waits longer than that does.
-constexpr milliseconds kGrace{2000};
+constexpr milliseconds kGrace{1500};
 
 size_t most_of_frame(int hosts) {
   const size_t each = kMostToAll / static_cast<size_t>(std::max(hosts - 1, 1));

@@ -7,6 +7,14 @@
 namespace opensmd {
 namespace {
 
+// How much longer members of one host wait for each other than for other hosts: whoever waits for another host then gives
+// up first, and tells the members of its own what it has waited for.
+constexpr milliseconds kForEachOther{500};
+
+Call longer(const Call& call) {
+  return {call.text, call.timeout.count() > 0 ? call.timeout + kForEachOther : call.timeout};
+}
+
 void copy(void* to, const void* from, size_t count, DType dtype) {
   if (to != from && count > 0) std::memcpy(to, from, count * size_of(dtype));
 }
@@ -21,38 +29,38 @@ void reduce_alone(const void* in, void* out, size_t count, DType dtype, Reductio
 void Local::reduce(const void* in, void* out, size_t count, DType dtype, Reduction reduction, int root, double factor,
                    const Call& call) {
   if (alone()) return reduce_alone(in, out, count, dtype, reduction, factor);
-  group_->reduce(in, out, count, dtype, reduction, root, factor, call);
+  group_->reduce(in, out, count, dtype, reduction, root, factor, longer(call));
 }
 
 void Local::broadcast(void* data, size_t count, DType dtype, int root, const Call& call) {
-  if (!alone()) group_->broadcast(data, count, dtype, root, call);
+  if (!alone()) group_->broadcast(data, count, dtype, root, longer(call));
 }
 
 void Local::all_gather(const void* in, void* const* outs, const size_t* counts, DType dtype, const Call& call) {
   if (alone()) return copy(outs[0], in, counts[0], dtype);
-  group_->all_gather(in, outs, counts, dtype, call);
+  group_->all_gather(in, outs, counts, dtype, longer(call));
 }
 
 void Local::gather(const void* in, void* const* outs, size_t count, DType dtype, int root, const Call& call) {
   if (alone()) return copy(outs[0], in, count, dtype);
-  group_->gather(in, outs, count, dtype, root, call);
+  group_->gather(in, outs, count, dtype, root, longer(call));
 }
 
 void Local::scatter(const void* const* ins, void* out, size_t count, DType dtype, int root, const Call& call) {
   if (alone()) return copy(out, ins[0], count, dtype);
-  group_->scatter(ins, out, count, dtype, root, call);
+  group_->scatter(ins, out, count, dtype, root, longer(call));
 }
 
 void Local::reduce_scatter(const void* const* ins, const size_t* counts, void* out, DType dtype, Reduction reduction,
                            double factor, const Call& call) {
   if (alone()) return reduce_alone(ins[0], out, counts[0], dtype, reduction, factor);
-  group_->reduce_scatter(ins, counts, out, dtype, reduction, factor, call);
+  group_->reduce_scatter(ins, counts, out, dtype, reduction, factor, longer(call));
 }
 
 void Local::all_to_all(const void* const* ins, const size_t* in_counts, void* const* outs, const size_t* out_counts,
                        DType dtype, const Call& call) {
   if (alone()) return copy(outs[0], ins[0], in_counts[0], dtype);
-  group_->all_to_all(ins, in_counts, outs, out_counts, dtype, call);
+  group_->all_to_all(ins, in_counts, outs, out_counts, dtype, longer(call));
 }
 
 void Local::abort(const std::string& reason) {
