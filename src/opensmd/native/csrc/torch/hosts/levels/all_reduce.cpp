@@ -2,7 +2,6 @@
 // cut their slice among themselves, send each other what they have of the others' cuts, add up, and send the sums
 // back; each host gathers the slices in shared memory. 2 * bytes * (hosts - 1) / hosts leave a host, however many
 // members it has. Between hosts cuts and sums may be coded: whoever makes a sum takes for it what the others decode.
-#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,8 +9,10 @@
 #include "torch/hosts/levels/coding.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/ring_walk.hpp"
 #include "torch/hosts/levels/sliced_sum.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
+#include "torch/hosts/levels/under_way.hpp"
 
 namespace opensmd::levels {
 namespace {
@@ -78,7 +79,7 @@ class LargeAllReduce : SlicedSum {
     comparison_.post();
     // Parts follow one another through the three steps, and something is always on its way.
     for (size_t i = 0; i < count + kAhead - 1; ++i) {
-      if (i < count) add_up_here(at(i).slices);
+      if (i < count) add_up_here(under_way_.at(i).slices);
       if (i < count) send_inputs(i);
       if (i == 0) comparison_.conclude();  // the other hosts' frames have travelled meanwhile
       if (i >= 1 && i - 1 < count) add_up_hosts(i - 1);
@@ -101,7 +102,7 @@ class LargeAllReduce : SlicedSum {
 
   void expect(size_t index) {
     const auto [offset, bytes] = parts_.part(index);
-    Travelling& part = travelling_.emplace_back();
+    Travelling& part = under_way_.begin();
     part.slices = cut(data_ + offset, bytes, dtype_, takers_of(on_.layout, bytes), on_.local.size());
     if (slice_bytes(part.slices) == 0) return;
     const size_t own = coding_.bytes(cut_of(part, on_.layout.host()).bytes);
@@ -128,10 +129,8 @@ class LargeAllReduce : SlicedSum {
     return codes.get() + most_of_code(part) * static_cast<size_t>(host);
   }
 
-  Travelling& at(size_t index) { return travelling_[index - collected_]; }
-
   void send_inputs(size_t index) {
-    Travelling& part = at(index);
+    Travelling& part = under_way_.at(index);
     if (slice_bytes(part.slices) == 0) return;
     for (int step = 1; step < on_.layout.hosts(); ++step) {
       const auto [begin, length] = cut_of(part, on_.layout.after(step));
@@ -146,7 +145,7 @@ class LargeAllReduce : SlicedSum {
   }
 
   void add_up_hosts(size_t index) {
-    Travelling& part = at(index);
+    Travelling& part = under_way_.at(index);
     if (slice_bytes(part.slices) == 0) return;
     for (size_t receive : part.input_receives) crossing_.await_received(receive);
     const auto [begin, length] = cut_of(part, on_.layout.host());
@@ -188,29 +187,26 @@ class LargeAllReduce : SlicedSum {
   }
 
   void collect(size_t index) {
-    Travelling& part = at(index);
+    Travelling& part = under_way_.at(index);
     for (size_t receive : part.result_receives) crossing_.await_received(receive);
     decode_results(part);
     gather_here(part.slices);
     left_.push_back(std::move(part.leaving));
-    travelling_.pop_front();
-    ++collected_;
+    under_way_.end_first();
     if (index + kAhead < parts_.count()) expect(index + kAhead);
   }
 
   const Coding coding_;
   const Parts parts_;
   Agreement::Comparison comparison_;
-  std::deque<Travelling> travelling_;  // in order, without those collected
-  size_t collected_ = 0;
+  UnderWay<Travelling> under_way_;
   std::vector<char> decoded_;
   std::vector<std::unique_ptr<char[]>> left_;  // codes of parts collected, which a slow host may still have to take
   Crossing crossing_;  // goes before the memory that it writes to
 };
 
-// Along a ring narrow floats would be rounded once a host.
 bool goes_along_a_ring(const Levels& on, const Signature& signature) {
-  if (!on.framed || on.layout.hosts() == 2 || is_narrow(signature.dtype)) return false;
+  if (!can_go_along_a_ring(on, signature.dtype)) return false;
   const Parts parts = Parts::in_ring(signature.count * size_of(signature.dtype));
   return parts.each / static_cast<size_t>(on.layout.hosts() * on.layout.fewest_on_a_host()) >= kLeastInRing;
 }

@@ -7,6 +7,7 @@
 
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/ring_walk.hpp"
 #include "torch/hosts/levels/scattered_sum.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
 
@@ -161,10 +162,9 @@ class LargeReduceScatter : ScatteredSum {
   Crossing crossing_;  // goes before the memory that it writes to
 };
 
-// Along a ring narrow floats would be rounded once a host.
 bool is_added_up_along_a_ring(const Levels& on, const Signature& signature, const size_t* counts) {
   const Layout& layout = on.layout;
-  if (!on.framed || layout.hosts() == 2 || is_narrow(signature.dtype)) return false;
+  if (!can_go_along_a_ring(on, signature.dtype)) return false;
   return layout.fewest_on_a_host() == layout.most_on_a_host() && all_give(counts, layout.size()) &&
          largest_slice(layout, signature, counts) >= kFewestInRing * kLeastInRing;
 }

@@ -9,7 +9,6 @@
 // Bytes and messages are those of an exchange between all pairs (all_reduce.cpp), but each host hears one other at a time:
 // where all send to one, they queue before its link, and its cores turn from one connection to another. Parts follow one
 // another through the steps, so that something is always on its way: two are enough for that.
-#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "torch/hosts/levels/parts.hpp"
 #include "torch/hosts/levels/ring_walk.hpp"
 #include "torch/hosts/levels/sliced_sum.hpp"
+#include "torch/hosts/levels/under_way.hpp"
 
 namespace opensmd::levels {
 namespace {
@@ -33,21 +33,19 @@ class RingAllReduce : SlicedSum {
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    walk_.run(
-        comparison_, [this](size_t index, size_t step) { expect(index, step); },
-        [this](size_t index, size_t step) { go_on(index, step); });
+    walk_.run(comparison_, *this);
     crossing_.await_all_sent();
   }
 
  private:
+  friend RingWalk;
+
   struct Travelling {
     Slices slices;  // of the part, for the members of this host
     std::vector<std::unique_ptr<char[]>> sums;  // incomplete ones, as they come, by step
     std::vector<size_t> receives;               // by step, from 1 on
     std::vector<size_t> sends;                  // of `sums`
   };
-
-  Travelling& at(size_t index) { return travelling_[index - collected_]; }
 
   // What comes in a step. What leaves after it is the same one.
   Part cut_of(const Travelling& part, size_t step) const {
@@ -59,7 +57,7 @@ class RingAllReduce : SlicedSum {
   void expect(size_t index, size_t step) {
     if (step == 0) return begin(index);
     if (!crosses()) return;
-    Travelling& part = at(index);
+    Travelling& part = under_way_.at(index);
     const auto [offset, bytes] = cut_of(part, step);
     char* into = slice(part.slices) + offset;
     if (step < hosts_) {
@@ -75,11 +73,11 @@ class RingAllReduce : SlicedSum {
 
   void begin(size_t index) {
     const auto [offset, bytes] = parts_.part(index);
-    travelling_.push_back({cut(data_ + offset, bytes, dtype_, crossers(), on_.local.size()), {}, {}, {}});
+    under_way_.begin({cut(data_ + offset, bytes, dtype_, crossers(), on_.local.size()), {}, {}, {}});
   }
 
   void go_on(size_t index, size_t step) {
-    Travelling& part = at(index);
+    Travelling& part = under_way_.at(index);
     if (step == 0) add_up_here(part.slices);
     if (crosses()) pass_on(part, step);
     if (step == walk_.last) collect(part);
@@ -105,15 +103,13 @@ class RingAllReduce : SlicedSum {
   void collect(Travelling& part) {
     gather_here(part.slices);
     for (size_t send : part.sends) crossing_.await_sent(send);
-    travelling_.pop_front();
-    ++collected_;
+    under_way_.end_first();
   }
 
   const Parts parts_;
   const size_t hosts_;
   const RingWalk walk_;
-  std::deque<Travelling> travelling_;  // in order, without those collected
-  size_t collected_ = 0;
+  UnderWay<Travelling> under_way_;
   Agreement::Comparison comparison_;
   Crossing crossing_;  // goes before the memory that it writes to
 };

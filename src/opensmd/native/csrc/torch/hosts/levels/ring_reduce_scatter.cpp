@@ -7,7 +7,6 @@
 //
 // Bytes and messages are those of sums sent straight to whom they are for (reduce_scatter.cpp), but each host hears one
 // other at a time, as in ring.cpp.
-#include <deque>
 #include <memory>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "torch/hosts/levels/parts.hpp"
 #include "torch/hosts/levels/ring_walk.hpp"
 #include "torch/hosts/levels/scattered_sum.hpp"
+#include "torch/hosts/levels/under_way.hpp"
 
 namespace opensmd::levels {
 namespace {
@@ -31,20 +31,16 @@ class RingReduceScatter : ScatteredSum {
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
-  void run() {
-    walk_.run(
-        comparison_, [this](size_t index, size_t step) { expect(index, step); },
-        [this](size_t index, size_t step) { go_on(index, step); });
-  }
+  void run() { walk_.run(comparison_, *this); }
 
  private:
+  friend RingWalk;
+
   struct Travelling {
     std::vector<std::unique_ptr<char[]>> sums;  // by step: this host's own, and then as they come
     std::vector<size_t> receives;               // by step, from 1 on
     std::vector<size_t> sends;
   };
-
-  Travelling& at(size_t index) { return travelling_[index - collected_]; }
 
   // Whose sum this host adds to in a step, and then passes on.
   const std::vector<int>& takers(size_t step) const {
@@ -53,8 +49,8 @@ class RingReduceScatter : ScatteredSum {
   int counterpart(int step) const { return on_.layout.partner(on_.layout.after(step), me_); }
 
   void expect(size_t index, size_t step) {
-    if (step == 0) travelling_.emplace_back();
-    Travelling& part = at(index);
+    if (step == 0) under_way_.begin();
+    Travelling& part = under_way_.at(index);
     const int taker = takers(step)[static_cast<size_t>(on_.layout.place())];
     const size_t bytes = part_of_slice(index, taker).bytes;
     part.sums.push_back(std::make_unique_for_overwrite<char[]>(bytes));
@@ -64,7 +60,7 @@ class RingReduceScatter : ScatteredSum {
   }
 
   void go_on(size_t index, size_t step) {
-    Travelling& part = at(index);
+    Travelling& part = under_way_.at(index);
     void* sum = part.sums[step].get();
     void* own = step == 0 ? sum : step == walk_.last ? out_ + part_of_slice(index, me_).offset : own_.get();
     const size_t bytes = add_up_here(index, takers(step), 0, own);
@@ -80,14 +76,12 @@ class RingReduceScatter : ScatteredSum {
 
   void collect(const Travelling& part) {
     for (size_t send : part.sends) crossing_.await_sent(send);
-    travelling_.pop_front();
-    ++collected_;
+    under_way_.end_first();
   }
 
   const RingWalk walk_;
   const std::unique_ptr<char[]> own_;  // this host's sum, to be added to what comes
-  std::deque<Travelling> travelling_;  // in order, without those collected
-  size_t collected_ = 0;
+  UnderWay<Travelling> under_way_;
   Agreement::Comparison comparison_;
   Crossing crossing_;  // goes before the memory that it writes to
 };

@@ -6,18 +6,27 @@
 #include <cstddef>
 
 #include "torch/hosts/agreement.hpp"
+#include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/two_sums.hpp"
 
 namespace opensmd::levels {
+
+// Between two hosts there is none, and along it narrow floats would be rounded once a host.
+inline bool can_go_along_a_ring(const Levels& on, DType dtype) {
+  return on.framed && on.layout.hosts() != 2 && !is_narrow(dtype);
+}
 
 struct RingWalk {
   size_t parts;
   size_t last;  // step; the first is 0
 
-  // go_on(part, step) for all, in order; and expect(part, step) in the same one, as long before as receives are posted. The
-  // calls are compared meanwhile.
-  template <typename Expect, typename GoOn>
-  void run(Agreement::Comparison& comparison, Expect expect, GoOn go_on) const {
+  // sum.go_on(part, step) for all, in order; and sum.expect(part, step) in the same one, as long before as receives are
+  // posted. The calls are compared meanwhile.
+  template <typename Sum>
+  void run(Agreement::Comparison& comparison, Sum& sum) const {
+    const auto expect = [&sum](size_t index, size_t step) { sum.expect(index, step); };
+    const auto go_on = [&sum](size_t index, size_t step) { sum.go_on(index, step); };
     const size_t ticks = parts + last;
     for (size_t tick = 0; tick < std::min(kAhead, ticks); ++tick) for_parts_at(tick, expect);
     comparison.meet();
