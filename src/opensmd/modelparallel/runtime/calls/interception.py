@@ -24,11 +24,10 @@ __all__ = [
     "beside_the_program",
     "current_run",
     "intercepted",
-    "module_key",
+    "module_call",
     "pass_modules",
     "redirected",
     "set_run",
-    "shown_name",
 ]
 
 Function = Callable[..., Any]
@@ -116,14 +115,10 @@ def intercepted(
         yield
 
 
-def shown_name(name: str) -> str:
-    """A module's name in messages."""
-    return f"module {name!r}" if name else "the model"
-
-
-def module_key(name: str, module: nn.Module) -> tuple[str, str, bool]:
-    """What makes two calls of a module alike besides their arguments."""
-    return ("module", name, module.training)
+def module_call(name: str, module: nn.Module, home: int) -> ModuleCall:
+    """The call of a module that rank ``home`` runs, in the mode in which it is now."""
+    shown = f"module {name!r}" if name else "the model"
+    return ModuleCall(home, shown, ("module", name, module.training))
 
 
 def pass_modules(calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
@@ -138,34 +133,33 @@ def pass_modules(calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
 def redirected(name: str, module: nn.Module, home: int, function: Function, alone: bool) -> Function:
     """``function``, the call of ``module``, for microbatches: it runs on rank ``home`` as a whole."""
     training = module.training
-    shown = shown_name(name)
-    usual_calls = (ModuleCall(home, shown, module_key(name, module)),)
+    usual = module_call(name, module, home)
+    shown = usual.name
 
     def call(*args: Any, **kwargs: Any) -> Any:
         run = current_run()
         if run is None:
             return function(*args, **kwargs)
-        calls = usual_calls
+        own = usual
         if module.training != training:
             if not alone:
                 raise SMPUnsupportedError(
                     f"{shown} was switched with train() or eval() inside a smp.step function. The "
                     "microbatches of a step share its modules and take turns: switch between steps"
                 )
-            calls = (ModuleCall(home, shown, module_key(name, module)),)
+            own = module_call(name, module, home)
         called = function
         if has_iterators(args, kwargs):
             called, (args, kwargs) = without_iterators(shown, function, args, kwargs, run.iterators)
         # What the runtime itself asks of tensors would be intercepted like the program.
         with internals.WithoutMode(run.microbatch.mode):
             if run.rank != home and len(args) == 1 and not kwargs:
-                made = passed(run, calls, args[0])
+                made = passed(run, (own,), args[0])
                 if made is not None:
                     return made
-            key = calls[0].key
             leaves, tags = run.leaves_of(args, kwargs)
             return run.run_at(
-                home, Call(shown, key, called, args, kwargs, leaves, tags, whole=True, owner=module)
+                home, Call(shown, own.key, called, args, kwargs, leaves, tags, whole=True, owner=module)
             )
 
     return call

@@ -13,7 +13,7 @@ from torch import nn
 
 from opensmd.modelparallel._torch_internals import has_global_hooks
 from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall
-from opensmd.modelparallel.runtime.calls.interception import module_key, pass_modules, redirected, shown_name
+from opensmd.modelparallel.runtime.calls.interception import module_call, pass_modules, redirected
 
 __all__ = ["Sequences"]
 
@@ -113,15 +113,13 @@ class Sequences:
     def _one(self, last: str, group: tuple[nn.Module, ...], alone: bool) -> _SequencePart:
         home = self._homes[group[0]]
         if len(group) == 1:
-            return _SequencePart(group[0], _call(last, home, group[0]))
+            return _SequencePart(group[0], module_call(last, group[0], home))
         if group not in self._joined:
             self._joined[group] = nn.Sequential(*group)
         whole = self._joined[group]
         # Keys of calls look at the mode of what is called; the children keep their own.
         whole.training = group[0].training
         name = f"{last} and {len(group) - 1} before it"
-        return _SequencePart(redirected(name, whole, home, whole.forward, alone), _call(name, home, whole))
-
-
-def _call(name: str, home: int, module: nn.Module) -> ModuleCall:
-    return ModuleCall(home, shown_name(name), module_key(name, module))
+        return _SequencePart(
+            redirected(name, whole, home, whole.forward, alone), module_call(name, whole, home)
+        )
