@@ -67,6 +67,13 @@ def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: 
     return save
 
 
+def require_survivor(victim: int, function: Callable[..., None], *args: Any, **options: Any) -> None:
+    """Run ``function`` on two ranks, one of which falls silent; the other must come to its end."""
+    outcomes = run_once(2, function, *args, silent=[victim], **options)
+    survivor = outcomes[1 - victim]
+    assert survivor.kind == "value", survivor.text
+
+
 def saves_until_a_rank_dies(folder: Path, layout: str) -> None:
     save = begin_a_save(folder, layout, die)
     with pytest.raises(SMPCheckpointError, match=rf"'one' .* was not saved: .*rank {VICTIM}\b.* died"):
@@ -77,8 +84,7 @@ def saves_until_a_rank_dies(folder: Path, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_that_dies_while_a_thread_saves_is_named_by_the_others(tmp_path: Path, layout: str) -> None:
-    outcomes = run_once(2, saves_until_a_rank_dies, tmp_path, layout, silent=[VICTIM])
-    assert outcomes[0].kind == "value", outcomes[0].text
+    require_survivor(VICTIM, saves_until_a_rank_dies, tmp_path, layout)
 
 
 def waits_for_a_rank_that_is_stopped(folder: Path, layout: str, victim: int) -> None:
@@ -99,8 +105,7 @@ def test_a_rank_that_is_stopped_while_a_thread_saves_is_named_at_the_groups_time
     tmp_path: Path, layout: str, victim: int
 ) -> None:
     function = waits_for_a_rank_that_is_stopped
-    outcomes = run_once(2, function, tmp_path, layout, victim, silent=[victim], group_timeout=STOPPED_FOR)
-    assert outcomes[1 - victim].kind == "value", outcomes[1 - victim].text
+    require_survivor(victim, function, tmp_path, layout, victim, group_timeout=STOPPED_FOR)
 
 
 def waits_while_the_thread_asks_a_stopped_store(folder: Path) -> None:
@@ -119,8 +124,7 @@ def test_a_wait_ends_though_the_thread_waits_for_the_answer_of_a_store_that_is_s
     tmp_path: Path,
 ) -> None:
     function = waits_while_the_thread_asks_a_stopped_store
-    outcomes = run_once(2, function, tmp_path, silent=[SERVER], group_timeout=STOPPED_FOR)
-    assert outcomes[1].kind == "value", outcomes[1].text
+    require_survivor(SERVER, function, tmp_path, group_timeout=STOPPED_FOR)
 
 
 def names_who_does_not_make_the_groups_of_a_save(folder: Path, victim: int, complaint: str) -> None:
@@ -142,5 +146,4 @@ def test_a_rank_that_is_stopped_before_the_groups_of_a_save_are_made_is_named_at
     tmp_path: Path, victim: int, complaint: str
 ) -> None:
     function = names_who_does_not_make_the_groups_of_a_save
-    outcomes = run_once(2, function, tmp_path, victim, complaint, silent=[victim], group_timeout=STOPPED_FOR)
-    assert outcomes[1 - victim].kind == "value", outcomes[1 - victim].text
+    require_survivor(victim, function, tmp_path, victim, complaint, group_timeout=STOPPED_FOR)
