@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.schedule import (
@@ -32,22 +32,6 @@ from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, ze
 __all__ = ["RankSchedule"]
 
 
-@lru_cache(maxsize=32)  # every step asks anew
-def _table(make: Callable[[int, int], Table], ranks: int, microbatches: int) -> Table:
-    return make(ranks, microbatches)
-
-
-@lru_cache(maxsize=32)
-def _interleaved(chunks: int) -> Callable[[int, int], Table]:
-    return partial(interleaved, chunks=chunks)
-
-
-@lru_cache(maxsize=32)
-def _zero_bubble(more: int) -> Callable[[int, int], Table]:
-    return partial(zero_bubble, more=more)
-
-
-@lru_cache(maxsize=32)
 def _kept(table: Table) -> list[int]:
     return play(table, {"F": 1.0, "B": 1.0, "W": 1.0}).kept
 
@@ -121,11 +105,23 @@ class RankSchedule:
 
     def policy(self, microbatches: int, *, reduces: bool) -> Policy:
         """Who goes on in a step; ``reduces``: replicas reduce gradients in its last backward."""
+        kind = microbatches, reduces
+        if kind not in self._policies:
+            self._policies[kind] = self._make_policy(microbatches, reduces)
+        return self._policies[kind]()
+
+    @cached_property
+    def _policies(self) -> dict[tuple[int, bool], Callable[[], Policy]]:
+        """What makes one for each step, by the kind of step."""
+        return {}
+
+    def _make_policy(self, microbatches: int, reduces: bool) -> Callable[[], Policy]:
         if self.in_order:
-            return FixedOrder(self._window if self.pipeline != "simple" else microbatches, microbatches)
+            ahead = self._window if self.pipeline != "simple" else microbatches
+            return partial(FixedOrder, ahead, microbatches)
         if self.pipeline == "simple":
             return self._follow(
-                _table(fill_drain, self.partitions, microbatches),
+                fill_drain(self.partitions, microbatches),
                 reduces,
                 most_active=math.inf,
                 forwards_first=True,
@@ -144,7 +140,7 @@ class RankSchedule:
             )
         active = self.active_microbatches
         if self.pipeline == "zero_bubble" and self.chain and active >= 2 * self.partitions - 1:
-            table = _table(zero_bubble_h2, self.partitions, microbatches)
+            table = zero_bubble_h2(self.partitions, microbatches)
             kept = 2 * self.partitions - 1
             return self._follow(table, reduces, most_active=active, most_kept=kept, weights_last=False)
         if self.pipeline == "searched" and self.chain:
@@ -153,12 +149,11 @@ class RankSchedule:
                 table, reduces, most_active=active, most_kept=active, early=False, weights_last=False
             )
         if self.pipeline != "1f1b" and self.chain and active >= self.partitions:
-            table = _table(
-                _zero_bubble(forwards_ahead(self.partitions, active)), self.partitions, microbatches
-            )
+            ahead = forwards_ahead(self.partitions, active)
+            table = zero_bubble(self.partitions, microbatches, more=ahead)
             return self._follow(table, reduces, most_active=math.inf, early=False, weights_last=False)
         make = one_forward_one_backward if self.pipeline == "1f1b" else zero_bubble_h1
-        table = _table(make, self.partitions, microbatches)
+        table = make(self.partitions, microbatches)
         return self._follow(table, reduces, most_active=active, most_kept=active, window=self._window)
 
     def most_split(self, microbatches: int) -> int:
@@ -217,11 +212,11 @@ class RankSchedule:
         if self.active_microbatches < ranks:
             return None
         if self.in_a_v:
-            return _table(_fused_v, ranks, microbatches)
+            return _fused_v(ranks, microbatches)
         if self.pipeline == "searched" and self.virtual_stages > 1 and self._comes_back:
             return self._search(_searched_v, microbatches)
         if self.pipeline == "interleaved" and self._goes_round and microbatches % ranks == 0:
-            return _table(_interleaved(self.virtual_stages), ranks, microbatches)
+            return interleaved(ranks, microbatches, chunks=self.virtual_stages)
         return None
 
     def _search(self, search: Callable[..., Table], microbatches: int, *memory: int) -> Table:
@@ -240,8 +235,9 @@ class RankSchedule:
         early: bool = True,
         weights_last: bool = True,
         forwards_first: bool = False,
-    ) -> TableOrder:
-        return TableOrder(
+    ) -> Callable[[], TableOrder]:
+        return partial(
+            TableOrder,
             table.rows[self.stage],
             most_active=most_active,
             most_kept=most_kept,

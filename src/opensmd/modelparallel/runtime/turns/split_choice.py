@@ -22,6 +22,7 @@ AGAIN = 1000  # after as many the data may be of other sizes
 class _Steps:
     """Steps of one number of microbatches: how many they split, and what backwards took, in nanoseconds."""
 
+    most: int
     few: int
     chosen: int
     ended: int = 0
@@ -43,15 +44,15 @@ class SplitChoice:
 
     def splits_from(self, microbatches: int) -> int:
         """The microbatches from this one on leave their weight gradients for later."""
-        most = self._schedule.most_split(microbatches)
-        if not most or not self._schedule.measures_splits:
-            return microbatches - most
         steps = self._steps.get(microbatches)
         if steps is None:
+            most = self._schedule.most_split(microbatches)
+            if not most or not self._schedule.measures_splits:
+                return microbatches - most
             # One at least is not split, to compare with.
             few = min(self._schedule.few_split, most, microbatches - 1)
-            steps = self._steps[microbatches] = _Steps(few, few)
-        return microbatches - min(steps.chosen, most)
+            steps = self._steps[microbatches] = _Steps(most, few, few)
+        return microbatches - min(steps.chosen, steps.most)
 
     def step_has_ended(self, microbatches: int, record: Record) -> None:
         """Learn from a step what it has taken."""
