@@ -61,15 +61,23 @@ class AttributesPerMicrobatch:
             for module in self._modules
         }
         self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has put them there
+        self._begun: set[int] = set()
+        self._through: set[int] = set()  # their forwards
         self._ended: set[int] = set()
         self._first = 0  # of those that have not ended
-        self._contents = ContentsPerMicrobatch(ContainerSlots() if alone else places.containers)
+        self._contents = ContentsPerMicrobatch(
+            ContainerSlots() if alone else places.containers, self._begun, self._through
+        )
         self._parameters = ParametersPerMicrobatch(ReplacedParameters() if alone else places.parameters)
         for slot in () if alone else places.slots:
             self._add(slot)
+        self._swaps = self._has_any()  # most models keep nothing, and every turn passes here
 
     def begin(self, microbatch: int) -> None:
         """A microbatch begins, or goes on after others have."""
+        self._begun.add(microbatch)
+        if not self._swaps:
+            return
         for slot, values in self._values.items():
             slot.put(_nearest(values, microbatch))
         self._contents.begin(microbatch)
@@ -83,6 +91,10 @@ class AttributesPerMicrobatch:
         """
         # New attributes come with calls that were never seen; after the first steps nobody looks any more.
         look = bool(self._modules) and self._context.new_calls != self._places.calls
+        if through:
+            self._through.add(microbatch)
+        if not (look or self._swaps):
+            return
         if look:
             self._look()
         for slot, values in self._values.items():
@@ -92,8 +104,9 @@ class AttributesPerMicrobatch:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
                 values[microbatch] = value
         # Given with the call: kept there, the two would refer to each other, and wait for the collector.
-        self._contents.suspend(microbatch, self._require_not_borrowed, look=look, through=through)
+        self._contents.suspend(microbatch, self._require_not_borrowed, look=look)
         self._parameters.suspend(microbatch, look=look)
+        self._swaps = self._has_any()
 
     def end(self, microbatch: int) -> None:
         """The microbatch has ended; see :meth:`suspend`."""
@@ -102,6 +115,8 @@ class AttributesPerMicrobatch:
         # They may end out of order, and an open one still needs what those before it have left.
         while self._first in self._ended:
             self._first += 1
+        if not self._swaps:
+            return
         for values in self._values.values():
             self._forget(values)
         self._contents.end(self._first)
@@ -112,6 +127,7 @@ class AttributesPerMicrobatch:
         if self._modules and slot not in self._values:
             self._places.slots.append(slot)
             self._add(slot)
+            self._swaps = True
 
     def end_step(self) -> None:
         """Leave what the last microbatch has put there."""
@@ -121,6 +137,9 @@ class AttributesPerMicrobatch:
             slot.put(values[max(values)])
         self._contents.end_step()
         self._parameters.end_step()
+
+    def _has_any(self) -> bool:
+        return bool(self._values or self._contents or self._parameters)
 
     def _look(self) -> None:
         """Find further places."""

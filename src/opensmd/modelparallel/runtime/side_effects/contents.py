@@ -70,23 +70,26 @@ class ContentsPerMicrobatch:
 
     Args:
         slots: where containers are.
+        begun: the microbatches that have begun; grows.
+        through: those that are through their forwards; grows.
     """
 
-    def __init__(self, slots: ContainerSlots) -> None:
+    def __init__(self, slots: ContainerSlots, begun: Collection[int], through: Collection[int]) -> None:
         self._slots = slots
+        self._begun, self._through = begun, through
         self._before = {
             id(container): (container, content_of(container)) for _, container in slots.containers()
         }
         self._contents: dict[int, _Contents] = {}
-        self._begun: set[int] = set()
-        self._through: set[int] = set()  # their forwards
         for slot in slots.changed:
             for container in containers_in(slot.value):
                 self._add(slot, container)
 
+    def __bool__(self) -> bool:
+        return bool(self._contents)
+
     def begin(self, microbatch: int) -> None:
         """A microbatch begins, or goes on after others have."""
-        self._begun.add(microbatch)
         for contents in self._contents.values():
             contents.show(microbatch, self._through)
 
@@ -96,7 +99,6 @@ class ContentsPerMicrobatch:
         require_unused: Callable[[Slot, int, list[Tensor]], None],
         *,
         look: bool,
-        through: bool,
     ) -> None:
         """The microbatch lets others go on.
 
@@ -104,15 +106,12 @@ class ContentsPerMicrobatch:
             microbatch: which.
             require_unused: raises for a slot of which a later microbatch has used these tensors.
             look: it may have changed containers that no one has changed before.
-            through: it is through its forward.
 
         Raises:
             SMPError: it has changed what a later one has already used.
         """
         if look:
             self._look()
-        if through:
-            self._through.add(microbatch)
         for contents in self._contents.values():
             before = contents.keep(microbatch)
             if before is not None:

@@ -61,6 +61,9 @@ class ParametersPerMicrobatch:
         }
         self._values: dict[_Place, dict[int, Any]] = {place: {} for place in replaced.places}
 
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
     def begin(self, microbatch: int) -> None:
         """A microbatch begins, or goes on after others have."""
         for place, values in self._values.items():

@@ -24,13 +24,20 @@ class Losses(nn.Module):
 class Turns:
     """Two microbatches of one step, which take turns as the test says."""
 
-    def __init__(self, module: nn.Module) -> None:
-        slots = ContainerSlots([module])
-        self.contents = ContentsPerMicrobatch(slots)
+    def __init__(self, slots: ContainerSlots) -> None:
+        self._begun: set[int] = set()
+        self._through: set[int] = set()
+        self.contents = ContentsPerMicrobatch(slots, self._begun, self._through)
         self.changed_early: list[tuple[int, list[Tensor]]] = []
 
-    def suspend(self, microbatch: int, *, through: bool = True) -> None:
-        self.contents.suspend(microbatch, self._note, look=True, through=through)
+    def begin(self, microbatch: int) -> None:
+        self._begun.add(microbatch)
+        self.contents.begin(microbatch)
+
+    def suspend(self, microbatch: int, *, look: bool = True, through: bool = True) -> None:
+        if through:
+            self._through.add(microbatch)
+        self.contents.suspend(microbatch, self._note, look=look)
 
     def _note(self, slot: Slot, microbatch: int, before: list[Tensor]) -> None:
         self.changed_early.append((microbatch, before))
@@ -46,28 +53,28 @@ def values(losses: list[Tensor]) -> list[float]:
 
 def test_each_microbatch_finds_what_it_has_put_there_itself() -> None:
     module = Losses()
-    turns = Turns(module)
+    turns = Turns(ContainerSlots([module]))
     kept = module.losses
-    turns.contents.begin(0)
+    turns.begin(0)
     module.losses.append(loss(1))
     turns.suspend(0, through=False)
-    turns.contents.begin(1)
+    turns.begin(1)
     assert module.losses == [], "the first is not through its forward: it may still clear them"
     module.losses.append(loss(2))
     turns.suspend(1, through=False)
-    turns.contents.begin(0)
+    turns.begin(0)
     assert values(module.losses) == [1] and module.losses is kept
-    turns.contents.begin(1)
+    turns.begin(1)
     assert values(module.losses) == [2]
 
 
 def test_a_microbatch_begins_with_what_the_one_before_has_left_once_that_is_through() -> None:
     module = Losses()
-    turns = Turns(module)
-    turns.contents.begin(0)
+    turns = Turns(ContainerSlots([module]))
+    turns.begin(0)
     module.losses.append(torch.tensor(1.0))
     turns.suspend(0)
-    turns.contents.begin(1)
+    turns.begin(1)
     assert values(module.losses) == [1]
 
 
@@ -80,9 +87,9 @@ def test_a_microbatch_begins_with_what_the_one_before_has_left_once_that_is_thro
 )
 def test_after_the_step_there_is_what_plain_pytorch_leaves(kept: list[Tensor], left: list[float]) -> None:
     module = Losses(*kept)
-    turns = Turns(module)
+    turns = Turns(ContainerSlots([module]))
     for microbatch, through in ((0, False), (1, True), (0, True)):
-        turns.contents.begin(microbatch)
+        turns.begin(microbatch)
         if len(module.losses) == len(kept):
             module.losses.append(loss(microbatch + 1))
         turns.suspend(microbatch, through=through)
@@ -93,19 +100,19 @@ def test_after_the_step_there_is_what_plain_pytorch_leaves(kept: list[Tensor], l
 
 def test_containers_without_tensors_are_left_to_all_microbatches() -> None:
     module = Losses()
-    turns = Turns(module)
-    turns.contents.begin(0)
+    turns = Turns(ContainerSlots([module]))
+    turns.begin(0)
     module.names.append("b")
     turns.suspend(0, through=False)
-    turns.contents.begin(1)
+    turns.begin(1)
     assert module.names == ["a", "b"]
 
 
 def test_a_change_of_what_was_there_is_reported_with_what_that_was() -> None:
     before = torch.tensor(5.0)
     module = Losses(before)
-    turns = Turns(module)
-    turns.contents.begin(0)
+    turns = Turns(ContainerSlots([module]))
+    turns.begin(0)
     module.losses[:] = [loss(1)]
     turns.suspend(0)
     assert turns.changed_early == [(0, [before])]
@@ -122,15 +129,15 @@ def test_tables_are_not_copied() -> None:
 def test_what_has_changed_once_is_followed_from_the_beginning_of_the_next_step() -> None:
     module = Losses()
     slots = ContainerSlots([module])
-    first = ContentsPerMicrobatch(slots)
+    first = Turns(slots)
     first.begin(0)
     module.losses.append(loss(1))
-    first.suspend(0, lambda *_: None, look=True, through=True)
-    first.end_step()
+    first.suspend(0)
+    first.contents.end_step()
     assert [slot.name for slot in slots.changed] == ["losses"]
-    second = ContentsPerMicrobatch(slots)
+    second = Turns(slots)
     second.begin(0)
     module.losses.clear()
-    second.suspend(0, lambda *_: None, look=False, through=False)
+    second.suspend(0, look=False, through=False)
     second.begin(1)
     assert values(module.losses) == [1]
