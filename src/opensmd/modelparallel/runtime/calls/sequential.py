@@ -41,6 +41,7 @@ class Sequences:
         self._split = {name: each for name, each in split.items() if type(each) is nn.Sequential}
         self._homes = homes
         self._joined: dict[tuple[nn.Module, ...], nn.Sequential] = {}
+        self._made: dict[nn.Module, tuple[tuple[object, ...], Forward | None]] = {}  # of what, and which
 
     def forwards(self, *, alone: bool) -> dict[nn.Module, Forward]:
         """Forwards with as few intercepted calls as there can be, for one step.
@@ -49,19 +50,26 @@ class Sequences:
         """
         found: dict[nn.Module, Forward] = {}
         for name, module in self._split.items():
-            forward = self._forward(name, module, alone)
-            if forward is not None:
-                found[module] = forward
+            state = self._state_of(module, alone)
+            made = self._made.get(module)
+            if made is None or made[0] != state:
+                made = self._made[module] = state, self._forward(name, module, alone)
+            if made[1] is not None:
+                found[module] = made[1]
         return found
+
+    def _state_of(self, module: nn.Module, alone: bool) -> tuple[object, ...]:
+        """All that a forward depends on; from step to step it is mostly the same."""
+        children = [(own, child, child.training, self._can_join(child)) for own, child in _children(module)]
+        return alone, "forward" in module.__dict__, has_global_hooks(), children
 
     def _forward(self, name: str, module: nn.Module, alone: bool) -> Forward | None:
         if "forward" in module.__dict__:  # somebody has replaced it, and expects it to be called
             return None
         parts: list[_SequencePart] = []
         group: list[nn.Module] = []
-        children = list(module._modules.items())
+        children = _children(module)
         for number, (own, child) in enumerate(children):
-            assert child is not None
             if not self._can_join(child):
                 parts.append(_SequencePart(child))
                 continue
@@ -123,3 +131,7 @@ class Sequences:
         return _SequencePart(
             redirected(name, whole, home, whole.forward, alone), module_call(name, whole, home)
         )
+
+
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(own, child) for own, child in module._modules.items() if child is not None]
