@@ -55,9 +55,9 @@ def split_arguments(
         for i, value in enumerate(args)
     ]
     keyword = {name: pieces(name, value) for name, value in kwargs.items()}
+    of_each = zip(*positional, strict=True) if positional else [()] * microbatches
     return [
-        (tuple(pieces[mb] for pieces in positional), {name: pieces[mb] for name, pieces in keyword.items()})
-        for mb in range(microbatches)
+        (given, {name: pieces[mb] for name, pieces in keyword.items()}) for mb, given in enumerate(of_each)
     ]
 
 

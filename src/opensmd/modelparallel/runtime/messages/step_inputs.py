@@ -119,7 +119,7 @@ def fingerprint(leaves: Sequence[Tensor]) -> int:
     found = 0
     for leaf in leaves:
         if leaf.is_cpu and leaf.dtype in _NUMPY and leaf.nbytes <= _LINES * _LINE_BYTES:
-            found = zlib.crc32(sendable(leaf).numpy().data, found)
+            found = zlib.crc32(leaf.contiguous().numpy(force=True).data, found)
             continue
         # numpy has no bfloat16; as bytes it does not matter.
         raw = sendable(leaf).view(-1).view(torch.uint8)
