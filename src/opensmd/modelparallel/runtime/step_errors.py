@@ -31,24 +31,20 @@ from opensmd.modelparallel.runtime.microbatch import Microbatch
 __all__ = ["StepErrors", "explained", "located", "stopped"]
 
 
-@contextlib.contextmanager
-def explained(function: Callable[..., Any], moment: str, group: dist.ProcessGroup) -> Iterator[None]:
-    """Name the step in what the process group raises in the body, outside of microbatches.
+def explained(
+    error: DistBackendError, function: Callable[..., Any], moment: str, group: dist.ProcessGroup
+) -> SMPError:
+    """The error of the process group outside of microbatches, with the name of the step.
 
     Args:
+        error: of the group.
         function: the user's step function.
         moment: of the step, to be put into a sentence.
         group: the pipeline's, on which no step may follow.
-
-    Raises:
-        SMPError: in place of a DistBackendError.
     """
-    try:
-        yield
-    except DistBackendError as error:
-        poison(group, "a step")
-        name = getattr(function, "__qualname__", repr(function))
-        raise SMPError(f"the step {name!r} stopped {moment}: {error}") from error
+    poison(group, "a step")
+    name = getattr(function, "__qualname__", repr(function))
+    return SMPError(f"the step {name!r} stopped {moment}: {error}")
 
 
 def stopped(error: DistBackendError, microbatches: Iterable[tuple[Microbatch, Progress]]) -> SMPError:
