@@ -107,14 +107,44 @@ def out_of_transforms(tensor: Tensor) -> Tensor:
     return tensor
 
 
-@contextlib.contextmanager
+class _Replaced:
+    """Other attributes for a while. A class, as every step needs three: contextlib would make generators.
+
+    Args:
+        attributes: of what (of an nn.Module its dict), the name, what is to be there, and what was; None if
+            nothing was.
+    """
+
+    __slots__ = ("_attributes",)
+
+    def __init__(self, attributes: Sequence[tuple[Any, str, Any, Any]]) -> None:
+        self._attributes = attributes
+
+    def __enter__(self) -> None:
+        for where, name, instead, _ in self._attributes:
+            _put(where, name, instead)
+
+    def __exit__(self, *_: object) -> None:
+        for where, name, _, plain in self._attributes:
+            _put(where, name, plain)
+
+
+def _put(where: Any, name: str, value: Any) -> None:
+    if not isinstance(where, dict):
+        setattr(where, name, value)
+    elif value is None:
+        where.pop(name, None)
+    else:
+        where[name] = value
+
+
 def replaced_functions(
     *,
     apply: Callable[[Function, type, tuple[Any, ...], dict[str, Any]], Any],
     script: Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any],
     checkpoint: Callable[[Function, tuple[Any, ...], dict[str, Any]], Any],
-) -> Iterator[None]:
-    """Send three functions of torch through the given ones.
+) -> contextlib.AbstractContextManager[None]:
+    """Send three functions of torch through the given ones, for the time of a context.
 
     Args:
         apply: for ``autograd.Function.apply``: (the original, the function class, args, kwargs).
@@ -138,54 +168,41 @@ def replaced_functions(
     def any_checkpoint(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(plain_checkpoint, args, kwargs)
 
-    torch.autograd.Function.apply = classmethod(any_apply)  # type: ignore[assignment]
-    torch.jit.ScriptFunction.__call__ = any_script  # type: ignore[method-assign]
-    setattr(torch_checkpoint, _CHECKPOINT_GENERATOR, any_checkpoint)
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = plain_apply  # type: ignore[method-assign]
-        torch.jit.ScriptFunction.__call__ = plain_script  # type: ignore[method-assign]
-        setattr(torch_checkpoint, _CHECKPOINT_GENERATOR, plain_checkpoint)
+    return _Replaced(
+        [
+            (torch.autograd.Function, "apply", classmethod(any_apply), plain_apply),
+            (torch.jit.ScriptFunction, "__call__", any_script, plain_script),
+            (torch_checkpoint, _CHECKPOINT_GENERATOR, any_checkpoint, plain_checkpoint),
+        ]
+    )
 
 
-@contextlib.contextmanager
-def replaced_calls(forwards: dict[nn.Module, Function], calls: dict[nn.Module, Function]) -> Iterator[None]:
-    """Put other functions in the place of modules' ``forward``, and of their whole call with hooks.
+def replaced_calls(
+    forwards: dict[nn.Module, Function], calls: dict[nn.Module, Function]
+) -> contextlib.AbstractContextManager[None]:
+    """Other functions in the place of modules' ``forward``, and of their whole call with hooks, for a while.
 
     Args:
         forwards: what runs inside the modules' forward hooks.
         calls: what runs instead of the modules' ``__call__``.
     """
-    kept = [(module, "forward", module.__dict__.get("forward")) for module in forwards]
-    kept += [(module, "_compiled_call_impl", module.__dict__.get("_compiled_call_impl")) for module in calls]
-    for module, forward in forwards.items():
-        module.__dict__["forward"] = forward
-    for module, call in calls.items():
-        module.__dict__["_compiled_call_impl"] = call
-    try:
-        yield
-    finally:
-        for module, name, value in kept:
-            if value is None:
-                module.__dict__.pop(name, None)
-            else:
-                module.__dict__[name] = value
+    instead = [(module, "forward", function) for module, function in forwards.items()]
+    instead += [(module, "_compiled_call_impl", function) for module, function in calls.items()]
+    return _Replaced(
+        [(own := module.__dict__, name, function, own.get(name)) for module, name, function in instead]
+    )
 
 
-@contextlib.contextmanager
-def replaced_backward(instead: Callable[[Function, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+def replaced_backward(
+    instead: Callable[[Function, tuple[Any, ...], dict[str, Any]], None],
+) -> contextlib.AbstractContextManager[None]:
     """Call ``instead(original, args, kwargs)`` for ``torch.autograd.backward`` and ``Tensor.backward``."""
     plain_backward = torch.autograd.backward
 
     def any_backward(*args: Any, **kwargs: Any) -> None:
         instead(plain_backward, args, kwargs)
 
-    torch.autograd.backward = any_backward
-    try:
-        yield
-    finally:
-        torch.autograd.backward = plain_backward
+    return _Replaced([(torch.autograd, "backward", any_backward, plain_backward)])
 
 
 def reaches(

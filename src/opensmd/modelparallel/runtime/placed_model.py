@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +11,10 @@ from opensmd.modelparallel._torch_internals import has_backward_hooks
 from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.planning.plan import Plan
-from opensmd.modelparallel.runtime.calls.interception import CallingThread, intercepted
+from opensmd.modelparallel.runtime.calls.interception import intercepted
 from opensmd.modelparallel.runtime.calls.sequential import Sequences
 from opensmd.modelparallel.runtime.side_effects.attributes import Places
-from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers, StepAttributes
+from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.random import default_generators
 from opensmd.modelparallel.runtime.tensors.placeholder import RemoteTensor, make_remote, out_of_mapping
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag, remove_tag
@@ -89,19 +88,9 @@ class PlacedModel:
                     "smp.set_partition"
                 )
 
-    @contextlib.contextmanager
-    def intercepted(self, attributes: StepAttributes, *, alone: bool) -> Iterator[None]:
-        """For the time of a step, its modules are called where they live, and their buffers keep the order.
-
-        Args:
-            attributes: of the step.
-            alone: there is one microbatch.
-        """
-        with (
-            intercepted(self._whole, self._sequences.forwards(alone=alone), alone=alone),
-            self.buffers.ordered(CallingThread(), attributes, alone=alone),
-        ):
-            yield
+    def intercepted(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
+        """For the time of a step, its modules are called where they live; ``alone``: by one microbatch."""
+        return intercepted(self._whole, self._sequences.forwards(alone=alone), alone=alone)
 
     def _tag_parameters(self, module: nn.Module, plan: Plan) -> list[tuple[nn.Parameter, Tag]]:
         named = list(module.named_parameters())

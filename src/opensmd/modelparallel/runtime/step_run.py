@@ -11,6 +11,7 @@ from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass, Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
+from opensmd.modelparallel.runtime.calls.interception import CallingThread
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
@@ -117,7 +118,10 @@ class StepRun:
             What the function returned for each; tensors are real on every rank.
         """
         try:
-            with self._placed.intercepted(self._attributes, alone=self._alone):
+            with (
+                self._placed.intercepted(alone=self._alone),
+                self._placed.buffers.ordered(CallingThread(), self._attributes, alone=self._alone),
+            ):
                 self._turns.run(self._runs)
             # Outside: results and weight gradients are torch's own business, nothing of them is intercepted.
             self._weight_gradients.run_all()

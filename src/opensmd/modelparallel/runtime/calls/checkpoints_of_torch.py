@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -14,16 +14,14 @@ from opensmd.modelparallel.runtime.calls.interception import current_run
 __all__ = ["offloading_of_all_checkpoints"]
 
 
-@contextlib.contextmanager
-def offloading_of_all_checkpoints(offloading: Offloading | None) -> Iterator[None]:
+def offloading_of_all_checkpoints(offloading: Offloading | None) -> contextlib.AbstractContextManager[None]:
     """Offload what torch's own checkpoints keep.
 
     Args:
         offloading: where inputs are kept; None leaves all as it is.
     """
     if offloading is None:
-        yield
-        return
+        return contextlib.nullcontext()
 
     def around(inputs: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
         # In glue, every module that is called inside a checkpoint is checkpointed by itself.
@@ -31,5 +29,4 @@ def offloading_of_all_checkpoints(offloading: Offloading | None) -> Iterator[Non
             return contextlib.nullcontext()
         return offloading.of_inputs(inputs)
 
-    with saving_inputs(around):
-        yield
+    return saving_inputs(around)

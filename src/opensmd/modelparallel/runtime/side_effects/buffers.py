@@ -70,10 +70,11 @@ class OrderedBuffers:
         # Their addresses are what tells replicated memory, so nothing else may get them.
         self._kept = [buffer.untyped_storage() for buffer in self._present()]
         self._only_read: set[tuple[Slot, Mode]] = set()
-        self._step: _OrderOfStep | None = None  # None also where there is one microbatch
+        self._step: _OrderOfStep | None = None  # None also where nothing has an order
 
-    @contextlib.contextmanager
-    def ordered(self, thread: AnyThread, attributes: StepAttributes, *, alone: bool) -> Iterator[None]:
+    def ordered(
+        self, thread: AnyThread, attributes: StepAttributes, *, alone: bool
+    ) -> contextlib.AbstractContextManager[None]:
         """Keep the order for one step.
 
         Args:
@@ -81,9 +82,11 @@ class OrderedBuffers:
             attributes: of the step.
             alone: there is one microbatch, and nothing to do.
         """
-        if alone:
-            yield
-            return
+        nothing = alone or not self._names
+        return contextlib.nullcontext() if nothing else self._ordered(thread, attributes)
+
+    @contextlib.contextmanager
+    def _ordered(self, thread: AnyThread, attributes: StepAttributes) -> Iterator[None]:
         self._step = step = _OrderOfStep(self._names, self._only_read, thread, attributes)
         plain = {module: module._buffers for module in self._names}
         for module, buffers in plain.items():
