@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ __all__ = [
     "in_transform",
     "is_of_transform",
     "is_reentrant_checkpoint",
-    "optimizers_asking",
+    "let_optimizers_ask",
     "out_of_transforms",
     "parametrization_cache",
     "put_parametrization_cache",
@@ -229,25 +229,29 @@ def reaches(
     return False
 
 
-@contextlib.contextmanager
-def optimizers_asking(check: Callable[[torch.optim.Optimizer, str], None]) -> Iterator[None]:
-    """Call ``check(optimizer, name)`` before any optimizer's ``step`` or ``zero_grad``.
+def let_optimizers_ask(check: Callable[[torch.optim.Optimizer, str], None]) -> Callable[[], None]:
+    """Call ``check(optimizer, name)`` before any optimizer's ``step`` or ``zero_grad`` from now on.
 
     torch has hooks for the first (subclasses write their own ``step``) and none for the second.
+
+    Returns:
+        What ends it.
     """
     plain_zero_grad = torch.optim.Optimizer.zero_grad
 
+    @functools.wraps(plain_zero_grad)  # scripts ask for its arguments
     def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         check(self, "optimizer.zero_grad")
         plain_zero_grad(self, *args, **kwargs)
 
     torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
     handle = register_optimizer_step_pre_hook(lambda optimizer, *_: check(optimizer, "optimizer.step"))
-    try:
-        yield
-    finally:
+
+    def end() -> None:
         handle.remove()
         torch.optim.Optimizer.zero_grad = plain_zero_grad  # type: ignore[method-assign]
+
+    return end
 
 
 def follow_class(optimizer: torch.optim.Optimizer) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import DistBackendError
 
 from opensmd.collectives.gradients.buckets import require_bucket_size
-from opensmd.modelparallel._torch_internals import optimizers_asking, reaches, replaced_backward, run_backward
+from opensmd.modelparallel._torch_internals import reaches, replaced_backward, run_backward
 from opensmd.modelparallel.activation_checkpointing import checkpoint_layers
 from opensmd.modelparallel.delayed.delayed_parameter import goes_on
 from opensmd.modelparallel.dry_run.capture import is_tracing
@@ -372,12 +372,8 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         if self._replicas is not None:
             self._replicas.before_step()
         self._step = step = StepUnderWay(len(calls))
-        alone = len(calls) == 1
         try:
-            with (
-                contextlib.nullcontext() if alone else optimizers_asking(self.require_other_parameters),
-                offloading_of_all_checkpoints(smp_state.offloading),
-            ):
+            with offloading_of_all_checkpoints(smp_state.offloading):
                 results = self._run(function, calls, step, detach)
         except BaseException:
             if self._replicas is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -146,13 +147,16 @@ def test_a_modules_call_is_replaced_for_a_while() -> None:
     assert "forward" not in module.__dict__
 
 
-def test_optimizers_ask_for_a_while_before_they_step_or_clear_gradients() -> None:
+def test_optimizers_ask_before_they_step_or_clear_gradients_until_that_is_ended() -> None:
     seen: list[tuple[Any, str]] = []
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.Adam([weight])
-    with internals.optimizers_asking(lambda each, name: seen.append((each, name))):
-        optimizer.step()
-        optimizer.zero_grad()
+    plain = inspect.signature(optimizer.zero_grad)
+    end = internals.let_optimizers_ask(lambda each, name: seen.append((each, name)))
+    optimizer.step()
+    optimizer.zero_grad()
+    assert inspect.signature(optimizer.zero_grad) == plain  # accelerate looks for set_to_none
+    end()
     optimizer.step()
     optimizer.zero_grad()
     assert seen == [(optimizer, "optimizer.step"), (optimizer, "optimizer.zero_grad")]

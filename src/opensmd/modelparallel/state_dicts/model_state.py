@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel._torch_internals import let_optimizers_ask, without_interception
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -67,6 +67,8 @@ class ModelState(Moves):
         Raises:
             SMPError: it has, and a step with several microbatches runs.
         """
+        if self.running <= 1:  # nearly always: optimizers step between steps
+            return
         own = {id(parameter) for parameter in self.get_module().parameters()}
         if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
             self.require_whole_batch(name)
@@ -122,6 +124,8 @@ class ModelState(Moves):
         self._make_common_parts_equal()
         if self.shards:
             state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
+        # From now on: to ask for the time of each step alone would change torch's class twice a step.
+        state.undoing.append(let_optimizers_ask(self.require_other_parameters))
         self._load_what_waited()
         state.cut_optimizers(self)
         hooks = list(self._post_partition_hooks.values())
