@@ -371,7 +371,8 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             scaler.follow_owners()
         if self._replicas is not None:
             self._replicas.before_step()
-        self._step = step = StepUnderWay(len(calls))
+        # Past the __setattr__ of nn.Module, which takes longer than all else here.
+        self.__dict__["_step"] = step = StepUnderWay(len(calls))
         try:
             with offloading_of_all_checkpoints(smp_state.offloading):
                 results = self._run(function, calls, step, detach)
@@ -380,7 +381,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
                 self._replicas.abandon_step()
             raise
         finally:
-            self._step = None
+            self.__dict__["_step"] = None
         if self._replicas is not None:
             self._replicas.after_step(backward_ran=step.backwards.total > 0)
         if self._plan_check is not None and step.backwards.total and not self.joining:

@@ -27,24 +27,21 @@ _SMALL_BYTES = 4096
 
 
 class _ResultPart(NamedTuple):
-    """A tensor in a result. They sort alike on all ranks.
+    """A tensor in a result. They sort alike on all ranks, by microbatch and place.
 
     Attributes:
         place: among the tensors of the microbatch's result.
         elements: how many numbers it has.
+        is_small: it travels with others.
         data: at its home, the tensor itself.
     """
 
     microbatch: int
     place: int
     elements: int
+    is_small: bool
     form: Form
     data: Tensor | None
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it travels with others."""
-        return self.elements * self.form[2].itemsize <= _SMALL_BYTES
 
     @property
     def is_number(self) -> bool:
@@ -115,12 +112,14 @@ class Results:
             if tag.home == context.rank:
                 tensors[place] = data = (leaf if tag.real is None else tag.real).detach()
             form = form_of(leaf, tag)
-            part = _ResultPart(index, place, math.prod(form[0]), form, data)
+            elements = math.prod(form[0])
+            is_small = elements * form[2].itemsize <= _SMALL_BYTES
+            part = _ResultPart(index, place, elements, is_small, form, data)
             self._parts[tag.home].append(part)
             # By the tag, which all ranks know alike: on a rank without the data nothing requires gradients.
             if tag.requires_grad and not self._detach:
                 self._in_graphs.append((index, place))
-            if data is not None and not context.transport.ordered and not part.is_small:
+            if data is not None and not is_small and not context.transport.ordered:
                 self._send(part, part.leaving().clone())  # the caller may change what it gets
 
     def _send(self, first: _ResultPart, numbers: Tensor) -> None:
@@ -133,7 +132,7 @@ class Results:
             if not parts:
                 continue
             # Microbatches end in another order on every rank; messages must be put together alike.
-            parts.sort(key=lambda part: part[:2])
+            parts.sort()
             for together in _messages(parts):
                 if home != self._context.rank:
                     self._receive(home, together)
