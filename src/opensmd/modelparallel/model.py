@@ -367,8 +367,9 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         """A step of a model that has its places."""
         if smp_state.elastic is not None:
             smp_state.elastic.keep(self)
-        for scaler in smp_state.scalers.values():
-            scaler.follow_owners()
+        if smp_state.scalers:  # going through weak references takes long, also where there are none
+            for scaler in smp_state.scalers.values():
+                scaler.follow_owners()
         if self._replicas is not None:
             self._replicas.before_step()
         # Past the __setattr__ of nn.Module, which takes longer than all else here.

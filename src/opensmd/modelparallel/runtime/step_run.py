@@ -140,8 +140,8 @@ class StepRun:
 
 def _microbatches(context: PipelineContext, calls: Sequence[Call]) -> list[Microbatch]:
     return [
-        Microbatch(index, begun=context.begun, borrowed=context.borrowed, arguments=(*args, *kwargs.values()))
-        for index, (args, kwargs) in enumerate(calls)
+        Microbatch(index, begun=context.begun, borrowed=context.borrowed, arguments=call)
+        for index, call in enumerate(calls)
     ]
 
 

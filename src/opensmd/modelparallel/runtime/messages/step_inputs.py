@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 import zlib
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,8 +50,8 @@ def agreed_inputs(
     leaves = structure.tensors_in((args, kwargs))
     program = _program(function)
     # Three numbers in one collective, as this is the price of every step.
-    mine = torch.tensor([_hash(program), _form(args, kwargs), fingerprint(leaves)], device=device)
-    numbers = gathered(mine, group).tolist()
+    mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves)])
+    numbers = gathered(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
     # Said before anything is sent: ranks in different functions would wait for messages that never come.
     if len(set(numbers[::3])) > 1:
         _refuse_different(program, group)
