@@ -22,9 +22,10 @@ AGAIN = 1000  # after as many the data may be of other sizes
 class _Steps:
     """Steps of one number of microbatches: how many they split, and what backwards took, in nanoseconds."""
 
-    most: int
-    few: int
     chosen: int
+    few: int = 0
+    most: int = 0
+    measured: bool = False
     ended: int = 0
     whole: list[int] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
@@ -44,20 +45,22 @@ class SplitChoice:
 
     def splits_from(self, microbatches: int) -> int:
         """The microbatches from this one on leave their weight gradients for later."""
-        steps = self._steps.get(microbatches)
-        if steps is None:
-            most = self._schedule.most_split(microbatches)
-            if not most or not self._schedule.measures_splits:
-                return microbatches - most
-            # One at least is not split, to compare with.
-            few = min(self._schedule.few_split, most, microbatches - 1)
-            steps = self._steps[microbatches] = _Steps(most, few, few)
-        return microbatches - min(steps.chosen, steps.most)
+        if microbatches not in self._steps:
+            self._steps[microbatches] = self._first_steps(microbatches)
+        return microbatches - self._steps[microbatches].chosen
+
+    def _first_steps(self, microbatches: int) -> _Steps:
+        most = self._schedule.most_split(microbatches)
+        if not most or not self._schedule.measures_splits:
+            return _Steps(most)
+        # One at least is not split, to compare with.
+        few = min(self._schedule.few_split, most, microbatches - 1)
+        return _Steps(few, few, most, measured=True)
 
     def step_has_ended(self, microbatches: int, record: Record) -> None:
         """Learn from a step what it has taken."""
         steps = self._steps.get(microbatches)
-        if steps is None:
+        if steps is None or not steps.measured:
             return
         steps.ended += 1
         if steps.ended == AGAIN:
@@ -65,7 +68,7 @@ class SplitChoice:
         elif FIRST < steps.ended <= FIRST + MEASURED:
             self._measure(steps, microbatches, record)
             if steps.ended == FIRST + MEASURED:
-                steps.chosen = self._chosen(steps, microbatches)
+                steps.chosen = min(self._chosen(steps, microbatches), steps.most)
 
     def _measure(self, steps: _Steps, microbatches: int, record: Record) -> None:
         backwards, weights = record.spent("backward"), record.spent("weights")
