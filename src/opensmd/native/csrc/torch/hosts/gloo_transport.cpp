@@ -120,8 +120,9 @@ class GlooTransport final : public Transport {
                   const Call& call) override {
     auto on = levels_for(dtype, reduction);
     const auto signature = signature_of(Operation::AllReduce, dtype, count, -1, reduction);
-    // Over a tree narrow floats would be rounded once a host.
-    const bool by_tree = on.framed && !levels::is_narrow(dtype) && count * size_of(dtype) >= tree_from_;
+    // Over a tree narrow floats would be rounded once a host; and what is added up in one step would all go to the root.
+    const bool may = on.framed && !levels::is_narrow(dtype) && levels::TwoSums::serve(dtype, reduction);
+    const bool by_tree = may && count * size_of(dtype) >= tree_from_;
     guarded(signature, call, [&] {
       by_tree ? over_a_tree(on, signature, call, data, factor) : levels::all_reduce(on, {signature, call}, data, factor);
     });

@@ -206,7 +206,7 @@ class LargeAllReduce : SlicedSum {
 };
 
 bool goes_along_a_ring(const Levels& on, const Signature& signature) {
-  if (!can_go_along_a_ring(on, signature.dtype)) return false;
+  if (!can_go_along_a_ring(on, signature)) return false;
   const Parts parts = Parts::in_ring(signature.count * size_of(signature.dtype));
   return parts.each / static_cast<size_t>(on.layout.hosts() * on.layout.fewest_on_a_host()) >= kLeastInRing;
 }

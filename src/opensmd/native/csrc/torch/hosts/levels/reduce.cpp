@@ -11,13 +11,20 @@
 namespace opensmd::levels {
 namespace {
 
+// Hosts on the way add up what comes, but where that would be rounded or overflow: then all send to the root.
+bool on_the_way(const Signature& signature) { return TwoSums::serve(signature.dtype, signature.reduction); }
+
+HostTree tree_of(const Signature& signature, int hosts, const Parts& parts) {
+  return on_the_way(signature) ? HostTree::of(hosts, parts.count()) : HostTree{hosts - 1, 1};
+}
+
 void carry_reduce(Levels& on, const Calling& calling, const void* in, void* out, double factor) {
   const auto& [signature, call] = calling;
   const size_t count = signature.count, bytes = count * size_of(signature.dtype);
   const TwoSums sums(on.layout, signature.dtype, signature.reduction, factor);
   const int root_host = on.layout.host_of(signature.root), root_place = on.layout.place_of(signature.root);
   const int host = on.layout.host(), hosts = on.layout.hosts();
-  const Route route = Route::to(root_host, hosts, HostTree::fan_for(bytes));
+  const Route route = Route::to(root_host, hosts, on_the_way(signature) ? HostTree::fan_for(bytes) : hosts - 1);
   const int next = host == root_host ? host : route.parent(host);
   Agreement::Comparison comparison(on.agreement, signature, call, route);
   comparison.meet();
@@ -60,7 +67,7 @@ class LargeReduce {
         in_(static_cast<const char*>(in)),
         out_(static_cast<char*>(out)),
         parts_(Parts::along(on.layout.hosts(), calling.signature.count * size_of(dtype_))),
-        tree_(HostTree::of(on.layout.hosts(), parts_.count())),
+        tree_(tree_of(calling.signature, on.layout.hosts(), parts_)),
         root_host_(on.layout.host_of(calling.signature.root)),
         here_((on.layout.host() - root_host_ + on.layout.hosts()) % on.layout.hosts()),
         children_(tree_.children(here_, on.layout.hosts())),

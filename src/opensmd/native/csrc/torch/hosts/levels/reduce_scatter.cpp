@@ -164,7 +164,7 @@ class LargeReduceScatter : ScatteredSum {
 
 bool is_added_up_along_a_ring(const Levels& on, const Signature& signature, const size_t* counts) {
   const Layout& layout = on.layout;
-  if (!can_go_along_a_ring(on, signature.dtype)) return false;
+  if (!can_go_along_a_ring(on, signature)) return false;
   return layout.fewest_on_a_host() == layout.most_on_a_host() && all_give(counts, layout.size()) &&
          largest_slice(layout, signature, counts) >= kFewestInRing * kLeastInRing;
 }

@@ -1,5 +1,5 @@
-// How parts go along a ring of hosts. At each tick every part that is under way goes one step on, the latest first: it has
-// waited for least, and what it sends is on its way while an earlier one is waited for.
+// How parts go along a ring of hosts, or from each host to one other at a time. At each tick every part that is under way goes
+// one step on, the latest first: it has waited for least, and what it sends is on its way while an earlier one is waited for.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,10 @@
 
 namespace opensmd::levels {
 
-// Between two hosts there is none, and along it narrow floats would be rounded once a host.
-inline bool can_go_along_a_ring(const Levels& on, DType dtype) {
-  return on.framed && on.layout.hosts() != 2 && !is_narrow(dtype);
+// Between two hosts there is none, and along it narrow floats would be rounded, and small whole numbers overflow, once a host.
+inline bool can_go_along_a_ring(const Levels& on, const Signature& signature) {
+  return on.framed && on.layout.hosts() != 2 && !is_narrow(signature.dtype) &&
+         TwoSums::serve(signature.dtype, signature.reduction);
 }
 
 struct RingWalk {
