@@ -136,6 +136,8 @@ def make_gloo_backend(
     device_backend: Callable[[], Backend],
     split: Callable[[Store, int, Sequence[int], Options], Backend],
     carried: int,
+    ring_from: int,
+    turns_from: int,
     tree_from: int,
 ) -> SmddpBackend:
     """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from opensmd.collectives.hosts.cost_model import (
     MIB,
     Cluster,
+    Prediction,
+    all_at_once,
     carried,
     in_parts,
+    in_ring,
+    in_turns,
+    may_take_turns,
     most_carried,
     predict,
 )
@@ -17,6 +23,7 @@ __all__ = ["NEVER", "Thresholds", "in_words", "thresholds"]
 
 LEAST_CARRIED = 8 << 10  # which hardly takes longer than an empty message
 LARGEST = 256 * MIB
+FINER = 2 ** (1 / 16)  # than powers of two
 NEVER = 1 << 62
 
 
@@ -26,10 +33,15 @@ class Thresholds:
 
     Attributes:
         carried: up to here, what one host sends another goes with the comparison of calls.
+        ring_from: from here on, an all_reduce goes along a ring of hosts, instead of from each to all others
+            at once, if cuts are large enough.
+        turns_from: likewise each host sends to one other at a time, in one that may not go along a ring.
         tree_from: from here on, an all_reduce is a reduce and a broadcast over a tree of hosts.
     """
 
     carried: int
+    ring_from: int
+    turns_from: int
     tree_from: int
 
 
@@ -41,7 +53,8 @@ def thresholds(cluster: Cluster, *, usual: Cluster) -> Thresholds:
         usual: the same, but for what was measured, which is different whenever a job starts: over a tree
             numbers are added up in another order, and a job must have the results that it had before.
     """
-    return Thresholds(_carried(cluster), _tree_from(usual))
+    ring_from, turns_from = _faster_from(in_ring, cluster), _faster_from(in_turns, cluster)
+    return Thresholds(_carried(cluster), ring_from, turns_from, _tree_from(usual))
 
 
 def _carried(cluster: Cluster) -> int:
@@ -50,6 +63,16 @@ def _carried(cluster: Cluster) -> int:
     while size < most and carried(cluster, 2 * size).seconds <= in_parts(cluster, 2 * size).seconds:
         size *= 2
     return min(size, most)
+
+
+def _faster_from(way: Callable[[Cluster, float], Prediction], cluster: Cluster) -> int:
+    """Where a way in which each host sends to one other at a time is faster than to all at once."""
+    found, size = NEVER, float(LARGEST)
+    while may_take_turns(cluster, size) and (
+        way(cluster, size).seconds <= all_at_once(cluster, size).seconds
+    ):
+        found, size = int(size), size / FINER
+    return found
 
 
 def _tree_from(cluster: Cluster) -> int:
@@ -73,8 +96,14 @@ def in_words(cluster: Cluster, chosen: Thresholds, measured: list[str]) -> str:
         f"{name} {values[name] * scale:.3g} {unit}{' (measured)' * (name in measured)}"
         for name, (scale, unit) in units.items()
     )
+    ring, turns = (
+        "no size" if size == NEVER else f"{size / 1024:.0f} KiB"
+        for size in (chosen.ring_from, chosen.turns_from)
+    )
     tree = "no size" if chosen.tree_from == NEVER else f"{chosen.tree_from / MIB:g} MiB"
     return (
         f"{cluster.hosts} hosts of {cluster.ranks} ranks; {speeds}; up to {chosen.carried / 1024:g} KiB to "
-        f"another host go with the comparison of calls; all_reduce takes a tree of hosts from {tree} on"
+        f"another host go with the comparison of calls; all_reduce goes along a ring of hosts from {ring} "
+        f"on, and hosts take turns in 16-bit ones from {turns} on; "
+        f"all_reduce takes a tree of hosts from {tree} on"
     )

@@ -16,8 +16,12 @@ __all__ = [
     "USUAL_LINK",
     "Cluster",
     "Prediction",
+    "all_at_once",
     "carried",
     "in_parts",
+    "in_ring",
+    "in_turns",
+    "may_take_turns",
     "most_carried",
     "predict",
     "predict_buckets",
@@ -30,10 +34,13 @@ MOST_OF_SUM, LEAST_OF_SUM = 2 * MIB, 256 << 10
 LEAST_OF_PART, FEWEST_PARTS = 64 << 10, 4
 MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 48
 FEWEST_IN_SHORT_CHAIN, FEWEST_IN_RING = 8, 2
-LEAST_IN_RING = 32 << 10
+LEAST_IN_RING, LEAST_OF_TURN, MOST_OF_TURN = 32 << 10, 20 << 10, 64 << 10
 # To all other hosts together, with the comparison of calls.
 MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 32 << 10, 128 << 10
 LEAST_OF_CUT = 64
+# How many times as long as its bytes a link takes where hosts send cuts of LEAST_OF_TURN and more to several
+# others at once, as measured between four: they queue before one link while another is idle.
+CROWDED = 1.3
 # Bytes that a float32 number travels as, of its four.
 SHARES = {"exact": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
 
@@ -156,15 +163,55 @@ def carried(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
 
 def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     """Parts follow one another; while some cross, others are added up."""
+    at_once = all_at_once(cluster, nbytes, share)
+    if share < 1 or not may_take_turns(cluster, nbytes):
+        return at_once
+    return min(in_ring(cluster, nbytes), at_once, key=lambda way: way.seconds)
+
+
+def may_take_turns(cluster: Cluster, nbytes: float) -> bool:
+    """Whether cuts are large enough, and more than the comparison of calls may carry in any network."""
     others = cluster.hosts - 1
-    exchanged = others == 1 and share == 1  # the two hosts' sums, in one step
-    in_ring = _part(nbytes, MOST_OF_SUM, FEWEST_IN_RING)
-    along_ring = others > 1 and share == 1 and in_ring / cluster.hosts / cluster.ranks >= LEAST_IN_RING
+    if others < 2 or nbytes <= MOST_CARRIED_TO_SEVERAL // others:
+        return False
+    return _part_in_ring(cluster, nbytes) / cluster.hosts / cluster.ranks >= LEAST_OF_TURN
+
+
+def all_at_once(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
+    """Every host sends to all others: cuts, and then their sums; or between two hosts, their slices."""
+    exchanged = cluster.hosts == 2 and share == 1  # the two hosts' sums, in one step
     if exchanged:
-        parts = math.ceil(nbytes / _part(nbytes, MOST_OF_PIECE, FEWEST_PARTS))
+        each = _part(nbytes, MOST_OF_PIECE, FEWEST_PARTS)
+    elif share == 1 and may_take_turns(cluster, nbytes):
+        each = _part_in_ring(cluster, nbytes)
     else:
-        direct = _part(nbytes, MOST_OF_SUM, FEWEST_PARTS, LEAST_OF_SUM)
-        parts = math.ceil(nbytes / (in_ring if along_ring else direct))
+        each = _part(nbytes, MOST_OF_SUM, FEWEST_PARTS, LEAST_OF_SUM)
+    parts, steps = math.ceil(nbytes / each), 1 if exchanged else 2
+    crowds = cluster.hosts > 2 and share * nbytes / parts / cluster.hosts / cluster.ranks >= LEAST_OF_TURN
+    return _followed(cluster, nbytes, parts, steps, share=share, crowded=CROWDED if crowds else 1.0)
+
+
+def in_ring(cluster: Cluster, nbytes: float) -> Prediction:
+    """Along a ring of hosts: each sends to one other, and waits for one.
+
+    Parts that travel meanwhile make up for one of these waits, by measurements with a delay.
+    """
+    parts = math.ceil(nbytes / _part_in_ring(cluster, nbytes))
+    steps = 2 * (cluster.hosts - 1)
+    return _followed(cluster, nbytes, parts, steps if parts == 1 else steps - 1)
+
+
+def in_turns(cluster: Cluster, nbytes: float) -> Prediction:
+    """Each host sends to one other at a time, where it is late for some part of many."""
+    parts = math.ceil(nbytes / (MOST_OF_TURN * cluster.hosts * cluster.ranks))
+    return _followed(cluster, nbytes, parts, 2 * (cluster.hosts - 1) + parts)
+
+
+def _followed(
+    cluster: Cluster, nbytes: float, parts: int, steps: int, *, share: float = 1.0, crowded: float = 1.0
+) -> Prediction:
+    """So many parts, each of which goes so many steps that wait."""
+    others = cluster.hosts - 1
     each = nbytes / parts
     # A rank cuts its slice of the part among the hosts: in lines, so that some of many hosts get none.
     slice_bytes = each / cluster.ranks
@@ -173,10 +220,9 @@ def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     sent = 2 * cut * partners * share  # of a rank: cuts, and its sum to all; or its slice
     crossing = sent * cluster.ranks
     coding = 2 * cut * (partners + 1) * 2 / cluster.coding if share < 1 else 0.0
-    sockets = 2 * sent / cluster.sockets + (2 if exchanged else 4) * partners * cluster.message
+    sockets = 2 * sent / cluster.sockets + (2 if steps == 1 else 4) * partners * cluster.message
     here = each / cluster.memory
-    steady = max(crossing / cluster.link, here + coding + sockets)
-    steps = 1 if exchanged else 2 * others if along_ring else 2
+    steady = max(crowded * crossing / cluster.link, here + coding + sockets)
     comparison = cluster.delay + 2 * cluster.message  # round a ring, too
     seconds = comparison + here + parts * steady + steps * cluster.delay
     return Prediction(seconds, parts * crossing)
@@ -196,6 +242,11 @@ def _comparison(cluster: Cluster) -> float:
 
 def _part(nbytes: float, most: int, fewest: int, least: float = LEAST_OF_PART) -> float:
     return min(max(nbytes / fewest, least), most)
+
+
+def _part_in_ring(cluster: Cluster, nbytes: float) -> float:
+    cut = nbytes / FEWEST_IN_RING / cluster.hosts / cluster.ranks
+    return _part(nbytes, MOST_OF_SUM, 1 if cut < LEAST_IN_RING else FEWEST_IN_RING)
 
 
 def _part_of_chain(hosts: int, nbytes: float) -> float:

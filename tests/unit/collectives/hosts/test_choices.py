@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from opensmd.collectives.hosts.choices import LEAST_CARRIED, NEVER, Thresholds, in_words, thresholds
-from opensmd.collectives.hosts.cost_model import MIB, Cluster, most_carried, predict
+from opensmd.collectives.hosts.cost_model import (
+    MIB,
+    Cluster,
+    all_at_once,
+    in_parts,
+    in_ring,
+    may_take_turns,
+    most_carried,
+    predict,
+)
 
 SLOW = Cluster(hosts=4, ranks=2, link=119e6)  # 1 Gbit/s
 
@@ -21,6 +30,26 @@ def test_more_goes_with_the_comparison_where_waiting_is_dear_and_less_where_byte
     assert LEAST_CARRIED == slow < fast <= most_carried(4)
     assert thresholds_of(replace(SLOW, hosts=2)).carried == most_carried(2)
     assert thresholds_of(replace(SLOW, hosts=1000)).carried <= most_carried(1000)
+
+
+def test_hosts_take_turns_from_where_waiting_is_cheaper_than_crowded_links() -> None:
+    one = replace(SLOW, ranks=1)
+    near, far = (thresholds_of(replace(one, delay=delay)) for delay in (40e-6, 1e-3))
+    assert near.ring_from < 96 << 10 < MIB // 2 < far.ring_from < MIB
+    assert near.ring_from <= near.turns_from < 128 << 10
+    assert far.turns_from == NEVER  # many parts are late for each other
+    assert thresholds_of(replace(one, link=10 * one.link)).ring_from > 4 * near.ring_from
+    for size in (near.ring_from, far.ring_from):
+        assert in_parts(one, size).seconds <= min(all_at_once(one, size).seconds, in_ring(one, size).seconds)
+    for hosts in (2, 64):
+        chosen = thresholds_of(replace(SLOW, hosts=hosts))
+        assert chosen.ring_from == chosen.turns_from == NEVER
+
+
+def test_what_hosts_take_turns_with_is_never_carried_with_the_comparison() -> None:
+    for hosts in range(3, 40):
+        cluster = replace(SLOW, hosts=hosts, ranks=1)
+        assert not may_take_turns(cluster, most_carried(hosts))
 
 
 def test_a_tree_is_taken_from_where_it_is_faster_at_all_larger_sizes() -> None:

@@ -87,7 +87,7 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connecti
                                                    std::vector<std::string> names, int rank, int size,
                                                    c10::intrusive_ptr<SmddpOptions> options,
                                                    py::object device_backend, py::object split, size_t carried,
-                                                   size_t tree_from) {
+                                                   size_t ring_from, size_t turns_from, size_t tree_from) {
   std::shared_ptr<Group> local;
   for (const auto& members : hosts) {
     const bool here = std::find(members.begin(), members.end(), rank) != members.end();
@@ -95,7 +95,7 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connecti
   }
   auto transport =
       make_gloo_transport(std::move(gloo), connections, std::move(store), std::move(hosts), std::move(local), names,
-                          {carried, tree_from});
+                          {carried, ring_from, turns_from, tree_from});
   return c10::make_intrusive<SmddpBackend>(std::move(transport), names.at(static_cast<size_t>(rank)), rank, size,
                                            std::move(options), makers(std::move(device_backend), std::move(split)));
 }
@@ -213,7 +213,8 @@ void bind_backend(py::module_& module) {
   module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("connections"),
              py::arg("store"), py::arg("fd"),
              py::arg("hosts"), py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"),
-             py::arg("device_backend"), py::arg("split"), py::arg("carried"), py::arg("tree_from"));
+             py::arg("device_backend"), py::arg("split"), py::arg("carried"), py::arg("ring_from"),
+             py::arg("turns_from"), py::arg("tree_from"));
 }
 
 void bind_direct(py::module_& module) {

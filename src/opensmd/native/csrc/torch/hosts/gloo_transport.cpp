@@ -106,7 +106,7 @@ class GlooTransport final : public Transport {
         local_(std::move(local)),
         wire_(gloo_, names),
         agreement_(local_, gloo_, layout_, names, thresholds.carried),
-        tree_from_(thresholds.tree_from),
+        thresholds_(thresholds),
         messages_(host_messages()),
         late_(looking(&Failure::look_for_failure), looking(&Failure::look_for_differences)) {}
 
@@ -122,7 +122,7 @@ class GlooTransport final : public Transport {
     const auto signature = signature_of(Operation::AllReduce, dtype, count, -1, reduction);
     // Over a tree narrow floats would be rounded once a host; and what is added up in one step would all go to the root.
     const bool may = on.framed && !levels::is_narrow(dtype) && levels::TwoSums::serve(dtype, reduction);
-    const bool by_tree = may && count * size_of(dtype) >= tree_from_;
+    const bool by_tree = may && count * size_of(dtype) >= thresholds_.tree_from;
     guarded(signature, call, [&] {
       by_tree ? over_a_tree(on, signature, call, data, factor) : levels::all_reduce(on, {signature, call}, data, factor);
     });
@@ -208,14 +208,16 @@ class GlooTransport final : public Transport {
   uint64_t sequence() const override { return sequence_; }
 
  private:
-  levels::Levels levels() { return {layout_, *local_, wire_, agreement_, true}; }
+  levels::Levels levels() { return levels(layout_, *local_, true); }
+  levels::Levels levels(const Layout& layout, Local& local, bool framed) {
+    return {layout, local, wire_, agreement_, framed, thresholds_.ring_from, thresholds_.turns_from};
+  }
 
   // What two sums would round twice is added up in one, as if no members shared a host.
   levels::Levels levels_for(DType dtype, Reduction reduction) {
     static_cast<void>(Reducer(dtype, reduction, layout_.size()));  // throws where there is no such reduction
     if (local_->alone() && layout_.hosts() == layout_.size()) return levels();
-    return levels::TwoSums::serve(dtype, reduction) ? levels()
-                                                    : levels::Levels{apart_, alone_, wire_, agreement_, false};
+    return levels::TwoSums::serve(dtype, reduction) ? levels() : levels(apart_, alone_, false);
   }
 
   static void over_a_tree(levels::Levels& on, Signature signature, const Call& call, void* data, double factor) {
@@ -335,7 +337,7 @@ class GlooTransport final : public Transport {
   Local alone_;
   Wire wire_;
   Agreement agreement_;
-  const size_t tree_from_;
+  const Thresholds thresholds_;
   const std::unique_ptr<HostMessages> messages_;  // where members share hosts
   LateWaits late_;
   std::atomic<uint64_t> sequence_{0};

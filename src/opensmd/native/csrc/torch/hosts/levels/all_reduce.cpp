@@ -2,6 +2,9 @@
 // cut their slice among themselves, send each other what they have of the others' cuts, add up, and send the sums
 // back; each host gathers the slices in shared memory. 2 * bytes * (hosts - 1) / hosts leave a host, however many
 // members it has. Between hosts cuts and sums may be coded: whoever makes a sum takes for it what the others decode.
+//
+// Here each host sends to all others at once. Where waiting costs less than the queues before their links, it sends to one at
+// a time (ring.cpp, turns.cpp).
 #include <memory>
 #include <utility>
 #include <vector>
@@ -63,12 +66,19 @@ void carry_coded(Levels& on, const Calling& calling, void* data, const Adding& a
   });
 }
 
+// In which hosts are added up. Along a ring a cut begins on the host that has its number, and each takes what the one before
+// it has added up. Where a sum may go along a ring, it is cut and added up so whichever way it goes: results have the same bits.
+enum class Order { OfHosts, OfRing };
+
 class LargeAllReduce : SlicedSum {
  public:
-  LargeAllReduce(Levels& on, const Calling& calling, void* data, const Adding& adding, const Coding& coding = {})
+  LargeAllReduce(Levels& on, const Calling& calling, void* data, const Adding& adding, Order order,
+                 const Coding& coding = {})
       : SlicedSum(on, calling, data, adding.reduction, adding.factor),
         coding_(coding),
-        parts_(Parts::of(bytes(), kMostOfSum, kFewestParts, kLeastOfSum)),
+        order_(order),
+        parts_(order == Order::OfRing ? Parts::in_ring(bytes(), cuts_of(on.layout))
+                                      : Parts::of(bytes(), kMostOfSum, kFewestParts, kLeastOfSum)),
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
@@ -96,6 +106,9 @@ class LargeAllReduce : SlicedSum {
     std::vector<size_t> input_receives, result_receives;
   };
 
+  int takers(size_t bytes) const {
+    return order_ == Order::OfRing ? on_.layout.fewest_on_a_host() : takers_of(on_.layout, bytes);
+  }
   Part cut_of(const Travelling& part, int host) const {
     return part_of(slice_bytes(part.slices), on_.layout.hosts(), host);
   }
@@ -103,7 +116,7 @@ class LargeAllReduce : SlicedSum {
   void expect(size_t index) {
     const auto [offset, bytes] = parts_.part(index);
     Travelling& part = under_way_.begin();
-    part.slices = cut(data_ + offset, bytes, dtype_, takers_of(on_.layout, bytes), on_.local.size());
+    part.slices = cut(data_ + offset, bytes, dtype_, takers(bytes), on_.local.size());
     if (slice_bytes(part.slices) == 0) return;
     const size_t own = coding_.bytes(cut_of(part, on_.layout.host()).bytes);
     const auto hosts = static_cast<size_t>(on_.layout.hosts());
@@ -153,7 +166,9 @@ class LargeAllReduce : SlicedSum {
     decode_inputs(part, length);
     std::vector<const void*> hosts;
     const char* inputs = coding_.none() ? part.inputs.get() : decoded_.data();
-    for (int host = 0; host < on_.layout.hosts(); ++host) {
+    const int first = order_ == Order::OfRing ? on_.layout.host() : 0;
+    for (int step = 0; step < on_.layout.hosts(); ++step) {
+      const int host = (first + step) % on_.layout.hosts();
       hosts.push_back(host == on_.layout.host() ? sum : inputs + length * static_cast<size_t>(host));
     }
     if (length > 0) sums_.conclude(&sum, 1, hosts.data(), on_.layout.hosts(), length);
@@ -197,6 +212,7 @@ class LargeAllReduce : SlicedSum {
   }
 
   const Coding coding_;
+  const Order order_;
   const Parts parts_;
   Agreement::Comparison comparison_;
   UnderWay<Travelling> under_way_;
@@ -205,22 +221,28 @@ class LargeAllReduce : SlicedSum {
   Crossing crossing_;  // goes before the memory that it writes to
 };
 
-bool goes_along_a_ring(const Levels& on, const Signature& signature) {
-  if (!can_go_along_a_ring(on, signature)) return false;
-  const Parts parts = Parts::in_ring(signature.count * size_of(signature.dtype));
-  return parts.each / static_cast<size_t>(on.layout.hosts() * on.layout.fewest_on_a_host()) >= kLeastInRing;
+// Whether hosts may take turns: it is more than any frame carries, and cuts are large enough.
+bool may_take_turns(const Levels& on, size_t bytes) {
+  const size_t others = static_cast<size_t>(on.layout.hosts()) - 1, cuts = cuts_of(on.layout);
+  return on.framed && others > 1 && bytes > kMostToAll / others && Parts::in_ring(bytes, cuts).each / cuts >= kLeastOfTurn;
 }
 
 }  // namespace
 
 void all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
-  if (goes_along_a_ring(on, calling.signature)) return ring_all_reduce(on, calling, data, factor);
-  if (on.carries(calling.signature.count * size_of(calling.signature.dtype))) {
+  const size_t bytes = calling.signature.count * size_of(calling.signature.dtype);
+  const bool may = may_take_turns(on, bytes), may_in_ring = may && can_go_along_a_ring(on, calling.signature);
+  if (on.carries(bytes)) {
     carry_all_reduce(on, calling, data, factor);
   } else if (on.layout.hosts() == 2) {
     two_hosts_all_reduce(on, calling, data, factor);
+  } else if (may_in_ring && bytes >= on.ring_from) {
+    ring_all_reduce(on, calling, data, factor);
+  } else if (may && !may_in_ring && bytes >= on.turns_from) {
+    turns_all_reduce(on, calling, data, factor);
   } else {
-    LargeAllReduce(on, calling, data, {calling.signature.reduction, factor}).run();
+    const Order order = may_in_ring ? Order::OfRing : Order::OfHosts;
+    LargeAllReduce(on, calling, data, {calling.signature.reduction, factor}, order).run();
   }
 }
 
@@ -232,7 +254,7 @@ void all_reduce_compressed(Levels& on, const Calling& calling, float* data, Comp
   if (on.carries(coding.bytes(calling.signature.count * sizeof(float)))) {
     carry_coded(on, calling, data, adding, coding);
   } else {
-    LargeAllReduce(on, calling, data, adding, coding).run();
+    LargeAllReduce(on, calling, data, adding, Order::OfHosts, coding).run();
   }
 }
 

@@ -21,6 +21,9 @@ struct Levels {
   Agreement& agreement;
   // Whether the agreement's frames go between the hosts of this layout, and so may carry data.
   bool framed;
+  // From so many bytes on each host sends to one other at a time in a sum, where it may (all_reduce.cpp): in one that may go
+  // along a ring, and in another.
+  size_t ring_from, turns_from;
 
   bool carries(size_t bytes) const { return framed && agreement.carries(bytes); }
   bool carries_one_way(size_t bytes) const { return framed && agreement.carries_one_way(bytes); }
@@ -37,6 +40,7 @@ struct Calling {
 
 void all_reduce(Levels& on, const Calling& calling, void* data, double factor);
 void two_hosts_all_reduce(Levels& on, const Calling& calling, void* data, double factor);
+void turns_all_reduce(Levels& on, const Calling& calling, void* data, double factor);
 void ring_all_reduce(Levels& on, const Calling& calling, void* data, double factor);
 // A sum or average of float32 numbers, which cross in fewer bytes. `residual`: see coding.hpp.
 void all_reduce_compressed(Levels& on, const Calling& calling, float* data, Compression compression, float* residual);

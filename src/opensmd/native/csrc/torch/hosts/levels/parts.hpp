@@ -19,7 +19,7 @@ constexpr size_t kMostOfSum = 2u << 20;
 constexpr size_t kFewestParts = 4;
 constexpr size_t kFewestInChain = 48;
 constexpr size_t kFewestInShortChain = 8;  // of less than kLeastOfPart each
-// Of a sum that goes along a ring: more of it makes more messages.
+// Of a sum that goes along a ring: one goes on while the other one travels. More of it makes more messages.
 constexpr size_t kFewestInRing = 2;
 
 constexpr size_t kLeastOfPart = 64u << 10;
@@ -28,8 +28,12 @@ constexpr size_t kLeastOfPart = 64u << 10;
 constexpr size_t kLeastOfSum = 256u << 10;
 constexpr size_t kLeastInChain = 16u << 10;
 
-// Of what goes along a ring of hosts at a time; less is better sent to all others at once, in one step.
+// Of what goes along a ring of hosts at a time, and of a sum that goes in a single part; less is better sent to all others at
+// once, in one step.
 constexpr size_t kLeastInRing = 32u << 10;
+constexpr size_t kLeastOfTurn = 20u << 10;
+// Of a sum that hosts send each other in turns: what is late keeps others waiting for no more.
+constexpr size_t kMostOfTurn = 64u << 10;
 
 // Less of a sum is not worth several connections at once.
 constexpr size_t kSplitBytes = 32u << 10;
@@ -46,8 +50,15 @@ struct Parts {
   static Parts of(size_t bytes, size_t most, size_t fewest, size_t least = kLeastOfPart) {
     return {bytes, round_up(std::clamp(bytes / fewest, least, most), kLine)};
   }
-  // Of a sum that goes along a ring of hosts.
-  static Parts in_ring(size_t bytes) { return of(bytes, kMostOfSum, kFewestInRing); }
+  // Of a sum that goes along a ring of hosts, each part in so many cuts.
+  static Parts in_ring(size_t bytes, size_t cuts) {
+    return of(bytes, kMostOfSum, bytes / kFewestInRing / cuts < kLeastInRing ? 1 : kFewestInRing);
+  }
+  // Likewise of one that hosts send each other in turns.
+  static Parts in_turns(size_t bytes, size_t cuts) {
+    const size_t most = kMostOfTurn * cuts;
+    return of(bytes, most, (bytes + most - 1) / most);
+  }
   // Of what goes along a chain of so many hosts.
   static Parts along(int hosts, size_t bytes) {
     if (hosts <= 2) return of(bytes, kMostOfPart, kFewestParts);
@@ -57,6 +68,9 @@ struct Parts {
   size_t count() const { return bytes == 0 ? 0 : (bytes + each - 1) / each; }
   Part part(size_t index) const { return {index * each, std::min(each, bytes - index * each)}; }
 };
+
+// Of each part of a sum in which hosts take turns: one for each host of each member that crosses.
+inline size_t cuts_of(const Layout& layout) { return static_cast<size_t>(layout.hosts() * layout.fewest_on_a_host()); }
 
 // How many members of each host a part of a sum is cut among.
 inline int takers_of(const Layout& layout, size_t bytes) {

@@ -26,7 +26,7 @@ class RingAllReduce : SlicedSum {
  public:
   RingAllReduce(Levels& on, const Calling& calling, void* data, double factor)
       : SlicedSum(on, calling, data, calling.signature.reduction, factor),
-        parts_(Parts::in_ring(bytes())),
+        parts_(Parts::in_ring(bytes(), cuts_of(on.layout))),
         hosts_(static_cast<size_t>(on.layout.hosts())),
         walk_{parts_.count(), 2 * (hosts_ - 1)},
         comparison_(on.agreement, calling.signature, calling.call, on.round()),

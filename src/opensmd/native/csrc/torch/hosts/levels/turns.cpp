@@ -1,0 +1,128 @@
+// A large all_reduce of several hosts that take turns: as in all_reduce.cpp, every host sends each other one what it has of its
+// cut, adds up what comes of its own, and sends the sum to all; but in each step it sends to one other and hears one.
+//
+//      step      1       2       3       4       5       6
+//      host 0    ──► 1   ──► 2   ──► 3   ──► 1   ──► 2   ──► 3
+//      host 1    ──► 2   ──► 3   ──► 0   ──► 2   ──► 3   ──► 0      cuts, and then the sum
+//
+// This is for what a ring (ring.cpp) would round, or let overflow, on every host: a cut is added up once. Hosts that are late
+// get in each other's way, as they do not along a ring; so parts are small. Parts follow one another through the steps, so
+// that something is always on its way.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "torch/hosts/levels/levels.hpp"
+#include "torch/hosts/levels/parts.hpp"
+#include "torch/hosts/levels/ring_walk.hpp"
+#include "torch/hosts/levels/sliced_sum.hpp"
+#include "torch/hosts/levels/under_way.hpp"
+
+namespace opensmd::levels {
+namespace {
+
+class TurnsAllReduce : SlicedSum {
+ public:
+  TurnsAllReduce(Levels& on, const Calling& calling, void* data, double factor)
+      : SlicedSum(on, calling, data, calling.signature.reduction, factor),
+        parts_(Parts::in_turns(bytes(), cuts_of(on.layout))),
+        others_(static_cast<size_t>(on.layout.hosts()) - 1),
+        walk_{parts_.count(), 2 * others_},
+        comparison_(on.agreement, calling.signature, calling.call, on.round()),
+        crossing_(on.wire, calling.call, comparison_.digest()) {}
+
+  void run() {
+    walk_.run(comparison_, *this);
+    crossing_.await_all_sent();
+  }
+
+ private:
+  friend RingWalk;
+
+  struct Travelling {
+    Slices slices;  // of the part, for the members of this host
+    std::unique_ptr<char[]> inputs;  // of this member's own cut, by step
+    std::vector<size_t> receives;    // by step, from 1 on
+  };
+
+  Part cut_of(const Travelling& part, int host) const {
+    return part_of(slice_bytes(part.slices), on_.layout.hosts(), host);
+  }
+  Part own_cut(const Travelling& part) const { return cut_of(part, on_.layout.host()); }
+  char* input(const Travelling& part, size_t step) const {
+    return part.inputs.get() + own_cut(part).bytes * (step - 1);
+  }
+
+  // Members of each host.
+  int crossers() const { return on_.layout.fewest_on_a_host(); }
+  bool crosses() const { return on_.layout.place() < crossers(); }
+
+  void expect(size_t index, size_t step) {
+    if (step == 0) return begin(index);
+    if (!crosses()) return;
+    Travelling& part = under_way_.at(index);
+    if (step <= others_) {
+      const int from = on_.layout.hosts() - static_cast<int>(step);
+      part.receives.push_back(
+          crossing_.receive(input(part, step), own_cut(part).bytes, counterpart(from), Stream::Inputs));
+      return;
+    }
+    const int from = on_.layout.hosts() - static_cast<int>(step - others_);
+    const auto [offset, bytes] = cut_of(part, on_.layout.after(from));
+    // Nothing comes back before all that is sent from there has arrived.
+    part.receives.push_back(
+        crossing_.receive(slice(part.slices) + offset, bytes, counterpart(from), Stream::Results));
+  }
+
+  void begin(size_t index) {
+    const auto [offset, bytes] = parts_.part(index);
+    Travelling& part = under_way_.begin();
+    part.slices = cut(data_ + offset, bytes, dtype_, crossers(), on_.local.size());
+    if (crosses()) part.inputs = std::make_unique_for_overwrite<char[]>(own_cut(part).bytes * others_);
+  }
+
+  void go_on(size_t index, size_t step) {
+    Travelling& part = under_way_.at(index);
+    if (step == 0) add_up_here(part.slices);
+    if (crosses()) take_turn(part, step);
+    if (step < walk_.last) return;
+    gather_here(part.slices);
+    under_way_.end_first();
+  }
+
+  void take_turn(Travelling& part, size_t step) {
+    if (step > 0) crossing_.await_received(part.receives[step - 1]);
+    if (step == others_) add_up_hosts(part);
+    if (step == walk_.last) return;
+    const bool sums = step >= others_;
+    const int to = static_cast<int>(sums ? step - others_ : step) + 1;
+    const auto [offset, bytes] = sums ? own_cut(part) : cut_of(part, on_.layout.after(to));
+    crossing_.send(slice(part.slices) + offset, bytes, counterpart(to), sums ? Stream::Results : Stream::Inputs);
+  }
+
+  void add_up_hosts(const Travelling& part) {
+    const auto [offset, bytes] = own_cut(part);
+    void* sum = slice(part.slices) + offset;
+    std::vector<const void*> hosts(others_ + 1, sum);
+    for (size_t step = 1; step <= others_; ++step) {
+      const int from = on_.layout.after(on_.layout.hosts() - static_cast<int>(step));
+      hosts[static_cast<size_t>(from)] = input(part, step);
+    }
+    if (bytes > 0) sums_.conclude(&sum, 1, hosts.data(), on_.layout.hosts(), bytes);
+  }
+
+  const Parts parts_;
+  const size_t others_;
+  const RingWalk walk_;
+  UnderWay<Travelling> under_way_;
+  Agreement::Comparison comparison_;
+  Crossing crossing_;  // goes before the memory that it writes to
+};
+
+}  // namespace
+
+void turns_all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
+  TurnsAllReduce(on, calling, data, factor).run();
+}
+
+}  // namespace opensmd::levels
