@@ -42,23 +42,17 @@ std::string describe(const Signature& signature, std::string_view text) {
   return entry.describe();
 }
 
-Agreement::Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Backend> gloo, const Layout& layout,
-                     const std::vector<std::string>& names, size_t carried)
+Agreement::Agreement(std::shared_ptr<Local> local, Wire& wire, const Layout& layout, size_t carried)
     : local_(std::move(local)),
-      name_(names[static_cast<size_t>(gloo->getRank())]),
+      name_(wire.name(wire.gloo().getRank())),
       hosts_(layout.hosts()),
       host_(layout.host()),
       carried_(carried),
       most_(std::max(carried, most_of_frame(hosts_))) {
   if (local_->rank() != 0) return;
   std::vector<int> firsts;
-  std::vector<std::string> names_of_firsts;
-  for (int host = 0; host < hosts_; ++host) {
-    firsts.push_back(layout.members(host)[0]);
-    names_of_firsts.push_back(names[static_cast<size_t>(firsts.back())]);
-  }
-  links_.emplace(std::move(gloo), std::move(firsts), std::move(names_of_firsts),
-                 Comparison::kHeaderBytes + most_);
+  for (int host = 0; host < hosts_; ++host) firsts.push_back(layout.members(host)[0]);
+  links_.emplace(wire, std::move(firsts), Comparison::kHeaderBytes + most_);
 }
 
 void Agreement::check(const Signature& signature, const Call& call) {

@@ -89,10 +89,8 @@ class Route {
 
 class Agreement {
  public:
-  // `names`: of all members, as `gloo` counts them, for messages. `carried`: what goes with the comparison where all send
-  // to all.
-  Agreement(std::shared_ptr<Local> local, c10::intrusive_ptr<c10d::Backend> gloo, const Layout& layout,
-            const std::vector<std::string>& names, size_t carried);
+  // `carried`: what goes with the comparison where all send to all.
+  Agreement(std::shared_ptr<Local> local, Wire& wire, const Layout& layout, size_t carried);
 
   // Throws DifferentCalls where another host has called something else, now or before. Does not return before all have
   // called it.

@@ -30,9 +30,10 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 class GlooRequest final : public Request {
  public:
   // `where` is what messages call it. `quiet`: an error is nobody's failure.
-  GlooRequest(WorkPtr work, at::Tensor bytes, milliseconds timeout, std::shared_ptr<Failure> failure, int peer,
-              std::string where, bool quiet)
-      : work_(std::move(work)),
+  GlooRequest(std::shared_ptr<Wire> wire, WorkPtr work, at::Tensor bytes, milliseconds timeout,
+              std::shared_ptr<Failure> failure, int peer, std::string where, bool quiet)
+      : wire_(std::move(wire)),
+        work_(std::move(work)),
         bytes_(std::move(bytes)),
         timeout_(timeout),
         failure_(std::move(failure)),
@@ -69,9 +70,10 @@ class GlooRequest final : public Request {
  private:
   void start_waiting(milliseconds timeout) {
     if (waiting_.valid()) return;
-    waiting_ = std::async(std::launch::async, [work = work_, timeout] { work->wait(timeout); }).share();
+    waiting_ = std::async(std::launch::async, [wire = wire_, work = work_, timeout] { wire->wait(work, timeout); }).share();
   }
 
+  const std::shared_ptr<Wire> wire_;
   WorkPtr work_;
   at::Tensor bytes_;
   const milliseconds timeout_;
@@ -97,15 +99,15 @@ Signature signature_of(Operation operation, DType dtype, size_t count, int root 
 
 class GlooTransport final : public Transport {
  public:
-  GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<Failure> failure, Layout layout,
-                std::shared_ptr<Local> local, const std::vector<std::string>& names, Thresholds thresholds)
+  GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<Wire> wire, std::shared_ptr<Failure> failure,
+                Layout layout, std::shared_ptr<Local> local, Thresholds thresholds)
       : gloo_(std::move(gloo)),
         failure_(std::move(failure)),
         layout_(std::move(layout)),
         apart_(layout_.apart()),
         local_(std::move(local)),
-        wire_(gloo_, names),
-        agreement_(local_, gloo_, layout_, names, thresholds.carried),
+        wire_(std::move(wire)),
+        agreement_(local_, *wire_, layout_, thresholds.carried),
         thresholds_(thresholds),
         messages_(host_messages()),
         late_(looking(&Failure::look_for_failure), looking(&Failure::look_for_differences)) {}
@@ -210,7 +212,7 @@ class GlooTransport final : public Transport {
  private:
   levels::Levels levels() { return levels(layout_, *local_, true); }
   levels::Levels levels(const Layout& layout, Local& local, bool framed) {
-    return {layout, local, wire_, agreement_, framed, thresholds_.ring_from, thresholds_.turns_from};
+    return {layout, local, *wire_, agreement_, framed, thresholds_.ring_from, thresholds_.turns_from};
   }
 
   // What two sums would round twice is added up in one, as if no members shared a host.
@@ -321,7 +323,7 @@ class GlooTransport final : public Transport {
     auto where = where_of(posting, *gloo_, *failure_);
     try {
       auto work = start();
-      return std::make_shared<GlooRequest>(work, bytes[0], gloo_->getBackendOptions()->timeout, failure_,
+      return std::make_shared<GlooRequest>(wire_, work, bytes[0], gloo_->getBackendOptions()->timeout, failure_,
                                            posting.peer, std::move(where), is_quiet(posting));
     } catch (const std::exception& error) {
       if (is_quiet(posting)) throw CollectiveError(where + ": " + error.what());
@@ -335,7 +337,7 @@ class GlooTransport final : public Transport {
   const Layout apart_;
   const std::shared_ptr<Local> local_;
   Local alone_;
-  Wire wire_;
+  const std::shared_ptr<Wire> wire_;
   Agreement agreement_;
   const Thresholds thresholds_;
   const std::unique_ptr<HostMessages> messages_;  // where members share hosts
@@ -351,13 +353,14 @@ std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend>
                                                const std::vector<std::string>& names, Thresholds thresholds) {
   Layout layout(std::move(hosts), gloo->getRank());
   auto here = local ? std::make_shared<Local>(std::move(local)) : std::make_shared<Local>();
-  auto interrupt = [gloo, connections, here](const std::string& reason) {
+  auto wire = std::make_shared<Wire>(gloo, connections, names);
+  auto interrupt = [wire, here](const std::string& reason) {
     here->abort(reason);
-    close_connections(*gloo, connections);
+    wire->close();
   };
   auto failure = std::make_shared<Failure>(gloo, connections, std::move(store), names, std::move(interrupt));
-  return std::make_unique<GlooTransport>(std::move(gloo), std::move(failure), std::move(layout), std::move(here),
-                                         names, thresholds);
+  return std::make_unique<GlooTransport>(std::move(gloo), std::move(wire), std::move(failure), std::move(layout),
+                                         std::move(here), thresholds);
 }
 
 }  // namespace opensmd

@@ -9,14 +9,12 @@
 
 namespace opensmd {
 
-Links::Links(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<int> members, std::vector<std::string> names,
-             size_t most)
-    : gloo_(std::move(gloo)),
+Links::Links(Wire& wire, std::vector<int> members, size_t most)
+    : wire_(wire),
       members_(std::move(members)),
-      names_(std::move(names)),
       expected_(members_.size(), 0),
       taken_(members_.size(), 0) {
-  own_ = static_cast<int>(std::find(members_.begin(), members_.end(), gloo_->getRank()) - members_.begin());
+  own_ = static_cast<int>(std::find(members_.begin(), members_.end(), wire_.gloo().getRank()) - members_.begin());
   const auto rows = static_cast<int64_t>(size()), width = static_cast<int64_t>(most);
   outgoing_ = at::empty({rows, width}, at::kByte);
   for (auto& rows_in : incoming_) rows_in = at::empty({rows, width}, at::kByte);
@@ -36,7 +34,7 @@ void Links::expect_until(int index, size_t frame) {
     const size_t next = slot(++expected_[at]);
     std::vector<at::Tensor> into{incoming_[next][index]};
     try {
-      receives_[next][at] = gloo_->recv(into, members_[at], kFrameTag);
+      receives_[next][at] = wire_.gloo().recv(into, members_[at], kFrameTag);
     } catch (const std::exception&) {
       receives_[next][at] = nullptr;  // gone, perhaps for good reason: the frames before this one have come
     }
@@ -45,7 +43,7 @@ void Links::expect_until(int index, size_t frame) {
 
 void Links::post(int index, size_t bytes) {
   std::vector<at::Tensor> own{bytes_at(outgoing(index), bytes)};
-  sends_.emplace_back(gloo_->send(own, members_[static_cast<size_t>(index)], kFrameTag), index);
+  sends_.emplace_back(wire_.gloo().send(own, members_[static_cast<size_t>(index)], kFrameTag), index);
 }
 
 void Links::await(const WorkPtr& work, int index, Clock::time_point deadline, Outcome& outcome) const {
@@ -53,7 +51,7 @@ void Links::await(const WorkPtr& work, int index, Clock::time_point deadline, Ou
   try {
     if (!work) throw PeerLost("closed");
     // After one has timed out, Gloo waits for no other either.
-    work->wait(std::max(left, milliseconds{1}));
+    wire_.wait(work, std::max(left, milliseconds{1}));
   } catch (const std::exception&) {
     outcome.timed_out = outcome.timed_out || Clock::now() + milliseconds{1} >= deadline;
     outcome.missing.push_back(name(index));

@@ -18,12 +18,12 @@ namespace opensmd {
 
 class Links {
  public:
-  // `members`: of `gloo`, those that exchange frames; `names`: how messages call them. Frames take up to `most` bytes.
-  Links(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<int> members, std::vector<std::string> names, size_t most);
+  // `members`: those that exchange frames. Frames take up to `most` bytes.
+  Links(Wire& wire, std::vector<int> members, size_t most);
 
   int size() const { return static_cast<int>(members_.size()); }
   int own() const { return own_; }
-  const std::string& name(int index) const { return names_[static_cast<size_t>(index)]; }
+  const std::string& name(int index) const { return wire_.name(members_[static_cast<size_t>(index)]); }
 
   // 1. Where the next frame for the one of this index is to be written, also that for this member itself.
   std::byte* outgoing(int index) { return row(outgoing_, index); }
@@ -54,9 +54,8 @@ class Links {
   void expect_until(int index, size_t frame);
   void await(const WorkPtr& work, int index, Clock::time_point deadline, Outcome& outcome) const;
 
-  const c10::intrusive_ptr<c10d::Backend> gloo_;
+  Wire& wire_;
   const std::vector<int> members_;
-  const std::vector<std::string> names_;
   int own_ = 0;
   at::Tensor outgoing_;  // a row a member
   std::array<at::Tensor, kFrames> incoming_;

@@ -16,19 +16,20 @@ uint64_t mixed(uint64_t bits) { return bits * 0x9e3779b97f4a7c15u >> 20; }
 
 }  // namespace
 
-// Its abort() leaves connections open, and its destructor waits for calls under way. But a receive that times out
-// closes all to which its tag leads.
-void close_connections(c10d::Backend& gloo, int each) {
+// Gloo's abort() leaves connections open, and its destructor waits for calls under way. But a receive that times out
+// closes all to which its tag leads. Nobody may wait any more before its message can no longer be sent.
+void Wire::close() {
   at::Tensor nothing = at::empty({1}, at::kByte);
-  for (int i = 0; i < (gloo.getSize() - 1) * each; ++i) {
+  for (int i = 0; i < (gloo_->getSize() - 1) * connections_; ++i) {
     try {
       std::vector<at::Tensor> into{nothing};
-      const int member = (gloo.getRank() + 1 + i / each) % gloo.getSize();
-      gloo.recv(into, member, kNobodysTag + i % each)->wait(milliseconds{1});
+      const int member = (gloo_->getRank() + 1 + i / connections_) % gloo_->getSize();
+      gloo_->recv(into, member, kNobodysTag + i % connections_)->wait(milliseconds{1});
     } catch (const std::exception&) {
       // As was to be; or this connection was closed before, but others may not be.
     }
   }
+  waits_.end();
 }
 
 int tag_on_wire(int64_t tag, size_t bytes, DType dtype) {
@@ -77,7 +78,7 @@ void Crossing::await(Message& message, const char* missing) {
   using Clock = std::chrono::steady_clock;
   const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
   try {
-    std::exchange(message.work, nullptr)->wait(std::max(left, milliseconds{1}));
+    wire_.wait(std::exchange(message.work, nullptr), std::max(left, milliseconds{1}));
   } catch (const std::exception&) {
     const auto& name = wire_.name(message.member);
     if (Clock::now() + milliseconds{1} < deadline_) throw PeerLost("lost the connection to " + name);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/group.hpp"
+#include "torch/hosts/waits.hpp"
 
 namespace opensmd {
 
@@ -39,25 +40,28 @@ constexpr int kTagLimit = 0x20000000;
 constexpr int kFirstQuietTag = kTagLimit - 2;
 int tag_on_wire(int64_t tag, size_t bytes, DType dtype);
 
-// Closes all connections of torch's Gloo, so many to each member. It then throws in all its calls, also on the other
-// members. Any thread.
-void close_connections(c10d::Backend& gloo, int each);
-
 // A view of memory as torch's Gloo takes it.
 at::Tensor bytes_at(const void* data, size_t bytes);
 
 class Wire {
  public:
-  // `names[i]` is how messages call member i of `gloo`.
-  Wire(c10::intrusive_ptr<c10d::Backend> gloo, std::vector<std::string> names)
-      : gloo_(std::move(gloo)), names_(std::move(names)) {}
+  // `names[i]` is how messages call member i of `gloo`, which has so many connections to each.
+  Wire(c10::intrusive_ptr<c10d::Backend> gloo, int connections, std::vector<std::string> names)
+      : gloo_(std::move(gloo)), connections_(connections), names_(std::move(names)) {}
 
   c10d::Backend& gloo() { return *gloo_; }
   const std::string& name(int member) const { return names_[static_cast<size_t>(member)]; }
 
+  // Until a message of `gloo` has come or left. Throws where it does not in time, or after close().
+  void wait(const c10::intrusive_ptr<c10d::Work>& message, milliseconds timeout) { waits_.wait(message, timeout); }
+  // Closes all connections. Gloo then throws in all its calls, also on the other members. Any thread.
+  void close();
+
  private:
   const c10::intrusive_ptr<c10d::Backend> gloo_;
+  const int connections_;
   const std::vector<std::string> names_;
+  Waits waits_;
 };
 
 // Within one collective, messages of a pair that have one size keep their order in each of these.
