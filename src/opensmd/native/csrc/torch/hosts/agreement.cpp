@@ -16,8 +16,6 @@ namespace {
 // What goes through one round of a host's members with the first one's word is copied once more, which costs less than a
 // round up to here.
 constexpr size_t kMostTogether = 128u << 10;
-// Who waits for its first member to hear from other hosts waits longer than that does.
-constexpr milliseconds kGrace{1500};
 
 size_t most_of_frame(int hosts) {
   const size_t each = kMostToAll / static_cast<size_t>(std::max(hosts - 1, 1));
@@ -132,7 +130,7 @@ milliseconds Agreement::Comparison::time_left() const {
   return std::max(call_.timeout - used, milliseconds{1});
 }
 
-Call Agreement::Comparison::later() const { return {call_.text, time_left() + kGrace}; }
+Call Agreement::Comparison::later() const { return {call_.text, time_left()}; }
 
 void Agreement::Comparison::conclude() {
   hear();

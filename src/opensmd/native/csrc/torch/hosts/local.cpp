@@ -8,8 +8,9 @@ namespace opensmd {
 namespace {
 
 // How much longer members of one host wait for each other than for other hosts: whoever waits for another host then gives
-// up first, and tells the members of its own what it has waited for.
-constexpr milliseconds kForEachOther{500};
+// up first, and tells the members of its own what it has waited for. Before that it tries to say so in the store, which may
+// be behind the same cut link (failure.cpp: kStoresTime).
+constexpr milliseconds kForEachOther{1500};
 
 Call longer(const Call& call) {
   return {call.text, call.timeout.count() > 0 ? call.timeout + kForEachOther : call.timeout};
