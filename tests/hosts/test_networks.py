@@ -54,6 +54,23 @@ while not pathlib.Path("all are ready").exists():
 while True:
     dist.new_group(timeout=timedelta(seconds=3))
 """
+# Each rank has a partner on the other host, and large data are nearly always half through.
+UNTIL_KILLED = """
+rank, half = dist.get_rank(), dist.get_world_size() // 2
+pairs = [dist.new_group([first, first + half]) for first in range(half)]
+pair = pairs[rank % half]
+data = torch.ones(600_000, dtype=torch.int64)
+partner = (rank + half) % (2 * half)
+dist.barrier()
+print("ready", flush=True)
+while True:
+    if rank % 2:
+        dist.all_reduce(data, op=dist.ReduceOp.MAX, group=pair)
+    elif rank < half:
+        dist.recv(data, partner, group=pair)
+    else:
+        dist.send(data, partner, group=pair)
+"""
 
 
 def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:
@@ -151,3 +168,20 @@ def networks_here() -> set[str]:
     """The names of all network namespaces."""
     listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
     return {line.split()[0] for line in listed.splitlines()}
+
+
+def test_who_exchanges_large_data_with_a_rank_that_is_killed_hears_of_it_before_the_timeout(
+    hosts: tuple[str, str], tmp_path: Path
+) -> None:
+    env = {"GLOO_SOCKET_IFNAME": CABLE}
+    script = tmp_path / "script.py"
+    with started(hosts, script, UNTIL_KILLED, size=8, timeout=PATIENCE / 2, env=env) as processes:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n", process.communicate(timeout=PATIENCE)[1]
+        time.sleep(0.3)
+        for process in processes[4:]:
+            process.kill()
+        for rank, process in enumerate(processes[:4]):
+            _, err = process.communicate(timeout=PATIENCE)
+            assert re.search(f"rank {rank} on .*: rank {rank + 4} on .* has died", err), err

@@ -42,7 +42,7 @@ std::string describe(const Signature& signature, std::string_view text) {
 
 Agreement::Agreement(std::shared_ptr<Local> local, Wire& wire, const Layout& layout, size_t carried)
     : local_(std::move(local)),
-      name_(wire.name(wire.gloo().getRank())),
+      name_(wire.name(wire.rank())),
       hosts_(layout.hosts()),
       host_(layout.host()),
       carried_(carried),

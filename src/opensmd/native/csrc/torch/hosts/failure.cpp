@@ -1,7 +1,5 @@
 #include "torch/hosts/failure.hpp"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -14,7 +12,6 @@
 #include "core/protocol/context.hpp"
 #include "core/errors.hpp"
 #include "torch/hosts/agreement.hpp"
-#include "torch/hosts/wire.hpp"
 
 namespace opensmd {
 namespace {
@@ -101,13 +98,8 @@ std::string death_of(const std::vector<std::string>& members) {
 
 }  // namespace
 
-Failure::Failure(c10::intrusive_ptr<c10d::Backend> gloo, int connections, c10::intrusive_ptr<c10d::Store> store,
-                 std::vector<std::string> names, Interrupt interrupt)
-    : gloo_(std::move(gloo)),
-      connections_(connections),
-      store_(std::move(store)),
-      names_(std::move(names)),
-      interrupt_(std::move(interrupt)) {}
+Failure::Failure(std::shared_ptr<Wire> wire, c10::intrusive_ptr<c10d::Store> store, Interrupt interrupt)
+    : wire_(std::move(wire)), store_(std::move(store)), interrupt_(std::move(interrupt)) {}
 
 void Failure::note_call(uint64_t sequence, const Signature& signature, std::string_view text) {
   std::lock_guard lock(mutex_);
@@ -179,25 +171,17 @@ void Failure::require_none() const {
   if (!counts_.empty()) throw Aborted(counts_);
 }
 
-// Gloo throws at once where it is asked to send over a closed connection.
 std::vector<std::string> Failure::closed() const {
-  at::Tensor nothing = at::empty({1}, at::kByte);
   std::vector<std::string> names;
-  for (int member = 0; member < gloo_->getSize(); ++member) {
-    if (member == gloo_->getRank()) continue;
-    try {
-      std::vector<at::Tensor> tensors{nothing};
-      for (int i = 0; i < connections_; ++i) gloo_->send(tensors, member, kNobodysTag + i);
-    } catch (const std::exception&) {
-      names.push_back(name(member));
-    }
+  for (int member = 0; member < wire_->size(); ++member) {
+    if (member != wire_->rank() && wire_->is_lost(member)) names.push_back(name(member));
   }
   return names;
 }
 
 // The process of the first member may have served the store. Without it nobody can say why it closes its connections.
 std::string Failure::death(const std::vector<std::string>& lost) const {
-  const bool first = lost.front() == names_.front();
+  const bool first = lost.front() == name(0);
   if (!first || lost.size() == 1 || store_answers()) return death_of(lost);
   return death_of({lost.front()}) + ". Connections to " + join_names({lost.begin() + 1, lost.end()}) +
          " closed, too; why is not known, as the store does not answer";
@@ -225,18 +209,19 @@ void Failure::look_for_failure() {
   if (!noted() && store_->check({kKey})) interrupt_("another rank of the group has failed");
 }
 
-void Failure::look_for_differences() {
+void Failure::look_closer() {
   if (noted()) return;
+  wire_->end_lost_waits();
   const auto keys = keys_of(kWaitingKey);
-  store_->set(keys[static_cast<size_t>(gloo_->getRank())], own_calls());
-  if (difference_in(*store_, names_, keys).empty()) return;
+  store_->set(keys[static_cast<size_t>(wire_->rank())], own_calls());
+  if (difference_in(*store_, wire_->names(), keys).empty()) return;
   report(kKey, kCompare);
   interrupt_("ranks of the group have called different collectives");
 }
 
 std::vector<std::string> Failure::keys_of(const char* prefix) const {
   std::vector<std::string> keys;
-  for (size_t member = 0; member < names_.size(); ++member) keys.push_back(prefix + std::to_string(member));
+  for (size_t member = 0; member < wire_->names().size(); ++member) keys.push_back(prefix + std::to_string(member));
   return keys;
 }
 
@@ -248,11 +233,11 @@ std::string Failure::own_calls() const {
 // The script of the first member may end now, and the store with it.
 void Failure::part(const std::vector<std::string>& lost) const {
   std::vector<std::string> keys;
-  for (size_t member = 0; member < names_.size(); ++member) {
-    const bool gone = std::find(lost.begin(), lost.end(), names_[member]) != lost.end();
+  for (size_t member = 0; member < wire_->names().size(); ++member) {
+    const bool gone = std::find(lost.begin(), lost.end(), wire_->names()[member]) != lost.end();
     if (!gone) keys.push_back(kToldKey + std::to_string(member));
   }
-  const int own = gloo_->getRank();
+  const int own = wire_->rank();
   within(own == 0 ? kPartingTime + kStoresTime : kStoresTime, [store = store_, keys, own] {
     store->set(kToldKey + std::to_string(own), "");
     if (own == 0) come(*store, keys, kPartingTime);
@@ -262,8 +247,8 @@ void Failure::part(const std::vector<std::string>& lost) const {
 
 // In what the members' calls differ, as far as they tell in time; else what this or another one knows.
 std::string Failure::compared_calls(const std::string& known, std::chrono::milliseconds time, int peer) const {
-  const auto rank = static_cast<size_t>(gloo_->getRank());
-  const auto compared = within(time + kStoresTime, [store = store_, names = names_, keys = keys_of(kCallsKey),
+  const auto rank = static_cast<size_t>(wire_->rank());
+  const auto compared = within(time + kStoresTime, [store = store_, names = wire_->names(), keys = keys_of(kCallsKey),
                                                     own = own_calls(), time, rank, known, peer] {
     store->set(keys[rank], own);
     come(*store, keys, time, kVerdictKey);

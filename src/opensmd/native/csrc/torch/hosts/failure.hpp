@@ -8,17 +8,18 @@
 // in its next.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "torch/hosts/call_history.hpp"
+#include "torch/hosts/wire.hpp"
 
 namespace opensmd {
 
@@ -27,16 +28,16 @@ class Failure {
   // Ends what members of this host wait for, and what others wait for from them.
   using Interrupt = std::function<void(const std::string& reason)>;
 
-  // `gloo` connects the members, by so many connections each; `names` are for messages. `store` is this group's alone.
-  Failure(c10::intrusive_ptr<c10d::Backend> gloo, int connections, c10::intrusive_ptr<c10d::Store> store,
-          std::vector<std::string> names, Interrupt interrupt);
+  // `wire` connects the members. `store` is this group's alone.
+  Failure(std::shared_ptr<Wire> wire, c10::intrusive_ptr<c10d::Store> store, Interrupt interrupt);
 
-  const std::string& name(int member) const { return names_[static_cast<size_t>(member)]; }
+  const std::string& name(int member) const { return wire_->name(member); }
 
   // While a call waits for long. What it waits for ends where another member has failed,
   void look_for_failure();
-  // or where members that wait for long have called different collectives: as if one had found that in its call.
-  void look_for_differences();
+  // or where the connection to the member that it waits for is closed, or members that wait for long have called different
+  // collectives: as if one had found that in its call.
+  void look_closer();
 
   // Each collective, before it begins.
   void note_call(uint64_t sequence, const Signature& signature, std::string_view text);
@@ -69,10 +70,8 @@ class Failure {
   std::vector<std::string> keys_of(const char* prefix) const;  // one for each member
   std::string own_calls() const;
 
-  const c10::intrusive_ptr<c10d::Backend> gloo_;
-  const int connections_;
+  const std::shared_ptr<Wire> wire_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  const std::vector<std::string> names_;
   const Interrupt interrupt_;
   mutable std::mutex mutex_;
   CallHistory calls_;

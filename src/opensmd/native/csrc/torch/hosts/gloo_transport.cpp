@@ -7,6 +7,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <chrono>
 #include <future>
 #include <mutex>
 #include <numeric>
@@ -45,7 +47,9 @@ class GlooRequest final : public Request {
     std::lock_guard lock(mutex_);
     if (finished_) return true;
     start_waiting(timeout_);
-    return waiting_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    if (waiting_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return true;
+    if (Clock::now() >= next_look_) look_whether_lost();
+    return false;
   }
 
   void wait(milliseconds timeout) override {
@@ -54,6 +58,10 @@ class GlooRequest final : public Request {
       if (!finished_) start_waiting(timeout.count() > 0 ? timeout : timeout_);
     }
     try {
+      while (waiting_.wait_until(next_look()) != std::future_status::ready) {
+        std::lock_guard lock(mutex_);
+        look_whether_lost();
+      }
       waiting_.get();
     } catch (const std::exception& error) {
       if (quiet_) throw CollectiveError(where_ + ": " + error.what());
@@ -68,10 +76,28 @@ class GlooRequest final : public Request {
   bool ends_with_handle() const override { return true; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void start_waiting(milliseconds timeout) {
     if (waiting_.valid()) return;
-    waiting_ = std::async(std::launch::async, [wire = wire_, work = work_, timeout] { wire->wait(work, timeout); }).share();
+    next_look_ = Clock::now() + pause_;
+    waiting_ = std::async(std::launch::async, [wire = wire_, work = work_, peer = peer_, timeout] {
+      wire->wait(work, peer, timeout);
+    }).share();
   }
+
+  Clock::time_point next_look() {
+    std::lock_guard lock(mutex_);
+    return next_look_;
+  }
+
+  void look_whether_lost() {
+    wire_->end_lost_waits();
+    pause_ = std::min(2 * pause_, kLongestPause);
+    next_look_ = Clock::now() + pause_;
+  }
+
+  static constexpr std::chrono::seconds kLongestPause{60};
 
   const std::shared_ptr<Wire> wire_;
   WorkPtr work_;
@@ -83,6 +109,8 @@ class GlooRequest final : public Request {
   const bool quiet_;
   std::mutex mutex_;
   std::shared_future<void> waiting_;
+  std::chrono::seconds pause_{1};
+  Clock::time_point next_look_;
   bool finished_ = false;
 };
 
@@ -110,7 +138,7 @@ class GlooTransport final : public Transport {
         agreement_(local_, *wire_, layout_, thresholds.carried),
         thresholds_(thresholds),
         messages_(host_messages()),
-        late_(looking(&Failure::look_for_failure), looking(&Failure::look_for_differences)) {}
+        late_(looking(&Failure::look_for_failure), looking(&Failure::look_closer)) {}
 
   // A comparison is a barrier.
   void barrier(const Call& call) override {
@@ -358,7 +386,7 @@ std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend>
     here->abort(reason);
     wire->close();
   };
-  auto failure = std::make_shared<Failure>(gloo, connections, std::move(store), names, std::move(interrupt));
+  auto failure = std::make_shared<Failure>(wire, std::move(store), std::move(interrupt));
   return std::make_unique<GlooTransport>(std::move(gloo), std::move(wire), std::move(failure), std::move(layout),
                                          std::move(here), thresholds);
 }

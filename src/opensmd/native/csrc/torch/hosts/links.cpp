@@ -14,7 +14,7 @@ Links::Links(Wire& wire, std::vector<int> members, size_t most)
       members_(std::move(members)),
       expected_(members_.size(), 0),
       taken_(members_.size(), 0) {
-  own_ = static_cast<int>(std::find(members_.begin(), members_.end(), wire_.gloo().getRank()) - members_.begin());
+  own_ = static_cast<int>(std::find(members_.begin(), members_.end(), wire_.rank()) - members_.begin());
   const auto rows = static_cast<int64_t>(size()), width = static_cast<int64_t>(most);
   outgoing_ = at::empty({rows, width}, at::kByte);
   for (auto& rows_in : incoming_) rows_in = at::empty({rows, width}, at::kByte);
@@ -51,7 +51,7 @@ void Links::await(const WorkPtr& work, int index, Clock::time_point deadline, Ou
   try {
     if (!work) throw PeerLost("closed");
     // After one has timed out, Gloo waits for no other either.
-    wire_.wait(work, std::max(left, milliseconds{1}));
+    wire_.wait(work, members_[static_cast<size_t>(index)], std::max(left, milliseconds{1}));
   } catch (const std::exception&) {
     outcome.timed_out = outcome.timed_out || Clock::now() + milliseconds{1} >= deadline;
     outcome.missing.push_back(name(index));

@@ -1,16 +1,30 @@
 #include "torch/hosts/waits.hpp"
 
+#include <exception>
+
 #include "core/errors.hpp"
+#include "core/group.hpp"
 
 namespace opensmd {
+namespace {
+
+bool is_through(const Waits::WorkPtr& work) {
+  try {
+    return work->wait(std::chrono::milliseconds{1});
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 // That a work is under way.
 class Waits::Entry {
  public:
-  Entry(Waits& waits, const WorkPtr& work) : waits_(waits) {
+  Entry(Waits& waits, const WorkPtr& work, int member) : waits_(waits) {
     std::lock_guard lock(waits_.mutex_);
     late_ = waits_.ended_;
-    place_ = waits_.under_way_.insert(waits_.under_way_.end(), work);
+    place_ = waits_.under_way_.emplace(waits_.under_way_.end(), work, member);
   }
   ~Entry() {
     std::lock_guard lock(waits_.mutex_);
@@ -24,20 +38,30 @@ class Waits::Entry {
  private:
   Waits& waits_;
   bool late_ = false;
-  std::list<WorkPtr>::iterator place_;
+  All::iterator place_;
 };
 
-void Waits::wait(const WorkPtr& work, std::chrono::milliseconds timeout) {
-  const Entry entry(*this, work);
-  if (!work->wait(entry.late() ? std::chrono::milliseconds{1} : timeout)) {
-    throw PeerLost("lost the connection: the group has failed");
-  }
+void Waits::wait(const WorkPtr& work, int member, std::chrono::milliseconds timeout) {
+  const Entry entry(*this, work, member);
+  const bool complete = !entry.late() && work->wait(timeout);
+  if (!complete && !is_through(work)) throw PeerLost("lost the connection");
 }
 
 void Waits::end() {
   std::lock_guard lock(mutex_);
   ended_ = true;
-  for (const auto& work : under_way_) work->abort();
+  for (const auto& [work, member] : under_way_) work->abort();
+}
+
+void Waits::end_where(const std::function<bool(int member)>& is_lost) {
+  All waited_for;
+  {
+    std::lock_guard lock(mutex_);
+    waited_for = under_way_;
+  }
+  for (const auto& [work, member] : waited_for) {
+    if (member != kAnySource && is_lost(member)) work->abort();
+  }
 }
 
 }  // namespace opensmd

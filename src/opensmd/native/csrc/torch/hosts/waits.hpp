@@ -1,14 +1,16 @@
 // All waits of a group for messages of torch's Gloo, so that they can be ended.
 //
-// Closing the connections ends nearly all of them. But Gloo forgets a message that its own thread begins to send at the
-// moment in which it finds the connection closed: who waits for that one hears nothing until its timeout.
+// Mostly they end when their connection closes. But Gloo forgets messages that are half through then: one that its own thread
+// begins to send, or of which only a part has come. Who waits for such a one hears nothing until its timeout.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
+#include <functional>
 #include <list>
 #include <mutex>
+#include <utility>
 
 namespace opensmd {
 
@@ -16,18 +18,21 @@ class Waits {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // Until the message has come or left. Throws where it does not in time, or its connection is closed.
-  void wait(const WorkPtr& work, std::chrono::milliseconds timeout);
+  // Until the message from or to a member has come or left. Throws where it does not in time, or its connection is closed.
+  void wait(const WorkPtr& work, int member, std::chrono::milliseconds timeout);
 
   // Ends all waits; later ones are for messages that are through. Any thread.
   void end();
+  // Likewise those for members of whom `is_lost` says so.
+  void end_where(const std::function<bool(int member)>& is_lost);
 
  private:
   class Entry;
+  using All = std::list<std::pair<WorkPtr, int>>;
 
   std::mutex mutex_;
   bool ended_ = false;
-  std::list<WorkPtr> under_way_;
+  All under_way_;
 };
 
 }  // namespace opensmd

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <utility>
 
 namespace opensmd {
@@ -16,14 +17,33 @@ uint64_t mixed(uint64_t bits) { return bits * 0x9e3779b97f4a7c15u >> 20; }
 
 }  // namespace
 
+// Gloo throws at once where it is asked to send over a closed connection.
+bool Wire::is_lost(int member) const {
+  std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+  try {
+    for (int i = 0; i < connections_; ++i) gloo_->send(nothing, member, kNobodysTag + i);
+  } catch (const std::exception&) {
+    return true;
+  }
+  return false;
+}
+
+void Wire::end_lost_waits() {
+  std::map<int, bool> lost;
+  waits_.end_where([&](int member) {
+    const auto known = lost.find(member);
+    return known != lost.end() ? known->second : lost[member] = is_lost(member);
+  });
+}
+
 // Gloo's abort() leaves connections open, and its destructor waits for calls under way. But a receive that times out
 // closes all to which its tag leads. Nobody may wait any more before its message can no longer be sent.
 void Wire::close() {
   at::Tensor nothing = at::empty({1}, at::kByte);
-  for (int i = 0; i < (gloo_->getSize() - 1) * connections_; ++i) {
+  for (int i = 0; i < (size() - 1) * connections_; ++i) {
     try {
       std::vector<at::Tensor> into{nothing};
-      const int member = (gloo_->getRank() + 1 + i / connections_) % gloo_->getSize();
+      const int member = (rank() + 1 + i / connections_) % size();
       gloo_->recv(into, member, kNobodysTag + i % connections_)->wait(milliseconds{1});
     } catch (const std::exception&) {
       // As was to be; or this connection was closed before, but others may not be.
@@ -59,7 +79,7 @@ size_t Crossing::receive(void* data, size_t bytes, int member, Stream stream) {
   receives_.push_back({nullptr, member});
   if (bytes > 0) {
     std::vector<at::Tensor> into{bytes_at(data, bytes)};
-    receives_.back().work = wire_.gloo().recv(into, member, tag_of(stream, bytes, member, wire_.gloo().getRank()));
+    receives_.back().work = wire_.gloo().recv(into, member, tag_of(stream, bytes, member, wire_.rank()));
   }
   return receives_.size() - 1;
 }
@@ -68,7 +88,7 @@ size_t Crossing::send(const void* data, size_t bytes, int member, Stream stream)
   sends_.push_back({nullptr, member});
   if (bytes > 0) {
     std::vector<at::Tensor> from{bytes_at(data, bytes)};
-    sends_.back().work = wire_.gloo().send(from, member, tag_of(stream, bytes, wire_.gloo().getRank(), member));
+    sends_.back().work = wire_.gloo().send(from, member, tag_of(stream, bytes, wire_.rank(), member));
   }
   return sends_.size() - 1;
 }
@@ -78,7 +98,7 @@ void Crossing::await(Message& message, const char* missing) {
   using Clock = std::chrono::steady_clock;
   const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
   try {
-    wire_.wait(std::exchange(message.work, nullptr), std::max(left, milliseconds{1}));
+    wire_.wait(std::exchange(message.work, nullptr), message.member, std::max(left, milliseconds{1}));
   } catch (const std::exception&) {
     const auto& name = wire_.name(message.member);
     if (Clock::now() + milliseconds{1} < deadline_) throw PeerLost("lost the connection to " + name);

@@ -50,11 +50,21 @@ class Wire {
       : gloo_(std::move(gloo)), connections_(connections), names_(std::move(names)) {}
 
   c10d::Backend& gloo() { return *gloo_; }
+  int rank() const { return gloo_->getRank(); }
+  int size() const { return gloo_->getSize(); }
+  const std::vector<std::string>& names() const { return names_; }
   const std::string& name(int member) const { return names_[static_cast<size_t>(member)]; }
 
-  // Until a message of `gloo` has come or left. Throws where it does not in time, or after close().
-  void wait(const c10::intrusive_ptr<c10d::Work>& message, milliseconds timeout) { waits_.wait(message, timeout); }
-  // Closes all connections. Gloo then throws in all its calls, also on the other members. Any thread.
+  // Until a message of `gloo` from or to a member has come or left. Throws where it does not in time, or its connection is
+  // closed.
+  void wait(const c10::intrusive_ptr<c10d::Work>& message, int member, milliseconds timeout) {
+    waits_.wait(message, member, timeout);
+  }
+  // Any thread. Whether a connection to a member is closed,
+  bool is_lost(int member) const;
+  // to end the waits that Gloo has forgotten then,
+  void end_lost_waits();
+  // and to close all. Gloo then throws in all its calls, also on the other members.
   void close();
 
  private:
