@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import DistBackendError
 
 from opensmd.collectives.gradients.buckets import require_bucket_size
 from opensmd.modelparallel._torch_internals import reaches, replaced_backward, run_backward
@@ -46,7 +45,7 @@ from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.checkpoints_of_torch import offloading_of_all_checkpoints
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
-from opensmd.modelparallel.runtime.step_errors import explained
+from opensmd.modelparallel.runtime.step_errors import Explained
 from opensmd.modelparallel.runtime.step_under_way import StepUnderWay
 from opensmd.modelparallel.sharding.placing import shard_at_wrapping, shard_parameters
 from opensmd.modelparallel.state import state as smp_state
@@ -331,34 +330,28 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             )
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if pipeline.size() > 1:
-            try:
+            with Explained(function, "while the ranks agreed on its arguments", pipeline):
                 if self._engine is None:
                     args, kwargs = first_inputs(function, args, kwargs, pipeline)
                 else:
                     args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
                     self._compare_with_plan(self._engine)
-            except DistBackendError as error:
-                moment = "while the ranks agreed on its arguments"
-                raise explained(error, function, moment, pipeline) from error
         require_same_batch(args, kwargs)
         calls = split(args, kwargs)
         first = not self.partitioned
         if first:
-            try:
+            with Explained(function, "while the model was planned and placed", pipeline):
                 self._place(lambda: function(*calls[0][0], **calls[0][1]))
-            except DistBackendError as error:
-                moment = "while the model was planned and placed"
-                raise explained(error, function, moment, pipeline) from error
         elif self._placed is not None:
             self._placed.require_no_others()
         if self._engine is None:
             results = self._run_placed(function, calls, detach)
         else:
-            try:
-                with self._engine.errors.alike(confirm=first):
-                    results = self._run_placed(function, calls, detach)
-            except DistBackendError as error:
-                raise explained(error, function, "before or after its microbatches", pipeline) from error
+            with (
+                Explained(function, "before or after its microbatches", pipeline),
+                self._engine.errors.alike(confirm=first),
+            ):
+                results = self._run_placed(function, calls, detach)
         if first and smp_state.offloading is not None:
             smp_state.offloading.warn_if_idle()
         return results

@@ -3,7 +3,7 @@
 An error of the process group says which operation failed, but nothing of the step. It gets these words here,
 once, by where it came from::
 
-    before or after the microbatches    explained      "the step 'train' stopped while ..."
+    before or after the microbatches    Explained      "the step 'train' stopped while ..."
     a turn, with all of them waiting    stopped        "the pipeline stopped: microbatch 0 waits ..."
     inside of a microbatch              located        "the pipeline stopped: microbatch 0 was at ..."
 
@@ -28,23 +28,37 @@ from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.runtime.messages.transport import Transport, abort
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 
-__all__ = ["StepErrors", "explained", "located", "stopped"]
+__all__ = ["Explained", "StepErrors", "located", "stopped"]
 
 
-def explained(
-    error: DistBackendError, function: Callable[..., Any], moment: str, group: dist.ProcessGroup
-) -> SMPError:
-    """The error of the process group outside of microbatches, with the name of the step.
+class Explained:
+    """Name the step in what the process group raises in the body, outside of microbatches.
+
+    A class, as every step enters two of them: contextlib would make generators.
 
     Args:
-        error: of the group.
         function: the user's step function.
         moment: of the step, to be put into a sentence.
         group: the pipeline's, on which no step may follow.
+
+    Raises:
+        SMPError: in place of a DistBackendError.
     """
-    poison(group, "a step")
-    name = getattr(function, "__qualname__", repr(function))
-    return SMPError(f"the step {name!r} stopped {moment}: {error}")
+
+    __slots__ = ("_function", "_group", "_moment")
+
+    def __init__(self, function: Callable[..., Any], moment: str, group: dist.ProcessGroup) -> None:
+        self._function, self._moment, self._group = function, moment, group
+
+    def __enter__(self) -> Explained:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, DistBackendError):
+            return
+        poison(self._group, "a step")
+        name = getattr(self._function, "__qualname__", repr(self._function))
+        raise SMPError(f"the step {name!r} stopped {self._moment}: {error}") from error
 
 
 def stopped(error: DistBackendError, microbatches: Iterable[tuple[Microbatch, Progress]]) -> SMPError:

@@ -11,7 +11,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.schedule import Progress
 from opensmd.modelparallel.ranks.poisoned_groups import require_sound
 from opensmd.modelparallel.runtime.microbatch import Microbatch
-from opensmd.modelparallel.runtime.step_errors import explained, located, stopped
+from opensmd.modelparallel.runtime.step_errors import Explained, located, stopped
 
 
 class Group:
@@ -52,8 +52,10 @@ def test_an_error_outside_of_microbatches_names_the_step_and_no_later_step_begin
 
     group = cast(Any, Group())
     require_sound(group)
-    found = explained(DistBackendError("rank 1 died"), train, "while it was planned", group)
-    name = train.__qualname__
-    assert str(found) == f"the step {name!r} stopped while it was planned: rank 1 died"
+    with (
+        pytest.raises(SMPError, match=r"^the step '.*train' stopped while it was planned: rank 1 died$"),
+        Explained(train, "while it was planned", group),
+    ):
+        raise DistBackendError("rank 1 died")
     with pytest.raises(SMPError, match="a step failed on this process group before"):
         require_sound(group)
