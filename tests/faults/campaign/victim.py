@@ -107,7 +107,9 @@ def destroy(case: Case, call: Call) -> list[str]:
 
 
 def other_operation(case: Case, call: Call) -> list[str]:
-    return perform("broadcast" if case.operation != "broadcast" else "reduce", call)
+    """One that is not the next either: who has no part in a message calls that meanwhile, and rightly."""
+    called = (case.operation, case.operation_of(call.number + 1))
+    return perform(next(one for one in ("broadcast", "reduce", "gather") if one not in called), call)
 
 
 def other_size(case: Case, call: Call) -> list[str]:
