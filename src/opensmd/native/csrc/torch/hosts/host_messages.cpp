@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "torch/hosts/local.hpp"
+
 namespace opensmd {
 
 // Of one member: whether its inbox is closed, and its receives that would have to move then, in order.
@@ -34,7 +36,7 @@ class HostMessages::Sharing final : public Request {
 
   void wait(milliseconds timeout) override {
     try {
-      shared_->wait(timeout);
+      shared_->wait(for_each_other(timeout));
     } catch (const std::exception& error) {
       fail_(posting_, error);
       throw;

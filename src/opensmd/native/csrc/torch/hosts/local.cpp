@@ -7,14 +7,9 @@
 namespace opensmd {
 namespace {
 
-// How much longer members of one host wait for each other than for other hosts: whoever waits for another host then gives
-// up first, and tells the members of its own what it has waited for. Before that it tries to say so in the store, which may
-// be behind the same cut link (failure.cpp: kStoresTime).
 constexpr milliseconds kForEachOther{1500};
 
-Call longer(const Call& call) {
-  return {call.text, call.timeout.count() > 0 ? call.timeout + kForEachOther : call.timeout};
-}
+Call longer(const Call& call) { return {call.text, for_each_other(call.timeout)}; }
 
 void copy(void* to, const void* from, size_t count, DType dtype) {
   if (to != from && count > 0) std::memcpy(to, from, count * size_of(dtype));
@@ -26,6 +21,8 @@ void reduce_alone(const void* in, void* out, size_t count, DType dtype, Reductio
 }
 
 }  // namespace
+
+milliseconds for_each_other(milliseconds timeout) { return timeout.count() > 0 ? timeout + kForEachOther : timeout; }
 
 void Local::reduce(const void* in, void* out, size_t count, DType dtype, Reduction reduction, int root, double factor,
                    const Call& call) {
