@@ -67,18 +67,28 @@ def _carried(cluster: Cluster) -> int:
 
 def _faster_from(way: Callable[[Cluster, float], Prediction], cluster: Cluster) -> int:
     """Where a way in which each host sends to one other at a time is faster than to all at once."""
-    found, size = NEVER, float(LARGEST)
-    while may_take_turns(cluster, size) and (
-        way(cluster, size).seconds <= all_at_once(cluster, size).seconds
-    ):
-        found, size = int(size), size / FINER
-    return found
+
+    def pays(size: float) -> bool:
+        return may_take_turns(cluster, size) and (
+            way(cluster, size).seconds <= all_at_once(cluster, size).seconds
+        )
+
+    return _smallest(pays, FINER)
 
 
 def _tree_from(cluster: Cluster) -> int:
-    found, size = NEVER, LARGEST
-    while size >= MIB and predict("tree", cluster, size).seconds < predict("levels", cluster, size).seconds:
-        found, size = size, size // 2
+    def pays(size: float) -> bool:
+        tree, levels = predict("tree", cluster, size), predict("levels", cluster, size)
+        return size >= MIB and tree.seconds < levels.seconds
+
+    return _smallest(pays, 2.0)
+
+
+def _smallest(pays: Callable[[float], bool], step: float) -> int:
+    """The smallest size from which on a way pays up to the largest one, so many times smaller at a time."""
+    found, size = NEVER, float(LARGEST)
+    while pays(size):
+        found, size = int(size), size / step
     return found
 
 
