@@ -229,7 +229,7 @@ class Engine:
         """
         self.errors.require_none()
         transport = self._context.transport
-        try:
+        with self.errors.alike(confirm=False):
             transport.require_no_abort()
             try:
                 return agreed_inputs(function, args, kwargs, self._group, self._control_device)
@@ -237,9 +237,6 @@ class Engine:
                 with contextlib.suppress(DistBackendError):
                     transport.require_no_abort()  # which may know the cause
                 raise
-        except BaseException as error:
-            self.errors.add(error)
-            raise
 
     def run(
         self, function: Callable[..., Any], calls: Sequence[Call], *, detach: bool, backwards: Backwards
