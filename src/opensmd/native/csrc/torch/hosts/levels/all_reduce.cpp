@@ -117,7 +117,7 @@ class LargeAllReduce : SlicedSum {
     const auto [offset, bytes] = parts_.part(index);
     Travelling& part = under_way_.begin();
     part.slices = cut(data_ + offset, bytes, dtype_, takers(bytes), on_.local.size());
-    if (slice_bytes(part.slices) == 0) return;
+    if (!crosses(part.slices)) return;
     const size_t own = coding_.bytes(cut_of(part, on_.layout.host()).bytes);
     const auto hosts = static_cast<size_t>(on_.layout.hosts());
     part.inputs = std::make_unique_for_overwrite<char[]>(own * hosts);
@@ -144,7 +144,7 @@ class LargeAllReduce : SlicedSum {
 
   void send_inputs(size_t index) {
     Travelling& part = under_way_.at(index);
-    if (slice_bytes(part.slices) == 0) return;
+    if (!crosses(part.slices)) return;
     for (int step = 1; step < on_.layout.hosts(); ++step) {
       const auto [begin, length] = cut_of(part, on_.layout.after(step));
       char* cut = slice(part.slices) + begin;
@@ -159,7 +159,7 @@ class LargeAllReduce : SlicedSum {
 
   void add_up_hosts(size_t index) {
     Travelling& part = under_way_.at(index);
-    if (slice_bytes(part.slices) == 0) return;
+    if (!crosses(part.slices)) return;
     for (size_t receive : part.input_receives) crossing_.await_received(receive);
     const auto [begin, length] = cut_of(part, on_.layout.host());
     void* sum = slice(part.slices) + begin;

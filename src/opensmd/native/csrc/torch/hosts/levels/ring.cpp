@@ -56,8 +56,8 @@ class RingAllReduce : SlicedSum {
 
   void expect(size_t index, size_t step) {
     if (step == 0) return begin(index);
-    if (!crosses()) return;
     Travelling& part = under_way_.at(index);
+    if (!crosses(part.slices)) return;
     const auto [offset, bytes] = cut_of(part, step);
     char* into = slice(part.slices) + offset;
     if (step < hosts_) {
@@ -67,19 +67,15 @@ class RingAllReduce : SlicedSum {
     part.receives.push_back(crossing_.receive(into, bytes, counterpart(on_.layout.hosts() - 1)));
   }
 
-  // Members of each host.
-  int crossers() const { return on_.layout.fewest_on_a_host(); }
-  bool crosses() const { return on_.layout.place() < crossers(); }
-
   void begin(size_t index) {
     const auto [offset, bytes] = parts_.part(index);
-    under_way_.begin({cut(data_ + offset, bytes, dtype_, crossers(), on_.local.size()), {}, {}, {}});
+    under_way_.begin({cut(data_ + offset, bytes, dtype_, on_.layout.fewest_on_a_host(), on_.local.size()), {}, {}, {}});
   }
 
   void go_on(size_t index, size_t step) {
     Travelling& part = under_way_.at(index);
     if (step == 0) add_up_here(part.slices);
-    if (crosses()) pass_on(part, step);
+    if (crosses(part.slices)) pass_on(part, step);
     if (step == walk_.last) collect(part);
   }
 

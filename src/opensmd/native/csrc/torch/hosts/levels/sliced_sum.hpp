@@ -22,9 +22,10 @@ class SlicedSum {
   // On the host so many steps behind this one; asked only by members that cross.
   int counterpart(int step) const { return on_.layout.members(on_.layout.after(step))[place()]; }
 
-  // This member's slice of a part.
+  // This member's slice of a part; without one it does not cross.
   char* slice(const Slices& slices) const { return slices.data[place()]; }
   size_t slice_bytes(const Slices& slices) const { return slices.counts[place()] * size_of(dtype_); }
+  bool crosses(const Slices& slices) const { return slice_bytes(slices) > 0; }
 
   void add_up_here(const Slices& slices) const {
     on_.local.reduce_scatter(slices.inputs(), slices.counts.data(), slice(slices), dtype_, sums_.here, sums_.factor,

@@ -53,14 +53,10 @@ class TurnsAllReduce : SlicedSum {
     return part.inputs.get() + own_cut(part).bytes * (step - 1);
   }
 
-  // Members of each host.
-  int crossers() const { return on_.layout.fewest_on_a_host(); }
-  bool crosses() const { return on_.layout.place() < crossers(); }
-
   void expect(size_t index, size_t step) {
     if (step == 0) return begin(index);
-    if (!crosses()) return;
     Travelling& part = under_way_.at(index);
+    if (!crosses(part.slices)) return;
     if (step <= others_) {
       const int from = on_.layout.hosts() - static_cast<int>(step);
       part.receives.push_back(
@@ -77,14 +73,14 @@ class TurnsAllReduce : SlicedSum {
   void begin(size_t index) {
     const auto [offset, bytes] = parts_.part(index);
     Travelling& part = under_way_.begin();
-    part.slices = cut(data_ + offset, bytes, dtype_, crossers(), on_.local.size());
-    if (crosses()) part.inputs = std::make_unique_for_overwrite<char[]>(own_cut(part).bytes * others_);
+    part.slices = cut(data_ + offset, bytes, dtype_, on_.layout.fewest_on_a_host(), on_.local.size());
+    if (crosses(part.slices)) part.inputs = std::make_unique_for_overwrite<char[]>(own_cut(part).bytes * others_);
   }
 
   void go_on(size_t index, size_t step) {
     Travelling& part = under_way_.at(index);
     if (step == 0) add_up_here(part.slices);
-    if (crosses()) take_turn(part, step);
+    if (crosses(part.slices)) take_turn(part, step);
     if (step < walk_.last) return;
     gather_here(part.slices);
     under_way_.end_first();
