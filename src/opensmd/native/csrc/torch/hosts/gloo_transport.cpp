@@ -7,7 +7,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <chrono>
 #include <future>
 #include <mutex>
@@ -20,6 +19,7 @@
 #include "torch/hosts/late_waits.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
+#include "torch/hosts/pauses.hpp"
 #include "torch/tensors.hpp"
 
 namespace opensmd {
@@ -80,7 +80,7 @@ class GlooRequest final : public Request {
 
   void start_waiting(milliseconds timeout) {
     if (waiting_.valid()) return;
-    next_look_ = Clock::now() + pause_;
+    next_look_ = Clock::now() + pauses_.next();
     waiting_ = std::async(std::launch::async, [wire = wire_, work = work_, peer = peer_, timeout] {
       wire->wait(work, peer, timeout);
     }).share();
@@ -93,11 +93,8 @@ class GlooRequest final : public Request {
 
   void look_whether_lost() {
     wire_->end_lost_waits();
-    pause_ = std::min(2 * pause_, kLongestPause);
-    next_look_ = Clock::now() + pause_;
+    next_look_ = Clock::now() + pauses_.next();
   }
-
-  static constexpr std::chrono::seconds kLongestPause{60};
 
   const std::shared_ptr<Wire> wire_;
   WorkPtr work_;
@@ -109,7 +106,7 @@ class GlooRequest final : public Request {
   const bool quiet_;
   std::mutex mutex_;
   std::shared_future<void> waiting_;
-  std::chrono::seconds pause_{1};
+  Pauses pauses_;
   Clock::time_point next_look_;
   bool finished_ = false;
 };

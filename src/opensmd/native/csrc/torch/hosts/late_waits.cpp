@@ -1,17 +1,17 @@
 #include "torch/hosts/late_waits.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "core/protocol/clock.hpp"
+#include "torch/hosts/pauses.hpp"
 
 namespace opensmd {
 namespace {
 
 constexpr std::chrono::milliseconds kEvery{500};
-constexpr uint64_t kLate = 1'000'000'000u;  // ns; then after twice as long, and so on
-constexpr uint64_t kLongestPause = 60 * kLate;
+
+uint64_t ns(std::chrono::nanoseconds time) { return static_cast<uint64_t>(time.count()); }
 
 }  // namespace
 
@@ -24,22 +24,22 @@ void LateWaits::begin() {
 }
 
 void LateWaits::watch(const std::shared_ptr<State>& state, const Look& look, const Look& compare) {
-  uint64_t seen = 0, pause = kLate, next = 0;
+  uint64_t seen = 0, next = 0;
+  Pauses pauses;
   while (true) {
     std::this_thread::sleep_for(kEvery);
     if (state->over) return;
     const uint64_t since = state->since_ns.load(std::memory_order_relaxed), now = now_ns();
     if (since != seen) {
       seen = since;
-      pause = kLate;
-      next = since + pause;
+      pauses = {};
+      next = since + ns(pauses.next());
     }
-    if (seen == 0 || now < seen + kLate) continue;
+    if (seen == 0 || now < seen + ns(Pauses::kFirst)) continue;
     look();
     if (now < next) continue;
     compare();
-    pause = std::min(2 * pause, kLongestPause);
-    next = now + pause;
+    next = now + ns(pauses.next());
   }
 }
 
