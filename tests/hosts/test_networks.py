@@ -13,6 +13,7 @@ import pytest
 from benchmarks.hosts.networks import ADDRESSES, CABLE
 
 from tests.support.forked_jobs import run_job
+from tests.support.forks import ForkedProcess
 from tests.support.jobs import both
 from tests.support.networks import assert_each_prints_ok, started
 from tests.support.patience import PATIENCE
@@ -73,6 +74,12 @@ while True:
 """
 
 
+def await_ready(processes: list[ForkedProcess]) -> None:
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate(timeout=PATIENCE)[1]
+
+
 def test_ranks_in_two_networks_train_together(hosts: tuple[str, str], tmp_path: Path) -> None:
     assert_each_prints_ok(hosts, tmp_path / "script.py", TRAIN, size=4)
 
@@ -83,9 +90,7 @@ def test_all_processes_end_soon_after_the_link_between_their_hosts_is_cut(
 ) -> None:
     env = {"GLOO_SOCKET_IFNAME": CABLE}
     with started(hosts, tmp_path / "script.py", text, size=4, timeout=PATIENCE, env=env) as processes:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n", process.communicate(timeout=PATIENCE)[1]
+        await_ready(processes)
         (tmp_path / "all are ready").touch()
         subprocess.run(["ip", "-n", hosts[1], "link", "set", CABLE, "down"], check=True)
         begin = time.monotonic()
@@ -176,9 +181,7 @@ def test_who_exchanges_large_data_with_a_rank_that_is_killed_hears_of_it_before_
     env = {"GLOO_SOCKET_IFNAME": CABLE}
     script = tmp_path / "script.py"
     with started(hosts, script, UNTIL_KILLED, size=8, timeout=PATIENCE / 2, env=env) as processes:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n", process.communicate(timeout=PATIENCE)[1]
+        await_ready(processes)
         time.sleep(0.3)
         for process in processes[4:]:
             process.kill()
