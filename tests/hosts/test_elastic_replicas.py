@@ -17,7 +17,6 @@ from tests.faults.elastic_replicas import require_undisturbed, run_killing
 from tests.scripts.test_several_hosts import SSH
 from tests.scripts.test_smddp_scripts import environment
 from tests.support.forked_jobs import start_job
-from tests.support.jobs import start_interpreter
 from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
@@ -88,9 +87,7 @@ def test_one_command_runs_the_replicas_of_all_its_hosts(hosts: tuple[str, str], 
 
     def start(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], stderr: Path) -> Any:
         at = command.index("-n")
-        return start_interpreter(
-            [*command[:at], *places, *command[at + 2 :]], cwd=cwd, env=env, stderr=stderr
-        )
+        return start_job([*command[:at], *places, *command[at + 2 :]], cwd=cwd, env=env, stderr=stderr)
 
     require_undisturbed(run_killing(tmp_path, 2, random.Random(5), env, start=start), kills=2)
 

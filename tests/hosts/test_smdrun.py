@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 from benchmarks.hosts.networks import ADDRESSES
 
 from tests.scripts.test_several_hosts import SSH
-from tests.scripts.test_smddp_scripts import BIN, environment
+from tests.scripts.test_smddp_scripts import BIN, job
 from tests.support.launchers import BOTH, assert_trained
-from tests.support.patience import PATIENCE
 from tests.support.ranks import free_port
 
 FAILS_ONCE = f"""
@@ -32,15 +30,8 @@ def test_both_scripts_train_on_hosts_of_one_command_which_starts_all_ranks_again
     (tmp_path / "hosts").write_text(f"{ADDRESSES[0]} slots=1\n{ADDRESSES[1]} slots=1\n")
     place = ["--hostfile", "hosts", "--ssh", SSH, "--master-port", str(free_port())]
     namespaces = ",".join(f"{address}={name}" for address, name in zip(ADDRESSES, hosts, strict=True))
-    done = subprocess.run(
-        [str(BIN / "smdrun"), *place, "--max-restarts", "1", "train.py"],
-        cwd=tmp_path,
-        env=environment(SSH_NAMESPACES=namespaces),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    command = [str(BIN / "smdrun"), *place, "--max-restarts", "1", "train.py"]
+    done = job(command, cwd=tmp_path, SSH_NAMESPACES=namespaces)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[1] ValueError: the batch is empty" in done.stderr
     assert_trained(done.stdout, [1, 1])

@@ -14,18 +14,21 @@ import contextlib
 import gc
 import os
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+from tests.support import ssh
 from tests.support.forks import ForkedProcess, text_stream, use_threads
+from tests.support.namespaces import enter_network
 from tests.support.patience import PATIENCE
 
 __all__ = ["run_job", "start_job"]
@@ -82,24 +85,37 @@ def _launch(module: str, arguments: list[str], fork_ranks: bool) -> None:
 
 
 class ForkedInterpreter(subprocess.Popen):  # type: ignore[type-arg]
-    """A process of ``python -u`` as a fork of this one; any other command is started as usual."""
+    """A fork of this process for ``python -u``, and for what the stand-in for ssh would start on a host.
+
+    Any other command is started as usual.
+    """
 
     def __init__(
         self, args: Sequence[str] | str, *, env: Mapping[str, str] | None = None, **options: Any
     ) -> None:
         words = [] if isinstance(args, str) else list(map(str, args))
-        if words[:2] == [sys.executable, "-u"]:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # The new process has its folder, its session and its streams when this is called, which does not
-            # return: there is nothing left to execute.
-            begin = partial(_begin, words[2:], dict(os.environ if env is None else env))
-            super().__init__(words, env=env, preexec_fn=begin, **options)
-        else:
+        main = _main_of(words)
+        if main is None:
             super().__init__(args, env=env, **options)
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # The new process has its folder, its session and its streams when this is called, which does not
+        # return: there is nothing left to execute.
+        begin = partial(_begin, main, dict(os.environ if env is None else env))
+        super().__init__(words, env=env, preexec_fn=begin, **options)
 
 
-def _begin(words: list[str], env: dict[str, str]) -> None:
+def _main_of(words: list[str]) -> Callable[[], None] | None:
+    """What the process of a command does, if a fork does it."""
+    if words[:2] == [sys.executable, "-u"]:
+        return partial(_run_as_main, words[2:])
+    if words[:3] == [sys.executable, "-S", ssh.__file__]:
+        return partial(_run_on_host, *words[3:])
+    return None
+
+
+def _begin(main: Callable[[], None], env: dict[str, str]) -> None:
     """In the new process: leave what the launcher had, then be an interpreter, and end."""
     code = 1
     try:
@@ -107,7 +123,7 @@ def _begin(words: list[str], env: dict[str, str]) -> None:
         os.environ.clear()
         os.environ.update(env)
         use_threads(env)
-        _run_as_main(words)
+        main()
         code = 0
     except SystemExit as leaving:
         code = _code_of(leaving)
@@ -138,6 +154,17 @@ def _leave_launcher() -> None:
             with contextlib.suppress(OSError):  # of the listing itself
                 os.close(int(name))
     sys.stdout, sys.stderr = (text_stream(number) for number in (1, 2))
+
+
+def _run_on_host(host: str, line: str) -> None:
+    """Run a line of the shape ``cd FOLDER && [NAME=VALUE] exec PYTHON -m MODULE ...`` as its interpreter."""
+    namespace = ssh.namespace_of(host)
+    if namespace is not None:
+        enter_network(namespace)
+    os.environ["OPENSMD_HOST_ID"] = host
+    before, _, command = line.partition(" exec ")
+    os.chdir(shlex.split(before)[1])
+    _run_as_main(shlex.split(command)[1:])
 
 
 def _run_as_main(words: Sequence[str]) -> None:

@@ -12,12 +12,20 @@ import subprocess
 import sys
 import threading
 
+__all__ = ["namespace_of"]
+
+
+def namespace_of(host: str) -> str | None:
+    """The network namespace that is this host."""
+    namespaces = dict(pair.split("=") for pair in os.environ.get("SSH_NAMESPACES", "").split(",") if pair)
+    return namespaces[host] if namespaces else None
+
 
 def main() -> None:
     """Run ``ssh.py HOST LINE``; exit as the line does."""
     host, line = sys.argv[1:]
-    namespaces = dict(pair.split("=") for pair in os.environ.get("SSH_NAMESPACES", "").split(",") if pair)
-    inside = ["ip", "netns", "exec", namespaces[host]] if namespaces else []
+    namespace = namespace_of(host)
+    inside = ["ip", "netns", "exec", namespace] if namespace is not None else []
     env = {**os.environ, "OPENSMD_HOST_ID": host}
     child = subprocess.Popen(
         [*inside, "sh", "-c", line], stdin=subprocess.PIPE, env=env, start_new_session=True
