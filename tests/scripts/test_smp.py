@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
 
 from tests.scripts.smp import digits
-from tests.support.forked_jobs import run_job
+from tests.support.forked_jobs import start_job
+from tests.support.forks import ForkedProcess, as_main
 from tests.support.jobs import both
 from tests.support.patience import PATIENCE
 from tests.support.ranks import ROOT, RankPool
@@ -29,12 +30,13 @@ def run(*options: str, ranks: int) -> str:
     """What the script printed under smdrun, or as a lone process."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     if ranks == 1:
-        command = [sys.executable, str(SCRIPT), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environ)
+        main = (as_main, str(SCRIPT), options)
+        process = ForkedProcess(*main, cwd=ROOT, env=environ, stdout=PIPE, stderr=PIPE)
     else:
-        done = run_job([SMDRUN, "-n", ranks, SCRIPT, *options], cwd=ROOT, env=environ)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+        process = start_job([SMDRUN, "-n", ranks, SCRIPT, *options], cwd=ROOT, env=environ)
+    printed = "".join(process.communicate(PATIENCE))
+    assert process.wait() == 0, printed
+    return printed
 
 
 def losses(printed: str) -> list[float]:

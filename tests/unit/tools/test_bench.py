@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from itertools import product
 from pathlib import Path
@@ -16,16 +16,14 @@ from opensmd.tools.bench import COLLECTIVES
 from opensmd.tools.bench_operations import OPERATIONS, Buffers
 from opensmd.tools.bench_rank import Result
 from opensmd.tools.bench_rank import as_lines as as_table
-from tests.support.patience import PATIENCE
+from tests.support.forked_jobs import run_job
 
 
 @pytest.mark.processes
 def test_bench_measures_and_checks_every_collective(tmp_path: Path) -> None:
     words = ["bench", "all", "-n", "3", "--bytes", "4,4096", "--seconds", "0.02", "--json"]
     command = [sys.executable, "-m", "opensmd.tools.cli", *words]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path
-    )
+    done = run_job(command, cwd=tmp_path, env=os.environ)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["ranks"] == 3

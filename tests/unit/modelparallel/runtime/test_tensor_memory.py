@@ -5,21 +5,28 @@ In processes of their own: torch's allocator is changed for good.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import textwrap
+from subprocess import PIPE
 
 import pytest
+
+from tests.support.forks import ForkedProcess
+from tests.support.patience import PATIENCE
+from tests.support.ranks import ROOT
 
 pytestmark = pytest.mark.processes
 
 MIB = 1 << 20
 
 
+def execute(lines: str) -> None:
+    exec(lines, {})
+
+
 def run(script: str, *, keep: str = "1", native: str = "1") -> None:
     start = f"""
         import os
-        os.environ |= {{"OPENSMD_KEEP_TENSORS": {keep!r}, "OPENSMD_NATIVE": {native!r}}}
         import torch
         from opensmd.modelparallel.planning.rank_bytes import KEPT  # the share that plans count with
         from opensmd.modelparallel.runtime import tensor_memory
@@ -31,8 +38,10 @@ def run(script: str, *, keep: str = "1", native: str = "1") -> None:
         def memory(): return core.tensor_memory()
     """
     lines = textwrap.dedent(start) + textwrap.dedent(script)
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    env = {**os.environ, "OPENSMD_KEEP_TENSORS": keep, "OPENSMD_NATIVE": native}
+    process = ForkedProcess(execute, lines, cwd=ROOT, env=env, stdout=PIPE, stderr=PIPE)
+    _, errors = process.communicate(PATIENCE)
+    assert process.wait() == 0, errors
 
 
 def test_a_freed_block_serves_the_next_tensor_of_its_size() -> None:
