@@ -21,8 +21,8 @@ from tests.support.ranks import run_once
 
 MIB = 2**20
 M_MMAP_THRESHOLD = -3  # of malloc.h
-LIMIT = 200 * MIB  # beyond what the interpreter and its libraries have
-WIDTH, BLOCKS, ROWS, STEPS, DEPTH = 512, 12, 768, 2, 17
+LIMIT = 110 * MIB  # beyond what the interpreter and its libraries have
+WIDTH, BLOCKS, ROWS, STEPS, DEPTH = 384, 12, 512, 2, 18
 OF_ADAM = 16  # bytes of a parameter with its gradient and Adam's state
 SHARED_OUT = {
     "sharded_data_parallel_degree": 2,
