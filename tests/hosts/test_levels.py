@@ -17,9 +17,15 @@ from tests.support.ranks import run_once
 COUNT = 300_007  # elements of a piece; 1.2 MB, and more than goes with the comparison of calls
 
 
+@functools.cache
+def remainders(count: int) -> torch.Tensor:
+    """Of five."""
+    return torch.arange(count, dtype=torch.int32).remainder_(5)
+
+
 def numbers(rank: int, count: int = COUNT, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A rank's own, of which sums are exact in every type."""
-    return torch.arange(count).remainder_(5).add_(rank).to(dtype)
+    return remainders(count).add(rank).to(dtype)
 
 
 def uneven(rank: int) -> int:
