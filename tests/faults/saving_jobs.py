@@ -230,9 +230,23 @@ def _load(folder: str, kind: Kind, model: ModelState, optimizer: Any) -> int:
     return int(found["generation"])
 
 
-def resume(folder: str, kind: Kind) -> int:
-    """Load what is there, check that all of it is of one generation, and save the next one over it."""
+def resume(folders: list[str], kind: Kind) -> list[int]:
+    """For each folder: load what is there, check that it is of one generation, and save the next one over it.
+
+    The first is loaded into a new model, the others into what is left of the one before, whose values no
+    generation has.
+    """
     model, optimizer = LAYOUTS[kind.layout]()
+    found = []
+    for folder in folders:
+        found.append(_resume(folder, kind, model, optimizer))
+        with torch.no_grad():
+            for tensor in _own_tensors(kind, model, optimizer):
+                tensor.fill_(torch.nan)
+    return found
+
+
+def _resume(folder: str, kind: Kind, model: ModelState, optimizer: Any) -> int:
     generation = _load(folder, kind, model, optimizer)
     found = {value for tensor in _own_tensors(kind, model, optimizer) for value in tensor.unique().tolist()}
     assert found == _values_of(kind, generation), generation
