@@ -211,6 +211,29 @@ def run_async() -> None:
     assert barrier.is_completed()
 
 
+def run_inference_tensors() -> None:
+    """Only in inference mode may they be written to, and no other thread is in it, nor who waits later."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    with torch.inference_mode():
+        reduced, received = mine(4, 2).t(), torch.empty(3, 2).t()
+        gathered = [torch.empty(3, 2).t() for _ in range(size)]
+        sparse = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(2), (3,))
+        works = [
+            dist.all_reduce(reduced, async_op=True),
+            dist.all_gather(gathered, mine(3, 2).t(), async_op=True),
+            dist.all_reduce(sparse, async_op=True),
+        ]
+        receive = dist.irecv(received, (rank - 1) % size)
+        dist.send(mine(3, 2).t(), (rank + 1) % size)
+    for work in works:
+        work.get_future().wait()
+    receive.wait()
+    assert torch.equal(reduced, torch.stack(all_of(4, 2)).sum(0).t())
+    assert torch.equal(torch.stack(gathered), torch.stack(all_of(3, 2)).transpose(1, 2))
+    assert torch.equal(received, mine(3, 2, rank=(rank - 1) % size).t())
+    assert sparse.to_dense().tolist() == [size, size, 0]
+
+
 def run_threads() -> None:
     """A group a thread, and one that two threads use in an order that a lock makes the same on all ranks."""
     size = dist.get_world_size()
@@ -337,6 +360,7 @@ CASES = [
     run_premultiplied,
     run_random_floats,
     run_async,
+    run_inference_tensors,
     run_threads,
     run_objects,
     run_wrong_arguments,

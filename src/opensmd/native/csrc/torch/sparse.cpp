@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -20,6 +21,7 @@ WorkPtr SmddpBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOp
 }
 
 void SmddpBackend::run_all_reduce_sparse(const at::Tensor& tensor, std::chrono::milliseconds timeout) {
+  c10::InferenceMode as_made(tensor.is_inference());  // as in write_back, and coalesce() asks for it, too
   c10::NoGradGuard no_grad;
   auto own = tensor.coalesce();
   auto counts = at::empty({size_}, at::kLong);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <charconv>
 #include <optional>
@@ -92,6 +93,12 @@ void require_memory(const at::Tensor& tensor, const char* operation) {
                     " got a tensor of ", tensor.sizes(), " whose memory was freed (its storage has 0 bytes)");
 }
 
+void write_back(const at::Tensor& tensor, const at::Tensor& from) {
+  c10::InferenceMode as_made(tensor.is_inference());  // only in this mode may such a tensor be written to
+  c10::NoGradGuard no_grad;
+  tensor.copy_(from);
+}
+
 Flat::Flat(at::Tensor tensor, Use use) : tensor_(std::move(tensor)), use_(use) {
   if (tensor_.is_contiguous() && !tensor_.is_conj() && !tensor_.is_neg()) {
     flat_ = tensor_;
@@ -104,8 +111,7 @@ Flat::Flat(at::Tensor tensor, Use use) : tensor_(std::move(tensor)), use_(use) {
 
 void Flat::finish() {
   if (use_ == Use::Read || flat_.is_same(tensor_)) return;
-  c10::NoGradGuard no_grad;
-  tensor_.copy_(flat_);
+  write_back(tensor_, flat_);
 }
 
 std::vector<Flat> flats(const std::vector<at::Tensor>& tensors, Flat::Use use) {

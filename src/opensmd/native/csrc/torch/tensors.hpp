@@ -37,6 +37,9 @@ void require_memory(const at::Tensor& tensor, const char* operation);
 // Of its numbers and, where it is sparse, of their places.
 size_t bytes_of(const at::Tensor& tensor);
 
+// Gives a tensor the elements of another, in whichever thread: that has not the modes of autograd that the caller has.
+void write_back(const at::Tensor& tensor, const at::Tensor& from);
+
 // A tensor as one run of memory. A tensor that is none is copied; finish() copies results back.
 class Flat {
  public:

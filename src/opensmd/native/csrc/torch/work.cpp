@@ -1,7 +1,6 @@
 #include "torch/work.hpp"
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <iterator>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "core/timeline/event_log.hpp"
+#include "torch/tensors.hpp"
 
 namespace opensmd {
 namespace {
@@ -118,10 +118,7 @@ void MessageWork::settle(std::chrono::milliseconds timeout) {
     try {
       with_torch_errors([&] { request_->wait(timeout); });
       note_end();
-      if (opType_ != c10d::OpType::SEND && !flat_.is_same(tensor_)) {
-        c10::NoGradGuard no_grad;
-        tensor_.copy_(flat_);
-      }
+      if (opType_ != c10d::OpType::SEND && !flat_.is_same(tensor_)) write_back(tensor_, flat_);
     } catch (...) {
       error = std::current_exception();
     }
