@@ -234,6 +234,34 @@ def run_inference_tensors() -> None:
     assert sparse.to_dense().tolist() == [size, size, 0]
 
 
+def run_profiled() -> None:
+    """Profilers see sync calls and async ones alike, with the shapes of what goes in."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    into = torch.empty(2 * size, 3)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profile:
+        dist.all_reduce(torch.ones(2, 3))
+        dist.all_reduce(torch.ones(4), async_op=True).wait()
+        dist.all_gather_single(into, torch.ones(2, 3))
+        dist.all_gather(list(into.chunk(size)), torch.ones(2, 3))
+        dist.scatter(torch.empty(5), [torch.ones(5)] * size if rank == 0 else [], 0)
+        dist.barrier()
+    seen = [
+        (event.name.removeprefix("smddp:"), event.input_shapes, event.is_async)
+        for event in sorted(profile.events(), key=lambda event: event.time_range.start)
+        if event.name.startswith("smddp:")
+    ]
+    assert seen == [
+        ("all_reduce", [[2, 3]], True),
+        ("all_reduce", [[4]], True),
+        ("all_gather_into_tensor", [[2, 3]], True),
+        ("all_gather", [[2, 3]], True),
+        ("scatter", [[5]] * size if rank == 0 else [], True),
+        ("barrier", [], True),
+    ]
+
+
 def run_threads() -> None:
     """A group a thread, and one that two threads use in an order that a lock makes the same on all ranks."""
     size = dist.get_world_size()
@@ -361,6 +389,7 @@ CASES = [
     run_random_floats,
     run_async,
     run_inference_tensors,
+    run_profiled,
     run_threads,
     run_objects,
     run_wrong_arguments,

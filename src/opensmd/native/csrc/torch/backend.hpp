@@ -15,6 +15,7 @@
 
 #include "torch/queue.hpp"
 #include "torch/tensors.hpp"
+#include "torch/timeline/profiled.hpp"
 #include "torch/transport.hpp"
 #include "torch/work.hpp"
 
@@ -114,11 +115,12 @@ class SmddpBackend : public c10d::Backend {
  private:
   struct Signature;
 
-  // Runs a collective now (sync) or queues it; `run` may throw what the core throws.
+  // Runs a collective now (sync) or queues it; `run` may throw what the core throws. Profilers are shown the `inputs`.
   template <typename Run>
-  WorkPtr issue(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run);
+  WorkPtr issue(c10d::OpType type, const char* title, bool async, Tensors outputs, at::TensorList inputs, Run run);
   template <typename Run>
-  WorkPtr start(c10d::OpType type, const char* title, bool async, Tensors outputs, uint64_t sequence, Run run);
+  WorkPtr start(c10d::OpType type, const char* title, bool async, Tensors outputs, at::TensorList inputs,
+                uint64_t sequence, Run run);
   std::function<void()> recorded(const char* title, const Tensors& outputs, uint64_t sequence,
                                  std::function<void()> run) const;
   WorkPtr message(c10d::OpType type, const char* title, Tensors& tensors, int peer, int tag);
@@ -175,23 +177,24 @@ class SmddpBackend : public c10d::Backend {
 };
 
 template <typename Run>
-WorkPtr SmddpBackend::issue(c10d::OpType type, const char* title, bool async, Tensors outputs, Run run) {
+WorkPtr SmddpBackend::issue(c10d::OpType type, const char* title, bool async, Tensors outputs, at::TensorList inputs,
+                            Run run) {
   require_usable();
   const auto sequence = ++issued_;
   if (timeline_group_ != 0) {
-    return start(type, title, async, outputs, sequence, recorded(title, outputs, sequence, std::move(run)));
+    return start(type, title, async, outputs, inputs, sequence, recorded(title, outputs, sequence, std::move(run)));
   }
-  return start(type, title, async, std::move(outputs), sequence, std::move(run));
+  return start(type, title, async, std::move(outputs), inputs, sequence, std::move(run));
 }
 
 template <typename Run>
-WorkPtr SmddpBackend::start(c10d::OpType type, const char* title, bool async, Tensors outputs, uint64_t sequence,
-                            Run run) {
+WorkPtr SmddpBackend::start(c10d::OpType type, const char* title, bool async, Tensors outputs, at::TensorList inputs,
+                            uint64_t sequence, Run run) {
   if (!async) {
-    with_torch_errors([&] { queue_->run_now(run); });
+    profiled(title, inputs, [&] { with_torch_errors([&] { queue_->run_now(run); }); });
     return nullptr;
   }
-  auto work = c10::make_intrusive<QueuedWork>(rank_, type, title, std::move(outputs), sequence, queue_);
+  auto work = c10::make_intrusive<QueuedWork>(rank_, type, title, std::move(outputs), inputs, sequence, queue_);
   // A queued call keeps its group.
   auto self = c10::intrusive_ptr<SmddpBackend>::unsafe_reclaim_from_nonowning(this);
   QueuedWork::post(work, [self = std::move(self), run = std::move(run)] { with_torch_errors(run); });

@@ -41,7 +41,7 @@ WorkPtr SmddpBackend::barrier(const c10d::BarrierOptions& opts) {
   // Clients name a device on hosts that have none, too; as with Gloo it means nothing there.
   const bool on_device = at::hasCUDA() && (opts.device ? !opts.device->is_cpu() : !opts.device_ids.empty());
   if (on_device) return device_backend()->barrier(opts);
-  return issue(c10d::OpType::BARRIER, "smddp:barrier", opts.asyncOp, {}, [this, timeout = opts.timeout] {
+  return issue(c10d::OpType::BARRIER, "smddp:barrier", opts.asyncOp, {}, {}, [this, timeout = opts.timeout] {
     transport_->barrier({{}, timeout.count() > 0 ? timeout : timeout_.load()});
   });
 }
@@ -49,7 +49,7 @@ WorkPtr SmddpBackend::barrier(const c10d::BarrierOptions& opts) {
 // The core's barrier names every member that has not arrived, so waiting for all ranks costs nothing more.
 void SmddpBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? timeout_.load() : opts.timeout;
-  issue(c10d::OpType::BARRIER, "smddp:monitored_barrier", false, {}, [this, timeout, wait_all_ranks] {
+  issue(c10d::OpType::BARRIER, "smddp:monitored_barrier", false, {}, {}, [this, timeout, wait_all_ranks] {
     if (timeout.count() <= 0) throw TimedOut(words_without_time(name_));
     try {
       transport_->barrier({"monitored_barrier", timeout});

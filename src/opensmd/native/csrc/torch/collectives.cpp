@@ -110,7 +110,7 @@ WorkPtr SmddpBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
   const auto& tensor = only(tensors, "broadcast");
   if (!tensor.is_cpu()) return device_backend()->broadcast(tensors, opts);
   require_dense(tensor, "broadcast");
-  return issue(c10d::OpType::BROADCAST, "smddp:broadcast", opts.asyncOp, tensors,
+  return issue(c10d::OpType::BROADCAST, "smddp:broadcast", opts.asyncOp, tensors, tensors,
                [this, tensor, root = static_cast<int>(opts.rootRank), timeout = opts.timeout] {
                  ShapeText text(tensor);
                  Flat flat(tensor, rank_ == root ? Flat::Use::Read : Flat::Use::Write);
@@ -126,7 +126,7 @@ WorkPtr SmddpBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   if (tensor.layout() == at::kSparse) return allreduce_sparse(tensors, opts);
   require_dense(tensor, "all_reduce");
   auto how = reducing(opts.reduceOp);
-  return issue(c10d::OpType::ALLREDUCE, "smddp:all_reduce", opts.asyncOp, tensors,
+  return issue(c10d::OpType::ALLREDUCE, "smddp:all_reduce", opts.asyncOp, tensors, tensors,
                [this, tensor, how, timeout = opts.timeout] { run_all_reduce(tensor, how, timeout); });
 }
 
@@ -147,7 +147,7 @@ WorkPtr SmddpBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allreduc
   if (!tensors[0].is_cpu()) return device_backend()->allreduce_coalesced(tensors, opts);
   for (const auto& tensor : tensors) require_dense(tensor, "all_reduce_coalesced");
   auto how = reducing(opts.reduceOp);
-  return issue(c10d::OpType::ALLREDUCE_COALESCED, "smddp:all_reduce_coalesced", opts.asyncOp, tensors,
+  return issue(c10d::OpType::ALLREDUCE_COALESCED, "smddp:all_reduce_coalesced", opts.asyncOp, tensors, tensors,
                [this, tensors, how, timeout = opts.timeout] { run_all_reduce_coalesced(tensors, how, timeout); });
 }
 
@@ -159,7 +159,7 @@ WorkPtr SmddpBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) 
   const auto& tensor = only(tensors, "reduce");
   if (!tensor.is_cpu()) return device_backend()->reduce(tensors, opts);
   require_dense(tensor, "reduce");
-  return issue(c10d::OpType::REDUCE, "smddp:reduce", opts.asyncOp, tensors,
+  return issue(c10d::OpType::REDUCE, "smddp:reduce", opts.asyncOp, tensors, tensors,
                [this, tensor, how = reducing(opts.reduceOp), root = static_cast<int>(opts.rootRank),
                 timeout = opts.timeout] {
                  ShapeText text(tensor);
@@ -182,7 +182,7 @@ WorkPtr SmddpBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, 
   check_list(outputs[0], input, size_, "all_gather");
   require_count(static_cast<size_t>(outputs[0][rank_].numel()), static_cast<size_t>(input.numel()),
                 "elements in the output for this rank (those of its input)", "all_gather");
-  return issue(c10d::OpType::ALLGATHER, "smddp:all_gather", opts.asyncOp, outputs[0],
+  return issue(c10d::OpType::ALLGATHER, "smddp:all_gather", opts.asyncOp, outputs[0], inputs,
                [this, output = outputs[0], input, timeout = opts.timeout] { run_all_gather(output, input, timeout); });
 }
 
@@ -199,7 +199,7 @@ void SmddpBackend::run_all_gather(const Tensors& outputs, const at::Tensor& inpu
 WorkPtr SmddpBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   if (!input.is_cpu()) return device_backend()->_allgather_base(output, input, opts);
   check_whole(output, input, size_, "all_gather_into_tensor");
-  return issue(c10d::OpType::_ALLGATHER_BASE, "smddp:all_gather_into_tensor", opts.asyncOp, {output},
+  return issue(c10d::OpType::_ALLGATHER_BASE, "smddp:all_gather_into_tensor", opts.asyncOp, {output}, input,
                [this, output, input, timeout = opts.timeout] { run_all_gather_into(output, input, timeout); });
 }
 
@@ -231,7 +231,7 @@ WorkPtr SmddpBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors
       all.push_back(of_rank[i]);
     }
   }
-  return issue(c10d::OpType::ALLGATHER_COALESCED, "smddp:all_gather_coalesced", opts.asyncOp, all,
+  return issue(c10d::OpType::ALLGATHER_COALESCED, "smddp:all_gather_coalesced", opts.asyncOp, all, inputs,
                [this, by_input, inputs, timeout = opts.timeout] {
                  for (size_t i = 0; i < inputs.size(); ++i) run_all_gather(by_input[i], inputs[i], timeout);
                });
@@ -246,7 +246,7 @@ WorkPtr SmddpBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_whole(outputs[i], inputs[i], size_, "all_gather_into_tensor_coalesced");
   }
-  return issue(c10d::OpType::COALESCED, "smddp:all_gather_into_tensor_coalesced", opts.asyncOp, outputs,
+  return issue(c10d::OpType::COALESCED, "smddp:all_gather_into_tensor_coalesced", opts.asyncOp, outputs, inputs,
                [this, outputs, inputs, timeout = opts.timeout] {
                  for (size_t i = 0; i < inputs.size(); ++i) run_all_gather_into(outputs[i], inputs[i], timeout);
                });
@@ -270,7 +270,7 @@ WorkPtr SmddpBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, con
   } else {
     require_count(outputs.size(), 0, "lists of outputs on a rank that is not the destination", "gather");
   }
-  return issue(c10d::OpType::GATHER, "smddp:gather", opts.asyncOp, output,
+  return issue(c10d::OpType::GATHER, "smddp:gather", opts.asyncOp, output, inputs,
                [this, output, input, root = static_cast<int>(opts.rootRank), timeout = opts.timeout] {
                  ShapeText text(input);
                  auto as = moved_as(input.scalar_type());
@@ -299,7 +299,7 @@ WorkPtr SmddpBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, co
   } else {
     require_count(inputs.size(), 0, "lists of inputs on a rank that is not the source", "scatter");
   }
-  return issue(c10d::OpType::SCATTER, "smddp:scatter", opts.asyncOp, outputs,
+  return issue(c10d::OpType::SCATTER, "smddp:scatter", opts.asyncOp, outputs, input,
                [this, output, input, root = static_cast<int>(opts.rootRank), timeout = opts.timeout] {
                  ShapeText text(output);
                  auto as = moved_as(output.scalar_type());
@@ -323,7 +323,7 @@ WorkPtr SmddpBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
   check_list(inputs[0], output, size_, "reduce_scatter");
   require_count(static_cast<size_t>(output.numel()), static_cast<size_t>(inputs[0][rank_].numel()),
                 "elements in the output (those of this rank's input)", "reduce_scatter");
-  return issue(c10d::OpType::REDUCE_SCATTER, "smddp:reduce_scatter", opts.asyncOp, outputs,
+  return issue(c10d::OpType::REDUCE_SCATTER, "smddp:reduce_scatter", opts.asyncOp, outputs, inputs[0],
                [this, output, input = inputs[0], how = reducing(opts.reduceOp), timeout = opts.timeout] {
                  run_reduce_scatter(output, input, how, timeout);
                });
@@ -345,7 +345,7 @@ WorkPtr SmddpBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input
                                            const c10d::ReduceScatterOptions& opts) {
   if (!output.is_cpu()) return device_backend()->_reduce_scatter_base(output, input, opts);
   check_whole(input, output, size_, "reduce_scatter_tensor");
-  return issue(c10d::OpType::_REDUCE_SCATTER_BASE, "smddp:reduce_scatter_tensor", opts.asyncOp, {output},
+  return issue(c10d::OpType::_REDUCE_SCATTER_BASE, "smddp:reduce_scatter_tensor", opts.asyncOp, {output}, input,
                [this, output, input, how = reducing(opts.reduceOp), timeout = opts.timeout] {
                  run_reduce_scatter_from(output, input, how, timeout);
                });
@@ -374,7 +374,7 @@ WorkPtr SmddpBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
     check_whole(inputs[i], outputs[i], size_, "reduce_scatter_tensor_coalesced");
   }
   return issue(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "smddp:reduce_scatter_tensor_coalesced", opts.asyncOp,
-               outputs, [this, outputs, inputs, how = reducing(opts.reduceOp), timeout = opts.timeout] {
+               outputs, inputs, [this, outputs, inputs, how = reducing(opts.reduceOp), timeout = opts.timeout] {
                  for (size_t i = 0; i < inputs.size(); ++i) {
                    run_reduce_scatter_from(outputs[i], inputs[i], how, timeout);
                  }
@@ -388,7 +388,7 @@ WorkPtr SmddpBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::Al
   if (!inputs[0].is_cpu()) return device_backend()->alltoall(outputs, inputs, opts);
   check_list(inputs, inputs[0], size_, "all_to_all");
   check_list(outputs, inputs[0], size_, "all_to_all");
-  return issue(c10d::OpType::ALLTOALL, "smddp:all_to_all", opts.asyncOp, outputs,
+  return issue(c10d::OpType::ALLTOALL, "smddp:all_to_all", opts.asyncOp, outputs, inputs,
                [this, outputs, inputs, timeout = opts.timeout] { run_all_to_all(outputs, inputs, timeout); });
 }
 
@@ -413,7 +413,7 @@ WorkPtr SmddpBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::
   const auto as = moved_as(input.scalar_type());
   auto out_counts = counts_of_rows(output, output_splits, size_, as.units, "the output");
   auto in_counts = counts_of_rows(input, input_splits, size_, as.units, "the input");
-  return issue(c10d::OpType::ALLTOALL_BASE, "smddp:all_to_all_single", opts.asyncOp, {output},
+  return issue(c10d::OpType::ALLTOALL_BASE, "smddp:all_to_all_single", opts.asyncOp, {output}, input,
                [this, output, input, as, out_counts = std::move(out_counts), in_counts = std::move(in_counts),
                 timeout = opts.timeout] {
                  ShapeText text(input);

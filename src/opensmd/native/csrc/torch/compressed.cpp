@@ -33,7 +33,7 @@ WorkPtr SmddpBackend::all_reduce_compressed(const at::Tensor& tensor, Reduction 
     TORCH_CHECK_VALUE(residual->numel() == tensor.numel(), "smddp: the residual has ", residual->numel(),
                       " numbers, but the tensor that is reduced has ", tensor.numel());
   }
-  return issue(c10d::OpType::ALLREDUCE, "smddp:all_reduce", true, {tensor},
+  return issue(c10d::OpType::ALLREDUCE, "smddp:all_reduce", true, {tensor}, tensor,
                [this, tensor, reduction, compression, residual] {
                  run_all_reduce_compressed(tensor, reduction, compression, residual, std::chrono::milliseconds{0});
                });

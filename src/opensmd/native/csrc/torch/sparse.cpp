@@ -16,7 +16,7 @@ WorkPtr SmddpBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOp
   auto how = reducing(opts.reduceOp);
   TORCH_CHECK_VALUE(how.reduction == Reduction::Sum, "smddp: all_reduce of sparse tensors can only sum, but got ",
                     name_of(how.reduction), "; use tensor.to_dense() for others");
-  return issue(c10d::OpType::_ALLREDUCE_SPARSE, "smddp:all_reduce_sparse", opts.asyncOp, tensors,
+  return issue(c10d::OpType::_ALLREDUCE_SPARSE, "smddp:all_reduce_sparse", opts.asyncOp, tensors, tensors,
                [this, tensor, timeout = opts.timeout] { run_all_reduce_sparse(tensor, timeout); });
 }
 

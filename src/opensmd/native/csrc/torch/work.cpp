@@ -24,8 +24,8 @@ void throw_as_torch(const CollectiveError& error) { C10_THROW_ERROR(DistBackendE
 // ---------------------------------------------------------------- collectives
 
 QueuedWork::QueuedWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs,
-                       uint64_t sequence, std::shared_ptr<CallQueue> queue)
-    : Work(rank, type, title, outputs),
+                       at::TensorList inputs, uint64_t sequence, std::shared_ptr<CallQueue> queue)
+    : Work(rank, type, title, inputs.vec()),
       outputs_(std::move(outputs)),
       sequence_(sequence),
       queue_(std::move(queue)),

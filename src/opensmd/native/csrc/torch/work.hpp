@@ -21,8 +21,8 @@ namespace opensmd {
 // A collective in the queue of its group.
 class QueuedWork : public c10d::Work {
  public:
-  QueuedWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs, uint64_t sequence,
-             std::shared_ptr<CallQueue> queue);
+  QueuedWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs, at::TensorList inputs,
+             uint64_t sequence, std::shared_ptr<CallQueue> queue);
 
   // Queues `run`; `self` must be this work.
   static void post(const c10::intrusive_ptr<QueuedWork>& self, std::function<void()> run);
