@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.ranks.composite import is_composite
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas.reducer import Replicas
 from opensmd.modelparallel.runtime.engine import Engine
@@ -65,6 +66,8 @@ def _obstacle(module: nn.Module, plan: Plan, group: dist.ProcessGroup) -> str | 
     parameters = dict(module.named_parameters(remove_duplicate=False))
     if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
         return "the model has DTensors"
+    if any(is_composite(parameter) for parameter in parameters.values()):
+        return "the model has parameters made of other tensors, such as quantized ones"
     names: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(names, [name for name, _ in module.named_buffers()], group=group)
     if any(others != names[0] for others in names):
@@ -133,7 +136,7 @@ def keep_training_state(
         parameter.grad = _laid_out_as(parameter, come[-1, _GRADIENT])
     for (number, key), value in come.items():
         if number >= 0:
-            is_like = isinstance(value, Tensor) and value.shape == parameter.shape
+            is_like = isinstance(value, Tensor) and not is_composite(value) and value.shape == parameter.shape
             optimizers[number].state[parameter][key] = _laid_out_as(parameter, value) if is_like else value
 
 

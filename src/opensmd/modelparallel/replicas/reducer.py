@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from opensmd.modelparallel.ranks.composite import is_composite, plain_parts
 from opensmd.modelparallel.replicas._torch_internals import (
     arm,
     begin,
@@ -280,7 +281,16 @@ class Replicas:
 
     def _make_ddp(self, *, first: bool) -> DistributedDataParallel:
         """torch's reducer for what lives here; the ``first`` one makes all replicas equal."""
-        with ignoring(self._module, [name for name in _names(self._module) if not self._is_local(name)]):
+        # Those made of others it could not send, and does not need where they are not trained.
+        composite = {
+            name: tensor
+            for name, tensor in _tensors(self._module)
+            if self._is_local(name) and is_composite(tensor) and not tensor.requires_grad
+        }
+        if first:
+            self._send_from_first(list(composite.values()))
+        elsewhere = [name for name, _ in _tensors(self._module) if not self._is_local(name)]
+        with ignoring(self._module, [*elsewhere, *composite]):
             return DistributedDataParallel(self._module, init_sync=first, **self._ddp_options)
 
     def _send_from_first(self, tensors: Sequence[Tensor]) -> None:
@@ -292,7 +302,8 @@ class Replicas:
         }
         for tensor in tensors:
             if id(tensor) in local:
-                dist.broadcast(tensor.detach(), group=self.group, group_src=0)
+                for part in plain_parts(tensor):
+                    dist.broadcast(part.detach(), group=self.group, group_src=0)
 
     def _reduce_without_backward(self, ddp: DistributedDataParallel) -> None:
         """Reduce what earlier microbatches brought; the last one's backward has not reached this stage.
@@ -347,10 +358,6 @@ class _Nothing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
         return None
-
-
-def _names(module: nn.Module) -> list[str]:
-    return [name for name, _ in _tensors(module)]
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,7 @@
 """Collecting tensors from where they live: one description from each rank, then each tensor once.
 
-Tensors are broadcast by their home without pickling. Names of one tensor (tied weights) travel once and stay
-tied in the result.
+Tensors are broadcast by their home without pickling; those made of others, part by part. Names of one tensor
+(tied weights) travel once and stay tied in the result.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedError
+from opensmd.modelparallel.ranks.composite import Form, composed, form_of, plain_parts
 from opensmd.modelparallel.ranks.gathered import newly_gathered
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.state_dicts.merge import is_partial, marked, with_versions
@@ -28,13 +29,28 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class _Description:
-    """A tensor without its data, another name's twin, or a value that is no tensor."""
+    """Tensors without their data, another name's twin, or a value that is no tensor.
 
-    shape: tuple[int, ...] | None = None
-    dtype: torch.dtype | None = None
-    device: str = "cpu"
+    Attributes:
+        parts: the plain tensors to send: of an ordinary tensor that one alone.
+        form: how a tensor is made of its parts; None for an ordinary one.
+        twin: another name of the tensor.
+        value: what is no tensor.
+    """
+
+    parts: tuple[_Sent, ...] = ()
+    form: Form | None = None
     twin: Hashable | None = None
     value: Any = None
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A plain tensor without its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
 
 
 def collect(
@@ -115,7 +131,7 @@ def unite(own: Mapping[Key, Any], *, group: dist.ProcessGroup, only_first: bool 
                 continue
             if description.twin is not None:
                 united[name] = united[description.twin]
-            elif description.shape is None:
+            elif not description.parts:
                 united[name] = description.value
             else:
                 united[name] = _transfer(own.get(name), description, home, group, only_first)
@@ -129,12 +145,15 @@ def _describe(own: Mapping[Key, Any]) -> dict[Key, _Description]:
         if not isinstance(value, Tensor):
             described[name] = _Description(value=value)
             continue
-        place = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+        parts = plain_parts(value)
+        place = tuple((each.device, each.data_ptr(), each.shape, each.stride(), each.dtype) for each in parts)
         if value.numel() and place in seen:
             described[name] = _Description(twin=seen[place])
             continue
         seen[place] = name
-        described[name] = _Description(tuple(value.shape), value.dtype, value.device.type)
+        described[name] = _Description(
+            tuple(_Sent(tuple(each.shape), each.dtype, each.device.type) for each in parts), form_of(value)
+        )
     return described
 
 
@@ -143,17 +162,28 @@ def _transfer(
 ) -> Tensor | None:
     """One tensor from its home to all, or to the first rank."""
     me = dist.get_rank(group)
+    mine: list[Any] = [None] * len(description.parts)
     if me == home:
         assert own is not None
-        tensor = own.detach()
-        sent = sendable(tensor)
+        mine = plain_parts(own)
     elif only_first and me != 0:
         return None
+    come = [
+        _transfer_part(each, part, home, group, only_first)
+        for each, part in zip(mine, description.parts, strict=True)
+    ]
+    return composed(description.form, iter(come))
+
+
+def _transfer_part(
+    own: Tensor | None, part: _Sent, home: int, group: dist.ProcessGroup, only_first: bool
+) -> Tensor:
+    me = dist.get_rank(group)
+    if own is not None:
+        tensor = own.detach()
+        sent = sendable(tensor)
     else:
-        assert description.shape is not None
-        tensor = sent = newly_gathered(
-            torch.empty(description.shape, dtype=description.dtype, device=description.device)
-        )
+        tensor = sent = newly_gathered(torch.empty(part.shape, dtype=part.dtype, device=part.device))
     if sent.numel() == 0:
         return tensor
     if not only_first:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder, RemoteParameter
+from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder, give_data
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.gather import collect
 from opensmd.modelparallel.state_dicts.missing_tensors import stand_ins
@@ -88,12 +87,10 @@ class Moves(StateDicts):
             self.gathered = True
             with torch.no_grad():
                 for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                    if isinstance(tensor, RemoteParameter):
-                        tensor.__class__ = nn.Parameter  # type: ignore[assignment]
                     found = whole[name].detach().cpu().clone()
                     if isinstance(tensor, Placeholder):
                         owner, _, last = name.rpartition(".")
                         module.get_submodule(owner)._buffers[last] = found
                     else:
-                        tensor.data = found
+                        give_data(tensor, found)
         return super().cpu()

@@ -15,6 +15,7 @@ from opensmd.modelparallel.checkpoint.saving.collecting import spread_in, with_e
 from opensmd.modelparallel.checkpoint.saving.copying import Copying, can_be_copied_later
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states
 from opensmd.modelparallel.checkpoint.saving.sharded_names import with_flat_groups, with_module
+from opensmd.modelparallel.ranks.composite import composed, form_of, plain_parts
 from opensmd.modelparallel.ranks.gathered import Gathered, noting_gathered
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.spread import Spread, left_in_pieces
@@ -173,11 +174,12 @@ class HostCopies:
         data = structure.dump_if_possible(snapshot, tensors)
         if data is None:  # what pickle cannot carry is refused when it is written
             tensors = structure.tensors_in(snapshot)
+        parts = [each for tensor in tensors for each in plain_parts(tensor)]
         trained = _trained_memory()
         copies: dict[tuple[Any, ...], Tensor] = {}
         buffers: dict[int, Tensor] = {}
         later: list[tuple[Tensor, Tensor]] = []
-        for tensor in tensors:
+        for tensor in parts:
             if (place := _place(tensor)) in copies:  # tied tensors stay tied
                 continue
             if tensor.device.type == "cpu" and gathered is not None and gathered.has_all_of(tensor):
@@ -192,10 +194,13 @@ class HostCopies:
                     copies[place] = tensor.detach().cpu().clone()
                 else:
                     buffer.copy_(tensor.detach(), non_blocking=True)
-        if any(tensor.is_cuda for tensor in tensors):
+        if any(tensor.is_cuda for tensor in parts):
             torch.cuda.current_stream().synchronize()  # what was copied at once is complete
         self._buffers = buffers
-        found = [copies[_place(tensor)] for tensor in tensors]
+        found = [
+            composed(form_of(tensor), iter([copies[_place(each)] for each in plain_parts(tensor)]))
+            for tensor in tensors
+        ]
         copied: Snapshot = (
             structure.substitute(snapshot, iter(found)) if data is None else structure.load(data, found)
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,17 @@ from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.ranks.composite import empty_parts, is_composite, take_parts
 from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA, getter, setter
 
-__all__ = ["Placeholder", "RemoteParameter", "RemoteTensor", "emptied", "make_remote", "out_of_mapping"]
+__all__ = [
+    "Placeholder",
+    "RemoteTensor",
+    "emptied",
+    "give_data",
+    "make_remote",
+    "out_of_mapping",
+]
 
 _GRAD = getter("grad")
 _CLIPPING = "_opensmd_clipping"
@@ -69,6 +78,7 @@ class RemoteTensor(Tensor):
         Tensor.register_hook, Tensor.register_post_accumulate_grad_hook,
         Tensor.__deepcopy__, Tensor.__dir__,
     }  # fmt: skip
+    _made_of: ClassVar[type[Tensor] | None] = None  # the class of a tensor of other tensors
     _why_not = (
         "whose data is on another pipeline rank. To run the model, "
         "call it in a smp.step function; outside of steps use model.local_parameters() for what is here, "
@@ -89,6 +99,8 @@ class RemoteTensor(Tensor):
             # The next operation would read a plain tensor over the emptied storage, and end the process.
             if type(result) is Tensor and not result.untyped_storage().nbytes():
                 result.__class__ = RemoteTensor
+            elif cls._made_of is not None and type(result) is cls._made_of:
+                result.__class__ = cls
             return result
         name = torch.overrides.resolve_name(func) or func
         raise SMPUnsupportedError(f"{name} was called on a parameter {cls._why_not}")
@@ -107,6 +119,13 @@ class RemoteDTensor(RemoteTensor, DTensor):
     __slots__ = ()  # the same layout, so that the object can change its class
 
 
+@cache
+def _remote_composite(made_of: type[Tensor]) -> type[RemoteTensor]:
+    """The class of a parameter made of other tensors, whose data is on another pipeline rank."""
+    # the same layout, so that the object can change its class
+    return type(f"Remote{made_of.__name__}", (RemoteTensor, made_of), {"__slots__": (), "_made_of": made_of})
+
+
 def make_remote(parameter: nn.Parameter, clipping: ClippingWarning | None = None) -> None:
     """Let go of the data of ``parameter``; it stays the same object with the same shape and strides.
 
@@ -121,11 +140,27 @@ def make_remote(parameter: nn.Parameter, clipping: ClippingWarning | None = None
         own.untyped_storage().resize_(0)
         parameter.__class__ = RemoteDTensor  # type: ignore[assignment]
         return
+    if is_composite(parameter):
+        empty_parts(parameter)
+        parameter.__class__ = _remote_composite(type(parameter))  # type: ignore[assignment]
+        return
     shape, strides = parameter.shape, parameter.stride()
     parameter.data = parameter.new_empty(0)  # before an empty storage is made by way of a full one
     parameter.data = emptied(shape, strides, parameter.dtype, parameter.device)
     parameter.__class__ = RemoteParameter
     parameter.__dict__[_CLIPPING] = clipping
+
+
+def give_data(parameter: Tensor, data: Tensor) -> None:
+    """Let ``parameter``, which may have been on another rank, have this data here."""
+    if is_composite(data):
+        take_parts(parameter, data)
+        if isinstance(parameter, RemoteTensor):
+            parameter.__class__ = type(data)  # type: ignore[assignment]
+        return
+    if isinstance(parameter, RemoteParameter):
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+    parameter.data = data
 
 
 def emptied(shape: torch.Size, strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
