@@ -22,4 +22,10 @@ def test_example_runs(example: Example, pool: Any, tmp_path: Path) -> None:
 
 
 def test_there_are_examples_for_what_is_installed() -> None:
-    assert {example.needs for example in NEEDING} >= {"accelerate", "lightning", "transformers", "ray"}
+    assert {example.needs for example in NEEDING} >= {
+        "accelerate",
+        "lightning",
+        "pytorch-ignite",
+        "ray",
+        "transformers",
+    }
