@@ -211,6 +211,36 @@ def run_async() -> None:
     assert barrier.is_completed()
 
 
+def run_callbacks_in_order() -> None:
+    """Whether a call is done when a callback is attached, or long after: what that issues has one place."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    found: list[torch.Tensor] = []
+
+    def of_callback(_: Any) -> None:
+        found.append(mine(7))
+        dist.all_reduce(found[-1])
+
+    for name, behind in (("asked at once", 0), ("asked later", 2)):
+        if rank == 0:
+            store.wait([f"{name} {other}" for other in range(1, dist.get_world_size())])
+        parts = [mine(count) for count in (3, 4, 5, 6)]
+        works = []
+        for number, part in enumerate(parts):
+            works.append(dist.all_reduce(part, async_op=True))
+            if rank == 0:
+                works[-1].wait()
+            if number == behind:
+                future = works[0].get_future().then(of_callback)
+        store.set(f"{name} {rank}", "")
+        future.wait()
+        for work, part in zip(works, parts, strict=True):
+            work.wait()
+            assert torch.equal(part, torch.stack(all_of(len(part))).sum(0))
+        assert torch.equal(found[-1], torch.stack(all_of(7)).sum(0))
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.get_future().then(lambda _: work.wait()).wait()
+
+
 def run_inference_tensors() -> None:
     """Only in inference mode may they be written to, and no other thread is in it, nor who waits later."""
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -388,6 +418,7 @@ CASES = [
     run_premultiplied,
     run_random_floats,
     run_async,
+    run_callbacks_in_order,
     run_inference_tensors,
     run_profiled,
     run_threads,

@@ -80,7 +80,7 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
 
 def ddp_with_powersgd() -> None:
     model = net()
-    wrapped = DistributedDataParallel(model)
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # several, whose sums take turns
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     train(wrapped, sgd(model))

@@ -1,22 +1,60 @@
 #include "torch/queue.hpp"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace opensmd {
 
-namespace {
+// Callbacks may run calls of other queues, and these have callbacks, too.
+class CallQueue::Telling {
+ public:
+  Telling(const CallQueue& queue, const Call& call) : queue_(queue), call_(call), outer_(innermost_) { innermost_ = this; }
+  ~Telling() { innermost_ = outer_; }
+  Telling(const Telling&) = delete;
+  Telling& operator=(const Telling&) = delete;
 
-// The queue of which this thread is telling an outcome, if any.
-thread_local const CallQueue* telling = nullptr;
+  static const Call* find(const CallQueue& queue) {
+    const Telling* found = innermost_;
+    while (found != nullptr && &found->queue_ != &queue) found = found->outer_;
+    return found == nullptr ? nullptr : &found->call_;
+  }
 
-}  // namespace
+ private:
+  static thread_local const Telling* innermost_;
+  const CallQueue& queue_;
+  const Call& call_;
+  const Telling* outer_;
+};
+
+thread_local const CallQueue::Telling* CallQueue::Telling::innermost_ = nullptr;
+
+const CallQueue::Call* CallQueue::told_here() const { return Telling::find(*this); }
+
+void CallQueue::enqueue(std::shared_ptr<Call> call) {
+  const Call* told = told_here();
+  if (told == nullptr) {
+    call->number = ++issued_;
+    pending_.push_back(std::move(call));
+    return;
+  }
+  call->number = std::max(told->number, told->callbacks_after);
+  const auto later = std::find_if(pending_.begin(), pending_.end(),
+                                  [&](const auto& each) { return each->number > call->number; });
+  pending_.insert(later, std::move(call));
+}
+
+void CallQueue::expect_callbacks(Call& call) {
+  std::lock_guard lock(mutex_);
+  if (call.callbacks_after == 0) call.callbacks_after = issued_;
+}
 
 void CallQueue::post(std::shared_ptr<Call> call) {
   std::unique_lock lock(mutex_);
-  pending_.push_back(call);
+  enqueue(call);
   // A callback may wait for what it issues by a future, which does not help (torch's PowerSGD does), and the
   // thread that it would wait for is its own.
-  if (closing_ || telling == this) {
+  if (closing_ || told_here() != nullptr) {
     lock.unlock();
     help_until_done(*call);
     return;
@@ -38,9 +76,10 @@ void CallQueue::wake_one(std::unique_lock<std::mutex>& lock) {
 }
 
 void CallQueue::help_until_done(const Call& call) {
+  const bool has_turn = told_here() != nullptr;
   std::unique_lock lock(mutex_);
   while (!call.done) {
-    if (!running_ && !pending_.empty()) {
+    if ((has_turn || !running_) && !pending_.empty()) {
       run_head(lock);
     } else {
       ++waiting_;
@@ -59,7 +98,7 @@ void CallQueue::run_behind_others(std::function<void()> run, std::unique_lock<st
   auto call = std::make_shared<Call>();
   call->run = std::move(run);
   call->finished = [&outcome](std::exception_ptr error) { outcome = std::move(error); };
-  pending_.push_back(call);
+  enqueue(call);
   lock.unlock();
   help_until_done(*call);
   if (outcome) std::rethrow_exception(outcome);
@@ -69,27 +108,30 @@ void CallQueue::run_behind_others(std::function<void()> run, std::unique_lock<st
 void CallQueue::run_head(std::unique_lock<std::mutex>& lock) {
   auto call = std::move(pending_.front());
   pending_.pop_front();
-  running_ = true;
+  const bool in_callback = std::exchange(running_, true);  // whose turn goes on
   runner_ = std::this_thread::get_id();
   lock.unlock();
-  std::exception_ptr error;
   {
-    Turn turn(*this);
-    try {
-      call->run();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    call->run = nullptr;  // lets go of the tensors
+    std::optional<Turn> turn;
+    if (!in_callback) turn.emplace(*this);
+    run_and_tell(*call);
   }
-  // Callbacks may themselves issue collectives, so this is not part of the turn.
-  const CallQueue* before = std::exchange(telling, this);
-  call->finished(error);
-  call->finished = nullptr;
-  telling = before;
   lock.lock();
   call->done = true;
   if (helping_ > 0) changed_.notify_all();
+}
+
+void CallQueue::run_and_tell(Call& call) {
+  std::exception_ptr error;
+  try {
+    call.run();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  call.run = nullptr;  // lets go of the tensors
+  Telling telling(*this, call);
+  call.finished(error);
+  call.finished = nullptr;
 }
 
 void CallQueue::serve() {
@@ -112,8 +154,9 @@ void CallQueue::drain() {
   // A queued call that another thread runs is waited for. One that this thread runs may have dropped, when it ended,
   // the last reference to its group.
   const auto others = [this] { return runner_ != std::thread::id() && runner_ != std::this_thread::get_id(); };
-  while (running_ ? others() : !pending_.empty()) {
-    if (!running_) {
+  const bool has_turn = told_here() != nullptr;
+  while (running_ && !has_turn ? others() : !pending_.empty()) {
+    if (has_turn || !running_) {
       run_head(lock);
     } else {
       ++waiting_;
@@ -121,6 +164,7 @@ void CallQueue::drain() {
       --waiting_;
     }
   }
+  changed_.notify_all();  // for the queue's own thread, if all this has run in a callback's turn
   if (!thread_.joinable()) return;
   std::thread thread = std::move(thread_);
   lock.unlock();

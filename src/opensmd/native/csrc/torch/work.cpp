@@ -39,6 +39,11 @@ void QueuedWork::post(const c10::intrusive_ptr<QueuedWork>& self, std::function<
   work->queue_->post(work->call_);
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> QueuedWork::getFuture() {
+  queue_->expect_callbacks(*call_);
+  return future_;
+}
+
 void QueuedWork::complete(std::exception_ptr error) {
   finish(error);
   if (error) {
@@ -51,7 +56,7 @@ void QueuedWork::complete(std::exception_ptr error) {
 bool QueuedWork::wait(std::chrono::milliseconds timeout) {
   // With a deadline of its own the caller may not run calls that take longer.
   if (timeout != kNoTimeout) return Work::wait(timeout);
-  queue_->help_until_done(*call_);
+  if (!isCompleted()) queue_->help_until_done(*call_);  // a callback of this call may wait for it
   if (auto error = exception()) std::rethrow_exception(error);
   return true;
 }
