@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -121,17 +122,28 @@ def test_who_waits_for_a_message_of_a_dead_neighbour_ends_the_group_on_all_hosts
         assert re.search(r"rank 1 on \S+ has died", outcome.value), outcome.value
 
 
-def run_another_dtype(hosts: str) -> str:
+def run_another_message(hosts: str, count: int, dtype: torch.dtype) -> str:
+    """What rank 0 sends second is not what rank 1 expects; rank 2 is in no call meanwhile."""
     init_on(hosts)
-    group: Any = dist.new_group()
-    dist.barrier(group)
-    meet_in_store("connected")
-    group.set_timeout(timedelta(seconds=2))
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    if rank == 2:
+        store.wait(["told by 0", "told by 1"], timedelta(seconds=PATIENCE))
+        with pytest.raises(dist.DistBackendError) as error:
+            dist.barrier()
+        return str(error.value)
+    if rank == 0:
+        dist.send(torch.ones(3), 1, tag=5)
+    else:
+        dist.recv(torch.ones(3), 0, tag=5)
     with pytest.raises(dist.DistBackendError) as error:
-        if dist.get_rank() == 0:
-            dist.send(torch.ones(3), 1, group)
+        if rank == 0:
+            dist.send(torch.ones(3), 1, tag=5)
         else:
-            dist.recv(torch.ones(3, dtype=torch.int32), 0, group)
+            work = dist.irecv(torch.ones(count, dtype=dtype), 0, tag=5)
+            while not work.is_completed():
+                time.sleep(0.01)
+            work.wait()
+    store.set(f"told by {rank}", "")
     return str(error.value)
 
 
@@ -153,11 +165,14 @@ def run_in_a_circle_of_waits(hosts: str) -> str:
     return str(error.value)
 
 
-def test_numbers_of_one_dtype_are_not_received_as_another_between_hosts() -> None:
-    for rank, text in enumerate(values(run_once(2, run_another_dtype, "ab", backend=None))):
-        assert f"rank {rank} on " in text and f"rank {1 - rank} on " in text, text
-        assert re.search(r"12 bytes of (float32|int32), tag 0", text), text
-        assert "Timed out" in text, text
+@pytest.mark.parametrize(("count", "dtype"), [(3, torch.int32), (4, torch.float32)], ids=str)
+def test_who_wait_for_each_other_with_different_messages_are_told(count: int, dtype: torch.dtype) -> None:
+    """Long before the timeout. Numbers of one dtype are not received as another."""
+    sent, expected = "12 bytes of float32", rf"{4 * count} bytes of {str(dtype).removeprefix('torch.')}"
+    of_sender = rf"a send to rank 1 on \S+ \({sent}, tag 5\).*: rank 1 on \S+ expects {expected} instead"
+    of_receiver = rf"a receive from rank 0 on \S+ \({expected}, tag 5\).*: rank 0 on \S+ sends {sent} instead"
+    for text in values(run_once(3, run_another_message, "abc", count, dtype, backend=None)):
+        assert re.search(of_sender, text) or re.search(of_receiver, text), text
 
 
 def test_a_receive_that_times_out_names_whom_its_peer_waits_for() -> None:

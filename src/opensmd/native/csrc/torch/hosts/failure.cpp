@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <functional>
-#include <future>
-#include <memory>
 #include <thread>
 #include <utility>
 
 #include "core/protocol/context.hpp"
 #include "core/errors.hpp"
 #include "torch/hosts/agreement.hpp"
+#include "torch/hosts/within.hpp"
 
 namespace opensmd {
 namespace {
@@ -31,22 +29,6 @@ constexpr milliseconds kCallsTime{6000};
 constexpr milliseconds kLateCallsTime{2000};
 // In which a member that fails has posted its report after its connections closed.
 constexpr milliseconds kReportsTime{300};
-// The process that serves the store may be the dead one, or stopped.
-constexpr milliseconds kStoresTime{1000};
-
-// What `work` returns, or nothing where it fails or takes too long; then its thread is left behind.
-std::string within(milliseconds limit, std::function<std::string()> work) {
-  auto promise = std::make_shared<std::promise<std::string>>();
-  auto answer = promise->get_future();
-  std::thread([promise, work = std::move(work)] {
-    try {
-      promise->set_value(work());
-    } catch (...) {
-      promise->set_value("");
-    }
-  }).detach();
-  return answer.wait_for(limit) == std::future_status::ready ? answer.get() : "";
-}
 
 // Whether all keys are there in time. A wait of torch's would keep other threads from their stores meanwhile.
 // `instead`: a key that ends the waiting, too.

@@ -8,108 +8,23 @@
 #include <ATen/ATen.h>
 
 #include <chrono>
-#include <future>
-#include <mutex>
 #include <numeric>
 #include <utility>
 
 #include "core/algorithms/counts.hpp"
 #include "torch/hosts/failure.hpp"
+#include "torch/hosts/gloo_request.hpp"
 #include "torch/hosts/host_messages.hpp"
 #include "torch/hosts/late_waits.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
-#include "torch/hosts/pauses.hpp"
+#include "torch/hosts/message_ends.hpp"
 #include "torch/tensors.hpp"
 
 namespace opensmd {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-// Gloo completes a message only in wait(), so asking whether it is done needs a thread that waits.
-class GlooRequest final : public Request {
- public:
-  // `where` is what messages call it. `quiet`: an error is nobody's failure.
-  GlooRequest(std::shared_ptr<Wire> wire, WorkPtr work, at::Tensor bytes, milliseconds timeout,
-              std::shared_ptr<Failure> failure, int peer, std::string where, bool quiet)
-      : wire_(std::move(wire)),
-        work_(std::move(work)),
-        bytes_(std::move(bytes)),
-        timeout_(timeout),
-        failure_(std::move(failure)),
-        peer_(peer),
-        where_(std::move(where)),
-        quiet_(quiet) {}
-
-  bool done() override {
-    std::lock_guard lock(mutex_);
-    if (finished_) return true;
-    start_waiting(timeout_);
-    if (waiting_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return true;
-    if (Clock::now() >= next_look_) look_whether_lost();
-    return false;
-  }
-
-  void wait(milliseconds timeout) override {
-    {
-      std::lock_guard lock(mutex_);
-      if (!finished_) start_waiting(timeout.count() > 0 ? timeout : timeout_);
-    }
-    try {
-      while (waiting_.wait_until(next_look()) != std::future_status::ready) {
-        std::lock_guard lock(mutex_);
-        look_whether_lost();
-      }
-      waiting_.get();
-    } catch (const std::exception& error) {
-      if (quiet_) throw CollectiveError(where_ + ": " + error.what());
-      throw CollectiveError(failure_->note_message(where_, peer_, error));
-    }
-    std::lock_guard lock(mutex_);
-    finished_ = true;
-  }
-
-  int source() const override { return work_->sourceRank(); }
-  size_t received_bytes() const override { return bytes_.nbytes(); }
-  bool ends_with_handle() const override { return true; }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  void start_waiting(milliseconds timeout) {
-    if (waiting_.valid()) return;
-    next_look_ = Clock::now() + pauses_.next();
-    waiting_ = std::async(std::launch::async, [wire = wire_, work = work_, peer = peer_, timeout] {
-      wire->wait(work, peer, timeout);
-    }).share();
-  }
-
-  Clock::time_point next_look() {
-    std::lock_guard lock(mutex_);
-    return next_look_;
-  }
-
-  void look_whether_lost() {
-    wire_->end_lost_waits();
-    next_look_ = Clock::now() + pauses_.next();
-  }
-
-  const std::shared_ptr<Wire> wire_;
-  WorkPtr work_;
-  at::Tensor bytes_;
-  const milliseconds timeout_;
-  const std::shared_ptr<Failure> failure_;
-  const int peer_;
-  const std::string where_;
-  const bool quiet_;
-  std::mutex mutex_;
-  std::shared_future<void> waiting_;
-  Pauses pauses_;
-  Clock::time_point next_look_;
-  bool finished_ = false;
-};
 
 Signature signature_of(Operation operation, DType dtype, size_t count, int root = -1,
                        Reduction reduction = Reduction::Sum) {
@@ -124,8 +39,9 @@ Signature signature_of(Operation operation, DType dtype, size_t count, int root 
 
 class GlooTransport final : public Transport {
  public:
-  GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, std::shared_ptr<Wire> wire, std::shared_ptr<Failure> failure,
-                Layout layout, std::shared_ptr<Local> local, Thresholds thresholds)
+  GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo, c10::intrusive_ptr<c10d::Store> store,
+                std::shared_ptr<Wire> wire, std::shared_ptr<Failure> failure, Layout layout,
+                std::shared_ptr<Local> local, Thresholds thresholds)
       : gloo_(std::move(gloo)),
         failure_(std::move(failure)),
         layout_(std::move(layout)),
@@ -134,6 +50,7 @@ class GlooTransport final : public Transport {
         wire_(std::move(wire)),
         agreement_(local_, *wire_, layout_, thresholds.carried),
         thresholds_(thresholds),
+        ends_(std::move(store), layout_),
         messages_(host_messages()),
         late_(looking(&Failure::look_for_failure), looking(&Failure::look_closer)) {}
 
@@ -347,9 +264,11 @@ class GlooTransport final : public Transport {
     failure_->require_none();
     auto where = where_of(posting, *gloo_, *failure_);
     try {
+      auto end = ends_.add(posting);
       auto work = start();
-      return std::make_shared<GlooRequest>(wire_, work, bytes[0], gloo_->getBackendOptions()->timeout, failure_,
-                                           posting.peer, std::move(where), is_quiet(posting));
+      return std::make_shared<GlooRequest>(
+          wire_, failure_, std::move(work), gloo_->getBackendOptions()->timeout,
+          GlooRequest::Message{posting.peer, std::move(where), is_quiet(posting), bytes[0], std::move(end)});
     } catch (const std::exception& error) {
       if (is_quiet(posting)) throw CollectiveError(where + ": " + error.what());
       throw CollectiveError(failure_->note_message(where, posting.peer, error));
@@ -365,6 +284,7 @@ class GlooTransport final : public Transport {
   const std::shared_ptr<Wire> wire_;
   Agreement agreement_;
   const Thresholds thresholds_;
+  MessageEnds ends_;
   const std::unique_ptr<HostMessages> messages_;  // where members share hosts
   LateWaits late_;
   std::atomic<uint64_t> sequence_{0};
@@ -383,9 +303,9 @@ std::unique_ptr<Transport> make_gloo_transport(c10::intrusive_ptr<c10d::Backend>
     here->abort(reason);
     wire->close();
   };
-  auto failure = std::make_shared<Failure>(wire, std::move(store), std::move(interrupt));
-  return std::make_unique<GlooTransport>(std::move(gloo), std::move(wire), std::move(failure), std::move(layout),
-                                         std::move(here), thresholds);
+  auto failure = std::make_shared<Failure>(wire, store, std::move(interrupt));
+  return std::make_unique<GlooTransport>(std::move(gloo), std::move(store), std::move(wire), std::move(failure),
+                                         std::move(layout), std::move(here), thresholds);
 }
 
 }  // namespace opensmd

@@ -32,7 +32,7 @@ void Wire::end_lost_waits() {
   std::map<int, bool> lost;
   waits_.end_where([&](int member) {
     const auto known = lost.find(member);
-    return known != lost.end() ? known->second : lost[member] = is_lost(member);
+    return known != lost.end() ? known->second : (lost[member] = is_lost(member));
   });
 }
 
@@ -52,8 +52,10 @@ void Wire::close() {
   waits_.end();
 }
 
+bool says_kind(int64_t tag) { return tag >> kSmallTagBits == 0; }
+
 int tag_on_wire(int64_t tag, size_t bytes, DType dtype) {
-  if (tag >> kSmallTagBits != 0) return static_cast<int>(tag);
+  if (!says_kind(tag)) return static_cast<int>(tag);
   constexpr uint64_t kKinds = 1u << kKindBits;
   const auto of_dtype = static_cast<uint64_t>(dtype == DType::U8 ? DType::Byte : dtype);
   const auto kind = static_cast<int>(mixed(mixed(bytes) + of_dtype) % kKinds);

@@ -38,6 +38,7 @@ constexpr int kTagLimit = 0x20000000;
 // The last of them are those of the pipeline's messages (modelparallel/runtime/messages/hosts.py), which are received ahead
 // of need: that one does not come is no failure before somebody wants it.
 constexpr int kFirstQuietTag = kTagLimit - 2;
+bool says_kind(int64_t tag);
 int tag_on_wire(int64_t tag, size_t bytes, DType dtype);
 
 // A view of memory as torch's Gloo takes it.

@@ -1,0 +1,68 @@
+// A message of a program that goes over the wire, as its caller holds it.
+//
+// Gloo completes a message only in wait(), so asking whether it is done needs a thread that waits. Who waits for long looks
+// now and then whether that is in vain: Gloo does not tell of all connections that close (waits.hpp), nor of a peer that
+// waits for something else (message_ends.hpp).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "core/messages/request.hpp"
+#include "torch/hosts/failure.hpp"
+#include "torch/hosts/message_ends.hpp"
+#include "torch/hosts/pauses.hpp"
+#include "torch/hosts/wire.hpp"
+
+namespace opensmd {
+
+class GlooRequest final : public Request {
+ public:
+  struct Message {
+    int peer;            // kAnySource, too
+    std::string where;  // what errors call it
+    bool quiet;          // an error is nobody's failure
+    at::Tensor bytes;
+    std::unique_ptr<const MessageEnds::End> end;  // null: not compared
+  };
+
+  // `timeout`: where wait() names none.
+  GlooRequest(std::shared_ptr<Wire> wire, std::shared_ptr<Failure> failure, c10::intrusive_ptr<c10d::Work> work,
+              milliseconds timeout, Message message);
+
+  bool done() override;
+  bool in_vain() override;
+  void wait(milliseconds timeout) override;
+
+  int source() const override { return work_->sourceRank(); }
+  size_t received_bytes() const override { return message_.bytes.nbytes(); }
+  bool ends_with_handle() const override { return true; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void start_waiting(milliseconds timeout);
+  void await();
+  void look();
+  Clock::time_point next_look();
+
+  const std::shared_ptr<Wire> wire_;
+  const std::shared_ptr<Failure> failure_;
+  const c10::intrusive_ptr<c10d::Work> work_;
+  const milliseconds timeout_;
+  const Message message_;
+  std::mutex mutex_;
+  std::shared_future<void> waiting_;
+  Pauses pauses_;
+  Clock::time_point next_look_;
+  std::string difference_;  // of the other end; empty: none is known
+  bool finished_ = false;
+};
+
+}  // namespace opensmd
