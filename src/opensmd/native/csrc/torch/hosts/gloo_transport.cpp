@@ -13,12 +13,12 @@
 
 #include "core/algorithms/counts.hpp"
 #include "torch/hosts/failure.hpp"
-#include "torch/hosts/gloo_request.hpp"
-#include "torch/hosts/host_messages.hpp"
 #include "torch/hosts/late_waits.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
-#include "torch/hosts/message_ends.hpp"
+#include "torch/hosts/messages/gloo_request.hpp"
+#include "torch/hosts/messages/host_messages.hpp"
+#include "torch/hosts/messages/message_ends.hpp"
 #include "torch/tensors.hpp"
 
 namespace opensmd {

@@ -1,9 +1,9 @@
-#include "torch/hosts/message_ends.hpp"
+#include "torch/hosts/messages/message_ends.hpp"
 
 #include <sstream>
 
-#include "torch/hosts/within.hpp"
 #include "torch/hosts/wire.hpp"
+#include "torch/hosts/within.hpp"
 
 namespace opensmd {
 namespace {

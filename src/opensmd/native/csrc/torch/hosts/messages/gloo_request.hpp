@@ -16,7 +16,7 @@
 
 #include "core/messages/request.hpp"
 #include "torch/hosts/failure.hpp"
-#include "torch/hosts/message_ends.hpp"
+#include "torch/hosts/messages/message_ends.hpp"
 #include "torch/hosts/pauses.hpp"
 #include "torch/hosts/wire.hpp"
 

@@ -23,8 +23,8 @@
 #include <utility>
 
 #include "core/errors.hpp"
-#include "torch/hosts/host_messages.hpp"
 #include "torch/hosts/layout.hpp"
+#include "torch/hosts/messages/host_messages.hpp"
 
 namespace opensmd {
 

@@ -1,4 +1,4 @@
-#include "torch/hosts/host_messages.hpp"
+#include "torch/hosts/messages/host_messages.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "torch/hosts/gloo_request.hpp"
+#include "torch/hosts/messages/gloo_request.hpp"
 
 #include <exception>
 #include <utility>
