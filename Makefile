@@ -15,9 +15,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
-# A file of tests stays with one worker, which keeps its ranks from test to test; files are taken in their order,
-# so that those which mostly wait begin, and the small ones of tests/unit fill the end. Each worker reads all files,
-# and what one of them has compiled the others need not compile again.
+# A file of tests stays with one worker, which keeps its ranks from test to test; files are taken in the order of
+# tests/conftest.py, in which the small ones of tests/unit fill the end. Each worker reads all files, and what one of
+# them has compiled the others need not compile again.
 test: $(VENV)/.ready
 	$(BIN)/python -m opensmd.native.build
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,8 @@ from tests.support.ranks import RankPool
 
 # What most of its models need. Not for the zoo, where importing it needs preparation.
 preload_also("transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert")
+
+FAULTS = Path(__file__).parent / "faults"
 
 # Tests start hundreds of interpreters; what one of them has compiled, the others need not compile again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -31,6 +35,19 @@ with contextlib.suppress(ModuleNotFoundError):  # where only the newest torch is
     hypothesis.settings.load_profile("busy")
 # Nothing that collecting tests makes is garbage: looking for it takes a quarter of the time.
 gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put a file of faults, which mostly wait, behind every third of the others, which compute.
+
+    Workers take files in this order: while one waits, the others have something to do.
+    """
+    files = [list(of_file) for _, of_file in itertools.groupby(items, key=lambda item: item.path)]
+    waiting = [file for file in files if file[0].path.parent == FAULTS]
+    computing = [file for file in files if file[0].path.parent != FAULTS]
+    for place, file in enumerate(waiting, start=1):
+        computing.insert(4 * place - 1, file)
+    items[:] = itertools.chain.from_iterable(computing)
 
 
 def pytest_collection_finish() -> None:
