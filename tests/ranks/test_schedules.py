@@ -49,7 +49,8 @@ def ways(schedule: str, stages: int, microbatches: int, placements: Sequence[str
 def test_under_every_schedule_a_chain_trains_like_plain_pytorch(
     pool: Pools, schedule: str, stages: int
 ) -> None:
-    for name in ("perceptron", "transformer"):
+    # What the transformer adds, a value that skips stages, the programs below have on few stages.
+    for name in ("perceptron", "transformer") if stages == 4 else ("perceptron",):
         for setup in ways(schedule, stages, MICROBATCHES[stages], ["automatic"]):
             wrong = compare(pool, "deep", find("deep", name), setup)
             assert not wrong, "\n".join(wrong)
