@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -103,3 +105,24 @@ def evaluated() -> None:
 
 def test_writes_by_out_are_seen_in_inference_mode(pool: Pools) -> None:
     pool(2).run(evaluated)
+
+
+def planned(asks: bool) -> None:
+    restart(partitions=2, microbatches=2)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    plain, x = copy.deepcopy(module), torch.ones(4, WIDTH)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        x.mul_(0.5)
+        found: Tensor = model(x).square().mean()
+        return found * 2 if asks and found.item() > 0 else found
+
+    train_beside(smp.DistributedModel(module), plain, [(x,), (x,)], microbatches=2, loss=loss)
+    assert torch.equal(x, torch.full_like(x, 0.25))
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["under fakes", "for real"])
+def test_the_dry_run_writes_nothing_into_a_batch(pool: Pools, asks: bool) -> None:
+    pool(2).run(planned, asks)

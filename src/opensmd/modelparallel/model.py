@@ -341,7 +341,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         first = not self.partitioned
         if first:
             with Explained(function, "while the model was planned and placed", pipeline):
-                self._place(lambda: function(*calls[0][0], **calls[0][1]))
+                self._place(partial(function, *calls[0][0], **calls[0][1]))
         elif self._placed is not None:
             self._placed.require_no_others()
         if self._engine is None:

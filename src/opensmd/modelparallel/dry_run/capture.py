@@ -2,7 +2,7 @@
 
 The run uses fake tensors: nothing is computed and nothing allocated. Where the script wants a value
 (``.item()``) or an operation has no fake form, the step runs once for real instead. Either way the model is
-left as it was: gradients, parameters, buffers, attributes and random state are put back.
+left as it was: gradients, parameters, buffers, attributes and random state are put back, and so are inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opensmd.modelparallel.dry_run.measuring import Measuring
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree, describe
 from opensmd.modelparallel.dry_run.observed_trace import trace_of
 from opensmd.modelparallel.dry_run.observer import Observer
-from opensmd.modelparallel.dry_run.restoring import WrittenParameters
+from opensmd.modelparallel.dry_run.restoring import WrittenTensors
 from opensmd.modelparallel.dry_run.timing.clock import Clock
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.trace import ModelTrace
@@ -51,7 +51,8 @@ def capture(
     Args:
         module: the model; its parameters must be real on this rank.
         call: the user's step function with one microbatch's arguments. It calls ``module``; backwards in it
-            do nothing, unless times are measured.
+            do nothing, unless times are measured. What it writes into tensors that it holds as a
+            ``functools.partial`` is put back.
         device: where a timed run takes place; the device of the parameters by default.
         times: measure times in three more, real runs (``trace_execution_times``), forward and backward.
         operations: try each operation by itself where estimates of times are not to be trusted, and results
@@ -152,7 +153,7 @@ def _observe_fake(
 ) -> Observer:
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     observer = Observer(Clock(torch.device("cpu")), tree.owners)
-    written = WrittenParameters(module)
+    written = WrittenTensors(module, call)
     try:
         with (
             dry(module, written),
@@ -185,7 +186,7 @@ def _observe_real(
     module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str]
 ) -> Observer:
     observer = Observer(Clock(torch.device("cpu")), tree.owners)
-    written = WrittenParameters(module)
+    written = WrittenTensors(module, call)
     with dry(module, written), written, observer, observer.saving(), observer.watching(names):
         observer.result(call())
     return observer

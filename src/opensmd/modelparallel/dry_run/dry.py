@@ -12,7 +12,7 @@ from torch import nn
 
 from opensmd.modelparallel._torch_internals import replaced_backward
 from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
-from opensmd.modelparallel.dry_run.restoring import WrittenParameters, untouched
+from opensmd.modelparallel.dry_run.restoring import WrittenTensors, untouched
 
 __all__ = ["dry", "is_tracing"]
 
@@ -27,13 +27,13 @@ def is_tracing() -> bool:
 
 @contextlib.contextmanager
 def dry(
-    module: nn.Module, written: WrittenParameters | None, backward: Backward | None = None
+    module: nn.Module, written: WrittenTensors | None, backward: Backward | None = None
 ) -> Iterator[None]:
-    """Mark the thread as tracing, and put back whatever the run may change in the model.
+    """Mark the thread as tracing, and put back whatever the run may change in the model and its inputs.
 
     Args:
         module: the model.
-        written: sees what is written into parameters; None where nothing is.
+        written: sees what is written into parameters and inputs; None where nothing is.
         backward: instead of backwards, with the original and its arguments. By default they do nothing:
             without gradients, an optimizer's step changes nothing.
     """

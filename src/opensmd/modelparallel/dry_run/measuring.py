@@ -16,7 +16,7 @@ from opensmd.modelparallel.dry_run._torch_internals import has_backward_hooks
 from opensmd.modelparallel.dry_run.dry import dry
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree
 from opensmd.modelparallel.dry_run.observer import Observer
-from opensmd.modelparallel.dry_run.restoring import WrittenParameters
+from opensmd.modelparallel.dry_run.restoring import WrittenTensors
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
 from opensmd.modelparallel.dry_run.timing.step_clock import StepClock, losses_in, watching_seconds
 from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
@@ -110,7 +110,7 @@ class Measuring:
 
     def _run(self, rounds: int, *, backward: bool) -> list[StepClock]:
         clocks = [StepClock(self.device) for _ in range(rounds)]
-        written: WrittenParameters | None = WrittenParameters(self.module)
+        written: WrittenTensors | None = WrittenTensors(self.module, self.call)
         for clock in clocks:
             instead = clock.backward_of(self.module) if backward else None
             with (

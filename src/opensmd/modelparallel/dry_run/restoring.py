@@ -1,10 +1,14 @@
-"""Runs that leave a model as it was: what they change in attributes, buffers and parameters is put back."""
+"""Runs that leave a model as it was: what they change in attributes, buffers and parameters is put back.
+
+So is what they write into their inputs: the step that follows is given the same ones.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,24 +18,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opensmd.modelparallel._torch_internals import without_modes
 from opensmd.modelparallel.runtime.side_effects.containers import containers_in, content_of, set_content
 from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
+from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.storages import has_storage, lies_in
 
-__all__ = ["KeptModel", "WrittenParameters", "untouched"]
+__all__ = ["KeptModel", "WrittenTensors", "untouched"]
 
 
-class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-    """Copies a parameter before the first operation that writes into it.
+class WrittenTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
+    """Copies a parameter or an input before the first operation that writes into it.
 
-    Few models do (a moving average of weights in the forward), so that copies of all would be a waste.
+    Few programs do (a moving average of weights in the forward, a batch that is normalized in place), so that
+    copies of all would be a waste.
+
+    Args:
+        module: whose parameters these are.
+        call: what is run; its inputs are what a ``functools.partial`` holds.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, call: Callable[[], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._parameters: dict[int, list[Tensor]] = defaultdict(list)
-        for parameter in module.parameters():
-            if has_storage(parameter):
-                self._parameters[_memory(parameter)].append(parameter)
-        self._memory = frozenset(self._parameters)
+        inputs = structure.tensors_in((call.args, call.keywords)) if isinstance(call, partial) else []
+        self._tensors: dict[int, list[Tensor]] = defaultdict(list)
+        for tensor in (*module.parameters(), *inputs):
+            if has_storage(tensor):
+                self._tensors[_memory(tensor)].append(tensor)
+        self._memory = frozenset(self._tensors)
         self._kept: dict[int, list[Tensor]] = {}
 
     @property
@@ -56,16 +67,14 @@ class WrittenParameters(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
             memory = _memory(written)
             if memory not in self._kept:
                 with without_modes():  # a copy of numbers, under fake tensors, too
-                    self._kept[memory] = [
-                        parameter.detach().clone() for parameter in self._parameters[memory]
-                    ]
+                    self._kept[memory] = [tensor.detach().clone() for tensor in self._tensors[memory]]
 
     def put_back(self) -> None:
-        """Every parameter has the numbers again that it had at first."""
+        """All have the numbers again that they had at first."""
         with torch.no_grad():
             for memory, kept in self._kept.items():
-                for parameter, numbers in zip(self._parameters[memory], kept, strict=True):
-                    parameter.copy_(numbers)
+                for tensor, numbers in zip(self._tensors[memory], kept, strict=True):
+                    tensor.copy_(numbers)
 
 
 class KeptModel:
@@ -110,11 +119,11 @@ class KeptModel:
 
 
 @contextlib.contextmanager
-def untouched(module: nn.Module, written: WrittenParameters | None) -> Iterator[None]:
+def untouched(module: nn.Module, written: WrittenTensors | None) -> Iterator[None]:
     """Put back whatever the body may change in the model.
 
     Args:
-        written: sees what is written into parameters; None where nothing is.
+        written: sees what is written into parameters and inputs; None where nothing is.
     """
     parameters = list(module.parameters())
     kept = KeptModel(module, parameters, list(module.buffers()))

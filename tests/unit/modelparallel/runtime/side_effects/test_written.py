@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opensmd.modelparallel.dry_run.restoring import WrittenParameters
+from opensmd.modelparallel.dry_run.restoring import WrittenTensors
 from opensmd.modelparallel.runtime.side_effects.written import written_by_function, written_by_operation
 
 
@@ -78,12 +79,18 @@ def test_functions_write_into_their_first_argument_their_out_or_their_statistics
         assert not nothing
 
 
-def test_parameters_that_the_dry_run_writes_into_through_out_are_put_back() -> None:
-    module = nn.Linear(2, 2)
+def test_what_the_dry_run_writes_into_parameters_and_inputs_is_put_back() -> None:
+    module, x = nn.Linear(2, 2), torch.ones(2)
     before = module.weight.detach().clone()
-    written = WrittenParameters(module)
-    with written, torch.no_grad():
+
+    def call(x: Tensor) -> None:
         torch.add(module.weight, 1.0, out=module.weight)
+        x.mul_(0.5)
+
+    dry_call = functools.partial(call, x)
+    written = WrittenTensors(module, dry_call)
+    with written, torch.no_grad():
+        dry_call()
     assert written.found
     written.put_back()
-    assert torch.equal(module.weight, before)
+    assert torch.equal(module.weight, before) and torch.equal(x, torch.ones(2))
