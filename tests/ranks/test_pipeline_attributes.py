@@ -1,4 +1,4 @@
-"""What hooks have put into attributes of modules is, after a step, what the last microbatch has put there."""
+"""Attributes of modules that forwards and hooks set: each microbatch's own, and afterwards the last one's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from tests.support.equality import Pools
+from tests.support.equality import Pools, train_beside
 from tests.support.partitioned import restart
 
 WIDTH, MICROBATCHES, STEPS = 8, 4, 3
@@ -64,3 +64,53 @@ def what_is_left(looped: bool) -> list[int]:
 def test_hooks_leave_what_the_last_microbatch_has_put_into_attributes(pool: Pools, looped: bool) -> None:
     found = pool(2).run(what_is_left, looped)
     assert sorted(found) == ([[0, 2], [1, 3]] if looped else [[0, 1], [2, 3]])
+
+
+class Counting(nn.Module):
+    """Computes with how often it has been called, as warm-ups do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(WIDTH, WIDTH), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = torch.tanh(self.layer(x)) / self.calls
+        return out
+
+
+class Counted(nn.Module):
+    """Counts as well, and asks its layers; it notes for later what depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Counting() for _ in range(4))
+        self.calls, self.longest, self.kind = 0, 0.0, ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.longest = x.abs().max().item()
+        self.kind = "long" if self.longest > 2 else "short"
+        for layer in self.layers:
+            x = layer(x) + x
+        scale = self.calls + self.longest + len(self.kind)
+        return x * scale + sum(layer.calls for layer in self.layers)
+
+
+def counted(looped: bool) -> None:
+    restart(partitions=2, microbatches=MICROBATCHES, auto_partition=False, default_partition=0)
+    module, plain = Counted(), Counted()
+    for number, layer in enumerate(module.layers):
+        smp.set_partition(layer, number % 2 if looped else number // 2)
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(2 * MICROBATCHES, WIDTH, generator=generator),) for _ in range(STEPS)]
+    train_beside(smp.DistributedModel(module), plain, batches, microbatches=MICROBATCHES)
+    assert module.calls == plain.calls == STEPS * MICROBATCHES
+    assert [layer.calls for layer in module.layers] == [layer.calls for layer in plain.layers]
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("looped", [False, True], ids=["chain", "looped"])
+def test_numbers_in_attributes_are_those_of_plain_pytorch(pool: Pools, looped: bool) -> None:
+    pool(2).run(counted, looped)

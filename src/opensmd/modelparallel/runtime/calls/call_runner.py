@@ -282,7 +282,7 @@ class CallRunner:
         parts = Hidden.of(result, call.name)
         description = watch.description(parts)
         changed = (real[change.argument] for change in description.changed)
-        if watch.changed_buffers() or any(map(self.context.lasts, changed)):
+        if watch.goes_on() or any(map(self.context.lasts, changed)):
             self.context.stateful.add(key)
         self._tell(description, key, known, number)
         # They are in no result, but the call has left them in an attribute or a list: whoever finds them

@@ -1,8 +1,9 @@
-"""Tensors that a model keeps in attributes and buffers of its modules, for another part of the microbatch.
+"""What a model keeps in attributes and buffers of its modules, for another part of the microbatch.
 
-The losses of a mixture of experts on its routers, a weight that a hook makes before each call: plain PyTorch
-is done with one microbatch before the next one writes there. Here they take turns. So each finds what it has
-itself put there last, or else what the nearest one before it has.
+The losses of a mixture of experts on its routers, a weight that a hook makes before each call, the length of
+this batch's longest sequence: plain PyTorch is done with one microbatch before the next one writes there.
+Here they take turns. So each finds what it has itself put there last, or else what the nearest one before it
+has.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BEFORE = -1  # all microbatches of the step
 
 
 class Places:
-    """Where the modules of a model keep tensors, beside parameters, that steps set anew.
+    """Where the modules of a model keep what steps set anew, beside parameters.
 
     Args:
         module: the model.
@@ -145,7 +146,7 @@ class AttributesPerMicrobatch:
         """Find further places."""
         for module in self._modules:
             for slot, value in slots_of(module):
-                if slot not in self._values and value is not self._before(slot) and _keeps_tensors(value):
+                if slot not in self._values and value is not self._before(slot) and _is_own(value):
                     self.is_set(slot)
 
     def _add(self, slot: Slot) -> None:
@@ -179,6 +180,18 @@ def _nearest(values: dict[int, Any], microbatch: int) -> Any:
     return values[max([number for number in values if number < microbatch])]
 
 
-def _keeps_tensors(value: Any) -> bool:
-    """Whether there are tensors in it, or may soon be; ranks are told of other values, too (``effects``)."""
-    return bool(structure.tensors_in(value)) or (isinstance(value, (list, dict)) and not value)
+def _is_own(value: Any) -> bool:
+    """Whether it is one microbatch's own: there are tensors in it, or may soon be, or it is noted for later.
+
+    What says that something has been made once and for all (a flag, a handle) is everybody's.
+    """
+    if isinstance(value, (list, dict)) and not value:
+        return True
+    return _is_noted(value) or bool(structure.tensors_in(value))
+
+
+def _is_noted(value: Any) -> bool:
+    """Whether this is a number or text, or a tuple of them."""
+    if isinstance(value, tuple):
+        return bool(value) and all(map(_is_noted, value))
+    return isinstance(value, (int, float, complex, str)) and not isinstance(value, bool)

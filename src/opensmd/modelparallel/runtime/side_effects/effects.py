@@ -58,6 +58,9 @@ class Effects:
         given: the args and kwargs that it really gets, with tensors of other ranks fetched.
         real: the tensors in these, in the order of ``leaves``.
         owner: the module that runs, whose submodules' attributes are watched.
+
+    Attributes:
+        counted: whether an attribute has another number than before; known after :meth:`found`.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Effects:
         }
         self._attributes = _attributes(self._owner)
         self._contents = _contents(self._attributes)
+        self.counted = False
 
     def found(self, result: Sequence[Tensor]) -> Found | None:
         """What has changed; None if nothing has. ``result`` are the tensors that the call returns."""
@@ -104,6 +108,7 @@ class Effects:
             for place, value in now.items()
             if place not in self._attributes or self._attributes[place] is not value
         }
+        self.counted = any(_is_another(self._attributes.get(place), now) for place, now in attributes.items())
         # A file, a lock or a lambda stays where it is: no tensor can come out of it by attribute.
         attributes = {place: value for place, value in attributes.items() if structure.can_be_dumped(value)}
         filled = {place: filled for place, filled in self._filled() if structure.can_be_dumped(filled)}
@@ -201,8 +206,7 @@ def _objects(arguments: Any) -> list[Any]:
 def _attributes(owner: nn.Module | None) -> Attributes:
     """Attributes and buffers of a module and the modules below.
 
-    With any value: a counter must be the same on all ranks, too. What microbatches have each for themselves
-    (``attributes.py``) is less, values with tensors alone: a counter goes on from one microbatch to the next.
+    With any value: a counter must be the same on all ranks, too.
     """
     found: Attributes = {}
     if owner is None:
@@ -211,6 +215,14 @@ def _attributes(owner: nn.Module | None) -> Attributes:
         for slot, value in slots_of(module):
             found[name, slot.name] = value
     return found
+
+
+def _is_another(before: Any, now: Any) -> bool:
+    """Whether these are two numbers; flags say that something has been made once and for all."""
+    both = (before, now)
+    return (
+        all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in both) and before != now
+    )
 
 
 def _contents(attributes: Attributes) -> dict[Inner, tuple[Any, Content]]:

@@ -56,7 +56,14 @@ class Watch:
     def __exit__(self, *error: Any) -> None:
         self._around.__exit__(*error)
 
-    def changed_buffers(self) -> bool:
+    def goes_on(self) -> bool:
+        """Whether the next call depends on what this one has left in its module: a number or a buffer.
+
+        Of buffers the first call tells; there after :meth:`description`.
+        """
+        return self._effects.counted or self._changed_buffers()
+
+    def _changed_buffers(self) -> bool:
         """Whether the first call wrote into its module's buffers, or replaced them."""
         if not self._buffers:
             return False

@@ -39,6 +39,35 @@ def test_microbatches_find_what_they_have_put_into_attributes_themselves() -> No
     assert module.loss is second
 
 
+def test_numbers_are_each_microbatchs_own_and_go_on_from_one_to_the_next() -> None:
+    module: Any = Keeping()
+    module.calls = 0
+    state = attributes(module)
+    for microbatch in range(3):
+        state.begin(microbatch)
+        module.calls += 1
+        state.suspend(microbatch, through=False)
+    for microbatch in range(3):
+        state.begin(microbatch)
+        assert module.calls == microbatch + 1
+        state.end(microbatch)
+    state.end_step()
+    assert module.calls == 3
+
+
+def test_a_flag_that_a_later_microbatch_has_set_first_is_set_for_all() -> None:
+    module: Any = Keeping()
+    state = attributes(module)
+    for microbatch in range(2):
+        state.begin(microbatch)
+        state.suspend(microbatch, through=False)
+    state.begin(1)
+    module.hooked = True
+    state.end(1)
+    state.begin(0)
+    assert module.hooked
+
+
 def turns(module: Keeping, state: AttributesPerMicrobatch, *, clear: str) -> list[list[float]]:
     """Two microbatches fill a list in two parts, in turns; what each has in the end."""
     totals: dict[int, list[float]] = {}

@@ -30,7 +30,22 @@ def test_a_watched_call_tells_what_it_has_written_and_whether_its_result_depends
     assert [tuple(change) for change in reshaping.changed] == [(0, False, False)]
 
 
-def test_a_watched_call_tells_whether_it_has_changed_buffers() -> None:
+class Counting(nn.Module):
+    """Counts its calls, until it has reached three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = min(self.calls + 1, 3)
+        return x + self.calls
+
+
+def test_a_watched_call_tells_whether_it_has_left_anything_for_the_next_one() -> None:
     norm, x = nn.BatchNorm1d(2), torch.randn(4, 2)
-    assert watched(norm, x, owner=norm)[0].changed_buffers()
-    assert not watched(norm.eval(), x, owner=norm)[0].changed_buffers()
+    assert watched(norm, x, owner=norm)[0].goes_on()
+    assert not watched(norm.eval(), x, owner=norm)[0].goes_on()
+    counting = Counting()
+    assert watched(counting, x, owner=counting)[0].goes_on()
+    assert not watched(counting, x, owner=counting)[0].goes_on()
