@@ -2,6 +2,8 @@
 
 - Functions of autograd, activation checkpoints and TorchScript functions do not pass through function modes.
   They are replaced while a step runs, by versions that ask the microbatch of the calling thread, if any.
+- Functions of torch.compile are run as they are written where the microbatch says so, as its compiler takes
+  the function mode of the thread for a part of the program.
 - A module's call is redirected by an attribute on the instance, again for the time of the step.
 - ``zero_grad`` of all optimizers asks first, while a step of several microbatches runs.
 - The function mode of a thread is set aside while a module runs as a whole or a backward runs.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -34,6 +37,7 @@ __all__ = [
     "ParametrizationCache",
     "WithoutMode",
     "backward_of_node",
+    "compiled_where",
     "follow_class",
     "gathered",
     "has_global_hooks",
@@ -175,6 +179,29 @@ def replaced_functions(
             (torch_checkpoint, _CHECKPOINT_GENERATOR, any_checkpoint, plain_checkpoint),
         ]
     )
+
+
+def compiled_where(wanted: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
+    """For the time of a context, functions of torch.compile run as they are written unless ``wanted()``."""
+    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None:  # nothing has been compiled, and importing it takes seconds
+        return contextlib.nullcontext()
+    plain = compiler._stance
+    return _Replaced([(compiler, "_stance", _Stance(plain, wanted), plain)])
+
+
+class _Stance:
+    """What ``torch.compiler.set_stance`` has set, or not to compile."""
+
+    def __init__(self, plain: Any, wanted: Callable[[], bool]) -> None:
+        self._plain, self._wanted = plain, wanted
+
+    @property
+    def stance(self) -> str:
+        return str(self._plain.stance) if self._wanted() else "force_eager"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
 
 
 def replaced_calls(

@@ -104,6 +104,39 @@ def compiled() -> nn.Module:
     return model
 
 
+def gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
+
+
+class CompiledGelu(nn.Module):
+    """A compiled function inside a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gelu = torch.compile(gelu, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gelu(x)
+
+
+class Compiled(Layers):
+    """Compiled functions in the glue, one of which calls modules, and in a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = CompiledGelu()  # type: ignore[assignment]
+        self.gelu = torch.compile(gelu, backend="eager")
+        self.middle = torch.compile(self.begin, backend="eager", fullgraph=True)
+
+    def begin(self, x: Tensor) -> Tensor:
+        out: Tensor = self.gelu(self.second(self.first(x))) + x
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.third(self.middle(self.gelu(x))))
+        return out
+
+
 @torch.jit.script
 def scripted_gelu(x: Tensor) -> Tensor:
     return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
@@ -213,6 +246,7 @@ CASES = (
     Case("custom functions in the glue", Custom),
     Case("custom functions in modules", custom_inside, ("0", "1", "2", "3")),
     Case("compiled modules", compiled),
+    Case("compiled functions", Compiled),
     Case("scripted functions", Scripted, whole=False),
     Case("scripted module", scripted_module, automatic=False),
     Case("scripted module, placed automatically", scripted_module, ()),

@@ -106,6 +106,19 @@ def test_a_replaced_apply_reaches_the_function_class_with_its_keywords_and_defau
     assert x.grad is not None and x.grad.tolist() == [by, by]
 
 
+def test_compiled_functions_run_as_they_are_written_where_that_is_wanted() -> None:
+    compiled: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    double = torch.compile(lambda x: x * 2, backend=backend, fullgraph=True)
+    with internals.compiled_where(lambda: False):
+        assert torch.equal(double(torch.ones(2)), torch.full((2,), 2.0)) and not compiled
+    assert torch.equal(double(torch.ones(2)), torch.full((2,), 2.0)) and len(compiled) == 1
+
+
 def pass_on(original: Any, *rest: Any) -> Any:
     args, kwargs = rest[-2:]
     return original(*args, **kwargs)

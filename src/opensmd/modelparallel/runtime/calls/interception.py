@@ -110,6 +110,7 @@ def intercepted(
     with (
         internals.replaced_calls(forwards, calls),
         internals.replaced_functions(apply=_apply, script=_script, checkpoint=_checkpoint),
+        internals.compiled_where(lambda: current_run() is None),
         internals.replaced_backward(any_backward),
     ):
         yield
