@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
+import numpy
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -51,6 +54,31 @@ class Masked(nn.Module):
         return out
 
 
+class Scaled(nn.Linear):
+    """Draws inside, on one rank alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (random.random() + numpy.random.rand() if self.training else 1.0)
+
+
+class Skipping(nn.Module):
+    """Skips layers at random, by numbers of Python and NumPy; which ones depends on what was drawn before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Scaled(WIDTH, WIDTH), Scaled(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, float]:
+        drawn = 0.0
+        for layer in (self.first, self.second, self.first, self.second):
+            if self.training:
+                drawn += random.random() + numpy.random.rand()
+            if drawn % 1.0 < 0.6:
+                x = layer(x)
+        return self.head(x), drawn
+
+
 def start(module: nn.Module, microbatches: int, schedule: str) -> Any:
     smp.shutdown()
     smp.init(
@@ -66,10 +94,12 @@ def start(module: nn.Module, microbatches: int, schedule: str) -> Any:
     return smp.DistributedModel(module)
 
 
-def train_noisy(microbatches: int, schedule: str) -> tuple[list[float], list[list[float]]]:
+def train_noisy(
+    kind: type[nn.Module], microbatches: int, schedule: str
+) -> tuple[list[float], list[list[float]]]:
     """Losses of three steps, and what this rank saw of replicated noise in each microbatch."""
     torch.manual_seed(0)
-    model = start(Noisy(), microbatches, schedule)
+    model = start(kind(), microbatches, schedule)
 
     @smp.step
     def train_step(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
@@ -78,18 +108,25 @@ def train_noisy(microbatches: int, schedule: str) -> tuple[list[float], list[lis
         model.backward(loss)
         return loss, seen
 
+    model.eval()
+    smp.step(lambda x: model(x))(classify(0, 8)[0])
+    model.train()
     torch.manual_seed(3)
+    own = random.Random(smp.rank()), numpy.random.RandomState(smp.rank())
+    random.seed(smp.rank())
+    numpy.random.seed(smp.rank())
     losses, noises = [], []
     for step in range(3):
         loss, seen = train_step(*classify(step, 8))
         losses.append(loss.reduce_mean().item())
         noises.append(seen)
+        assert (random.random(), numpy.random.rand()) == (own[0].random(), own[1].rand())
     smp.shutdown()
     return losses, noises
 
 
-def twice_noisy() -> list[Any]:
-    return [[train_noisy(*way) for _ in range(2)] for way in WAYS]
+def twice_noisy(kind: type[nn.Module]) -> list[Any]:
+    return [[train_noisy(kind, *way) for _ in range(2)] for way in WAYS]
 
 
 def checkpointed_masks() -> None:
@@ -114,8 +151,9 @@ def checkpointed_masks() -> None:
         smp.shutdown()
 
 
-def test_the_same_seed_gives_the_same_training(pool: Pools) -> None:
-    ranks = pool(2).run(twice_noisy)
+@pytest.mark.parametrize("kind", [Noisy, Skipping])
+def test_the_same_seed_gives_the_same_training(pool: Pools, kind: type[nn.Module]) -> None:
+    ranks = pool(2).run(twice_noisy, kind)
     for way, first, second in zip(WAYS, *ranks, strict=True):
         assert first[0] == first[1], way
         assert first == second, f"{way}: ranks drew different numbers"

@@ -13,6 +13,7 @@ from torch import nn
 from opensmd.modelparallel._torch_internals import replaced_backward
 from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
 from opensmd.modelparallel.dry_run.restoring import WrittenTensors, untouched
+from opensmd.modelparallel.runtime.side_effects.script_random import GeneratorStates
 
 __all__ = ["dry", "is_tracing"]
 
@@ -52,6 +53,7 @@ def dry(
             untouched(module, written),
             own_parametrization_cache(),
             torch.random.fork_rng(devices),
+            _generators_of_the_script(),
             torch.compiler.set_stance("force_eager"),
             replaced_backward(of_this_thread),
         ):
@@ -59,3 +61,13 @@ def dry(
     finally:
         _local.depth -= 1
         torch.clear_autocast_cache()  # of fakes, which a region around the step would hand to the real run
+
+
+@contextlib.contextmanager
+def _generators_of_the_script() -> Iterator[None]:
+    """Put Python's and NumPy's back: the other ranks, which have no dry run, would draw other numbers."""
+    before = GeneratorStates.now()
+    try:
+        yield
+    finally:
+        before.put()

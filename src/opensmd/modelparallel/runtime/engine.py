@@ -38,6 +38,7 @@ from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
+from opensmd.modelparallel.runtime.side_effects.script_random import ScriptRandom
 from opensmd.modelparallel.runtime.step_errors import StepErrors
 from opensmd.modelparallel.runtime.step_run import Call, StepRun
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
@@ -156,6 +157,7 @@ class Engine:
             size=self._size,
             transport=transport,
             random=random,
+            script_random=ScriptRandom(self._rank),
             buffers=placed.buffers,
             escaped=EscapedTensors(placed.parameters, placed.replicated_memory),
             trained=placed.trained,
@@ -328,7 +330,10 @@ class Engine:
         self._placed.require_no_backward_hooks()
         alone = microbatches == 1 or self._config.active_microbatches == 1
         self._placed.trained.begin_step(may_change=alone and self.reducer is None)
-        self._context.random.begin_step()
+        random = self._context.random
+        random.begin_step()
+        mode = (self._placed.module.training, torch.is_grad_enabled())
+        self._context.script_random.begin_step(mode, random.position)
         self._context.borrowed.clear()
 
     @property

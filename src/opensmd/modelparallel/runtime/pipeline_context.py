@@ -13,6 +13,7 @@ from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
+from opensmd.modelparallel.runtime.side_effects.script_random import ScriptRandom
 from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import Tag
 from opensmd.modelparallel.runtime.trained_parameters import TrainedParameters
@@ -29,6 +30,7 @@ class PipelineContext:
         others: the other ranks.
         transport: to the other ranks.
         random: for replicated tensors.
+        script_random: of Python and NumPy.
         escaped: tells tensors that only this rank has from replicated ones.
         buffers: of split modules, which change in the order of the microbatches.
         trained: which parameters are.
@@ -48,6 +50,7 @@ class PipelineContext:
     size: int
     transport: Transport
     random: ReplicatedRandom
+    script_random: ScriptRandom
     escaped: EscapedTensors
     buffers: OrderedBuffers
     trained: TrainedParameters

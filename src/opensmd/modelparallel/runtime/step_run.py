@@ -76,7 +76,7 @@ class StepRun:
         self._weight_gradients = WeightGradients(self.record)
         self._attributes = AttributesPerMicrobatch(placed.places, context, alone=self._alone)
         self._state_per_microbatch = PerMicrobatchState(
-            RandomPerMicrobatch(placed.generators), self._attributes
+            RandomPerMicrobatch(placed.generators), context.script_random, self._attributes
         )
         self._turns = Turns(
             microbatches,

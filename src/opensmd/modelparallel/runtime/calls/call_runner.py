@@ -326,6 +326,14 @@ class CallRunner:
     ) -> Any:
         if not call.whole:
             return call.function(*args, **kwargs)
+        if not self.context.script_random.swaps:
+            return self._call_whole(call, args, kwargs, known)
+        with self.context.script_random.inside(self.microbatch.index):
+            return self._call_whole(call, args, kwargs, known)
+
+    def _call_whole(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], known: Description | None
+    ) -> Any:
         # By a flag, as the mode may lie below others on its stack, where it cannot be taken off.
         self.microbatch.inside = True
         try:

@@ -1,0 +1,132 @@
+"""Random numbers that a step draws with Python's ``random`` and with NumPy.
+
+Some branches depend on them (``if random.random() < self.teacher_forcing``), and all ranks must branch alike,
+whatever their own generators say and in whichever order their microbatches take turns. So the program draws
+the same numbers on every rank, and modules that run as a whole on one rank draw others: the ranks on which
+they do not run would not know how many.
+
+To swap these generators at every turn takes longer than the turn itself, and hardly any model draws from
+them. So the first step in each mode shows whether steps do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+__all__ = ["GeneratorStates", "ScriptRandom"]
+
+Mode = tuple[bool, bool]  # training, and with gradients
+
+
+class GeneratorStates(NamedTuple):
+    """The states of Python's and NumPy's global generators."""
+
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> GeneratorStates:
+        """As they are; None for NumPy where nobody has imported it."""
+        numpy = sys.modules.get("numpy")
+        return cls(random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False))
+
+    def put(self) -> None:
+        """Go on drawing from here."""
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+    def are_still(self) -> bool:
+        """Whether nothing has been drawn since."""
+        return random.getstate() == self.python and (
+            self.numpy is None or _told(self.numpy) == _told(GeneratorStates.now().numpy)
+        )
+
+
+class ScriptRandom:
+    """The generators of the microbatches, one step after the other.
+
+    Args:
+        rank: this one, in the pipeline.
+
+    Attributes:
+        swaps: whether the generators are swapped in this step.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.swaps = False
+        self._rank = rank
+        self._quiet: set[Mode] = set()  # those in which a step has drawn nothing
+
+    def begin_step(self, mode: Mode, position: tuple[int, int]) -> None:
+        """A step begins.
+
+        Args:
+            mode: of the step.
+            position: the seed and the number of the step, alike on all ranks.
+        """
+        self.swaps = mode not in self._quiet
+        self._mode, self._position = mode, position
+        self._own = GeneratorStates.now()
+        self._drawn = False
+        self._common: dict[int, GeneratorStates] = {}
+        self._inside: dict[int, GeneratorStates] = {}
+
+    def begin(self, microbatch: int) -> None:
+        """A microbatch begins, or goes on after others have."""
+        if self.swaps:
+            self._begin(self._common, microbatch, *self._position, microbatch)
+
+    def suspend(self, microbatch: int) -> None:
+        """A microbatch lets others go on, or has ended."""
+        if self.swaps:
+            self._keep(self._common, microbatch)
+
+    @contextlib.contextmanager
+    def inside(self, microbatch: int) -> Iterator[None]:
+        """Inside a module that runs as a whole on this rank."""
+        if not self.swaps:
+            yield
+            return
+        self._keep(self._common, microbatch)
+        self._begin(self._inside, microbatch, *self._position, microbatch, self._rank)
+        try:
+            yield
+        finally:
+            self._keep(self._inside, microbatch)
+            self._common[microbatch].put()
+
+    def end_step(self) -> None:
+        """Give the rank its own generators back."""
+        if self.swaps:
+            self._own.put()
+            if not self._drawn:
+                self._quiet.add(self._mode)
+        elif not self._own.are_still():
+            self._quiet.discard(self._mode)
+
+    def _begin(self, kept: dict[int, GeneratorStates], microbatch: int, *seed: int) -> None:
+        if microbatch in kept:
+            kept[microbatch].put()
+            return
+        # Of numbers alone, whose hash is the same in every process; texts would be hashed with a salt.
+        number = hash(seed)
+        random.seed(number)
+        if self._own.numpy is not None:
+            sys.modules["numpy"].random.seed(number & 0xFFFFFFFF)
+        kept[microbatch] = GeneratorStates.now()
+
+    def _keep(self, kept: dict[int, GeneratorStates], microbatch: int) -> None:
+        if microbatch in kept and not kept[microbatch].are_still():
+            self._drawn = True
+            kept[microbatch] = GeneratorStates.now()
+
+
+def _told(state: dict[str, Any]) -> tuple[Any, ...]:
+    """What a state of NumPy's is, to be compared."""
+    generator = state["state"]
+    return generator["key"].tobytes(), generator["pos"], state["has_gauss"], state["gauss"]
