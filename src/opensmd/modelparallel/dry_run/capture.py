@@ -65,7 +65,8 @@ def capture(
 
     Raises:
         ValueError: the model has lazy modules that have not seen data yet.
-        Exception: whatever ``call`` raises in the real run; and in the fake one, if not because of the fakes.
+        Exception: whatever ``call`` raises in the real run before its first backward; and in the fake one, if
+            not because of the fakes.
     """
     tree = ModuleTree(module)
     names = tree.followed()
@@ -187,6 +188,29 @@ def _observe_real(
 ) -> Observer:
     observer = Observer(Clock(torch.device("cpu")), tree.owners)
     written = WrittenTensors(module, call)
-    with dry(module, written), written, observer, observer.saving(), observer.watching(names):
-        observer.result(call())
+    backwards = _Backwards()
+    try:
+        with (
+            dry(module, written, backwards),
+            written,
+            observer,
+            observer.saving(),
+            observer.watching(names),
+        ):
+            observer.result(call())
+    except Exception as error:
+        # There are no gradients, so whoever asks for one fails here alone. By then the model has been seen.
+        if isinstance(error, SMPError) or not backwards.called:
+            raise
+        logger.debug("the dry run ended after a backward (%r)", error)
     return observer
+
+
+class _Backwards:
+    """Does nothing in the place of backwards, and remembers whether there was one."""
+
+    def __init__(self) -> None:
+        self.called = False
+
+    def __call__(self, plain: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.called = True

@@ -176,6 +176,18 @@ def test_the_scripts_own_error_comes_through_and_tracing_ends() -> None:
     assert not model._forward_hooks
 
 
+def test_a_step_that_reads_gradients_is_seen_up_to_there() -> None:
+    model = nn.Linear(4, 4)
+
+    def call() -> Tensor:
+        model(torch.ones(2, 4)).sum().backward()
+        assert model.weight.grad is not None
+        return model.weight.grad.norm()
+
+    assert capture(model, call).units
+    assert not is_tracing() and not model._forward_hooks
+
+
 def test_torch_logs_nothing_about_what_only_the_dry_run_cannot_do(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(4, 4)
     with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="cannot be multiplied"):
