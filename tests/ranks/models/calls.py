@@ -140,6 +140,29 @@ def adversarial(case: Case, model: Any, backward: Backward, batch: Batch) -> Ten
     return judged + made
 
 
+class Fed(Layers):
+    """Its input goes into every layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.second(torch.tanh(self.first(x)) + x))
+        out: Tensor = self.head(torch.tanh(self.third(h + x)) + x)
+        return out
+
+
+def climbing(case: Case, model: Any, backward: Backward, batch: Batch) -> Tensor:
+    """Adversarial training: the input follows its own gradient, of which a half stays for the next one."""
+    x, y = batch
+    shift = torch.zeros_like(x, requires_grad=True)
+    for _ in range(2):
+        backward(case.loss(model, x + shift, y))
+        with torch.no_grad():
+            shift.add_(shift.grad, alpha=4.0)
+        shift.grad.mul_(0.5)
+    loss = case.loss(model, x + shift.detach(), y)
+    backward(loss)
+    return loss
+
+
 def mean_of_inputs(model: Any, x: Tensor, y: Tensor) -> Tensor:
     """A loss that no stage computes alone: the model's part is detached from the last stages."""
     module = plain_module(model)
@@ -162,5 +185,6 @@ CASES = (
     Case("retained graph", Chain, train=retained, averaged=False, whole=False),
     Case("evaluation inside a step", Chain, train=no_backward_at_first),
     Case("modes switched inside a step", Chain, train=switching_modes, microbatches=(1,)),
+    Case("gradients of inputs", Fed, train=climbing, whole=False, replicas=False),
     Case("generator and discriminator", Adversary, PARTS, train=adversarial, settings=UNUSED),
 )

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from opensmd.modelparallel._torch_internals import WithoutMode
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
+from opensmd.modelparallel.runtime.backward.shared_gradients import SharedGradients
 from opensmd.modelparallel.runtime.messages.graph_edges import GraphEdges
 from opensmd.modelparallel.runtime.tensors.structure import memory_of
 from opensmd.modelparallel.runtime.tensors.tags import Tag
@@ -39,6 +40,7 @@ class Microbatch:
         deferred: its backward, if that has been called for and has not run.
         leaves_weights: a backward has run, and may have left weight gradients for later.
         edges: where its graph leaves this rank, and comes to it.
+        gradients: of tensors that all ranks have.
         chunk: which of the stages of this rank it is in, or comes to next, in its backward as in its forward.
     """
 
@@ -59,6 +61,7 @@ class Microbatch:
         self.deferred: DeferredBackward | None = None
         self.leaves_weights = False
         self.edges = GraphEdges()
+        self.gradients = SharedGradients()
         self.chunk = 0
         self._begun = begun
         self._borrowed: set[Tag] = set() if borrowed is None else borrowed
@@ -100,6 +103,7 @@ class Microbatch:
     def release(self) -> None:
         """Let go of the graph, and of what refers back to this microbatch."""
         self.edges.release()
+        self.gradients.release()
         self._arguments = ()
         self.mode = _NO_MODE
         self.deferred = None

@@ -174,6 +174,7 @@ class BackwardPass:
         tags = tags_of(roots)
         if None in tags:
             self._context.escaped.require_replicated(roots, tags, microbatch.point)
+        microbatch.gradients.before_backward(tags, is_first=self._context.rank == 0)
         self._counts.add(microbatch.index)
         own: list[Tensor] = []
         gradients: list[Tensor] = []

@@ -138,6 +138,23 @@ class CallRunner:
             self._transport.send_object(rank, tag, result)
         return result
 
+    def shared_gradient(self, tensor: Tensor) -> Tensor | None:
+        """The gradient of a tensor that all ranks have, of which each has computed a share."""
+        self.backward_pass.complete_gradients(self.microbatch)
+        number = self.microbatch.next_point()
+        self.microbatch.point = "the gradient of a tensor that all ranks have"
+        tag = make_tag(Kind.OBJECT, self.microbatch.index, number)
+        share = None if tensor.grad is None else tensor.grad.cpu()
+        for rank in self.context.others:
+            self._transport.send_object(rank, tag, share)
+        shares: list[Tensor | None] = []
+        for rank in range(self.context.size):
+            if rank != self.rank:
+                self.transfers.wait([(rank, tag)])
+            shares.append(share if rank == self.rank else self._transport.receive_object(rank, tag))
+        self.microbatch.gradients.put(tensor, shares)
+        return tensor.grad
+
     def replicated_random(self, call: Call) -> Any:
         """Draw the same numbers on every rank, from a generator of the step and microbatch."""
         self.settle()

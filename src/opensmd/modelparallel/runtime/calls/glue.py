@@ -63,6 +63,8 @@ class Glue(TorchFunctionMode):
         if home is None:
             # Whatever runs now might read a gradient, or write into what the deferred backward has kept.
             run.settle()
+            if func == _GRADIENT and self._microbatch.gradients.is_shared(args[0]):
+                return run.shared_gradient(args[0])
             for written in written_by_function(func, args, kwargs):
                 if run.context.is_replicated(written):
                     run.wait_for_earlier()
@@ -174,6 +176,7 @@ class Glue(TorchFunctionMode):
         )
 
 
+_GRADIENT = getter("grad")
 _REFUSED: dict[Function, str] = {
     Tensor.__deepcopy__: "copy.deepcopy of a tensor",
     Tensor.data_ptr: "Tensor.data_ptr()",
@@ -186,7 +189,7 @@ _SPECIAL: dict[Function, _Handler] = {
     setter("requires_grad"): Glue._set_requires_grad,
     getter("is_leaf"): Glue._is_leaf,
     getter("grad_fn"): Glue._grad_fn,
-    getter("grad"): Glue._grad,
+    _GRADIENT: Glue._grad,
     getter("data"): Glue._data,
     Tensor.backward: Glue._backward,
     Tensor.__iter__: Glue._iterate,

@@ -1,0 +1,75 @@
+"""Gradients of tensors that all ranks have, such as the inputs of a step.
+
+A backward leaves in each rank's copy of such a tensor what comes from the rank's own part of the model. A
+script that asks for the gradient (adversarial examples, saliency) means the sum. All ranks ask at the same
+point of the program, so there they send each other their shares::
+
+    rank 0   x.grad = share of first half  ─╮
+                                            ├─ x.grad = their sum, on both
+    rank 1   x.grad = share of second half ─╯
+
+The next backward adds to what is there: on the first rank to the sum, on the others to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.runtime.tensors.tags import Tag
+
+__all__ = ["SharedGradients"]
+
+
+class SharedGradients:
+    """Those of one microbatch on this rank."""
+
+    def __init__(self) -> None:
+        self._whole: list[Tensor] = []  # whose gradient is the sum on all ranks
+        self._in_shares = self._in_whole = False  # how backwards have left gradients so far
+
+    def before_backward(self, tags: Sequence[Tag | None], *, is_first: bool) -> None:
+        """A backward is called.
+
+        Args:
+            tags: of its roots. One that all ranks have is differentiated on all of them.
+            is_first: whether this is the pipeline's first rank.
+        """
+        self._in_whole |= None in tags
+        self._in_shares |= any(tag is not None for tag in tags)
+        if not is_first:
+            for tensor in self._whole:
+                tensor.grad = None
+        self._whole.clear()
+
+    def is_shared(self, tensor: Tensor) -> bool:
+        """Whether the ranks must add up what they have.
+
+        Raises:
+            SMPUnsupportedError: only a part of what they have are shares.
+        """
+        if not self._in_shares or not tensor.requires_grad or any(each is tensor for each in self._whole):
+            return False
+        if self._in_whole:
+            raise SMPUnsupportedError(
+                f"the gradient of a tensor of shape {tuple(tensor.shape)} that all pipeline ranks have was "
+                "asked for after two backwards, one from a tensor of the model and one from a tensor that "
+                "does not depend on it: nobody can tell what of it the ranks are to add up. Call backward "
+                "once, on the sum of both"
+            )
+        return True
+
+    def put(self, tensor: Tensor, shares: Sequence[Tensor | None]) -> None:
+        """Let the gradient of ``tensor`` be the sum of all ranks' shares."""
+        total: Tensor | None = None
+        for share in shares:  # in the order of the ranks, so that all get the same bits
+            if share is not None:
+                total = share.clone() if total is None else total + share
+        tensor.grad = None if total is None else total.to(tensor.device)
+        self._whole.append(tensor)
+
+    def release(self) -> None:
+        """Let go of the tensors."""
+        self._whole.clear()
