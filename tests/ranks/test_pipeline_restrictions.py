@@ -260,6 +260,25 @@ class Unpacking(nn.Module):
         return out
 
 
+class Averaging(nn.Linear):
+    """Keeps a moving average in a buffer that it is given."""
+
+    def __init__(self, mean: Tensor) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("mean", mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.lerp_(x.mean(0), 0.1)
+        return super().forward(x - self.mean)
+
+
+def with_one_average() -> nn.Module:
+    module, mean = Chain(), torch.zeros(WIDTH)
+    module.second, module.third = Averaging(mean), Averaging(mean)
+    return module
+
+
 class Boxed(Chain):
     """A module is given an object with a tensor of another stage, as a cache of keys and values is."""
 
@@ -333,6 +352,10 @@ RESTRICTIONS = {
         returning_what_was_kept,
     ),
     "a sparse tensor of another partition": Restriction(("sparse tensors do not go from one",), Sparse),
+    "a buffer that modules of several partitions change": Restriction(
+        ("has changed a buffer of shape (12,) in place", "on one partition with smp.set_partition"),
+        with_one_average,
+    ),
     "a tensor of another partition in an object": Restriction(("a tensor kept in an object",), Boxed),
     "a value asked for on one rank only": Restriction(
         ("the pipeline stopped", "for the value of torch.Tensor.item from pipeline rank 1"),

@@ -163,6 +163,7 @@ class Engine:
             trained=placed.trained,
             placed_memory=placed.placed_memory,
             replicated_memory=placed.replicated_memory,
+            divided=placed.divided,
             offloading=self._offloading,
         )
         self._inner_hooks = InnerHooks(placed.module, placed.plan, self._context.escaped)

@@ -38,6 +38,7 @@ class PipelineContext:
         passed: what is known of calls of other ranks that follow each other.
         placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
         replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
+        divided: buffers of which modules in different places have copies.
         offloading: of checkpointed activations; None keeps them in memory.
         sent_since_flush: something may still have to leave before it may be changed.
         begun: microbatches of earlier steps.
@@ -56,6 +57,7 @@ class PipelineContext:
     trained: TrainedParameters
     placed_memory: frozenset[int]
     replicated_memory: frozenset[int]
+    divided: frozenset[Tensor]
     offloading: Offloading | None = None
     descriptions: dict[Hashable, Description] = field(default_factory=dict)
     passed: dict[Hashable, Passed] = field(default_factory=dict)

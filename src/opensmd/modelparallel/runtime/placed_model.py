@@ -41,6 +41,7 @@ class PlacedModel:
         generators: the random number generators of that device and of the CPU.
         placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
         replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
+        divided: buffers of several modules that run in different places, each of which has its own copy.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, rank: int) -> None:
@@ -62,6 +63,7 @@ class PlacedModel:
         self._sequences = Sequences(self._split, dict(self._whole.values()), rank)
         self.places = Places(module)
         self.buffers = OrderedBuffers(self._split)
+        self.divided = self._divided_buffers(modules, plan)
         tagged = self._tag_parameters(module, plan)
         self.parameters = [parameter for parameter, _ in tagged]
         self.trained = TrainedParameters(tagged)
@@ -104,6 +106,16 @@ class PlacedModel:
             if tag.home != self._rank and not isinstance(parameter, RemoteTensor):
                 make_remote(parameter, clipping)
         return tagged
+
+    def _divided_buffers(self, modules: dict[str, nn.Module], plan: Plan) -> frozenset[Tensor]:
+        everywhere = -1
+        places: dict[Tensor, set[int]] = {}
+        for name, module in modules.items():
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    place = everywhere if name in self._split else plan.homes[name]
+                    places.setdefault(buffer, set()).add(place)
+        return frozenset(buffer for buffer, found in places.items() if len(found) > 1)
 
     def _tag_buffers(
         self, modules: dict[str, nn.Module], plan: Plan

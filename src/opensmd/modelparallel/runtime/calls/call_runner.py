@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import in_transform, out_of_transforms
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.changed_arguments import ChangedArguments
@@ -298,6 +298,7 @@ class CallRunner:
             result = self._call(call, *given, known)
         parts = Hidden.of(result, call.name)
         description = watch.description(parts)
+        self._require_whole(call, watch.written_buffers())
         changed = (real[change.argument] for change in description.changed)
         if watch.goes_on() or any(map(self.context.lasts, changed)):
             self.context.stateful.add(key)
@@ -309,6 +310,20 @@ class CallRunner:
                 made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
                 self.put(tensor, made)
         return self._tagged(call, home, parts, description, result), description
+
+    def _require_whole(self, call: Call, written: Sequence[Tensor]) -> None:
+        """Raise where a module has changed a buffer of which others on other ranks have copies.
+
+        Raises:
+            SMPUnsupportedError: it has.
+        """
+        for buffer in written if self.context.divided else ():
+            if buffer in self.context.divided:
+                raise SMPUnsupportedError(
+                    f"{call.name} has changed a buffer of shape {tuple(buffer.shape)} in place that a module "
+                    "on another partition has, too, where it stays as it was. Place the modules that share "
+                    "it on one partition with smp.set_partition"
+                )
 
     def _tell(self, description: Description, key: Hashable, known: Description | None, number: int) -> None:
         if known is None:

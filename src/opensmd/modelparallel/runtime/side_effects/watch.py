@@ -61,21 +61,23 @@ class Watch:
 
         Of buffers the first call tells; there after :meth:`description`.
         """
-        return self._effects.counted or self._changed_buffers()
+        return self._effects.counted or self._replaced_buffers() or bool(self.written_buffers())
 
-    def _changed_buffers(self) -> bool:
-        """Whether the first call wrote into its module's buffers, or replaced them."""
-        if not self._buffers:
-            return False
-        now = _buffers(self._call.owner)
-        # A lazily made buffer has come, or one has been deleted.
-        if len(now) != len(self._buffers):
-            return True
-        before = zip(self._buffers, self._buffer_versions, self._buffer_values, strict=True)
-        return any(
-            buffer is not old or version_of(buffer) != version or not _is_still(buffer, value)
-            for buffer, (old, version, value) in zip(now, before, strict=True)
+    def _replaced_buffers(self) -> bool:
+        """Whether the first call has made, replaced or deleted buffers of its module."""
+        # Compared as objects: tensors would compare their numbers.
+        return bool(self._buffers) and list(map(id, _buffers(self._call.owner))) != list(
+            map(id, self._buffers)
         )
+
+    def written_buffers(self) -> list[Tensor]:
+        """Those of its module that the first call wrote into."""
+        before = zip(self._buffers, self._buffer_versions, self._buffer_values, strict=True)
+        return [
+            buffer
+            for buffer, version, value in before
+            if version_of(buffer) != version or not _is_still(buffer, value)
+        ]
 
     def description(self, parts: Hidden) -> Description:
         """What to tell of the result ``parts``."""
