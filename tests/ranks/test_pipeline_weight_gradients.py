@@ -238,7 +238,9 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
     return {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
 
 
-def run_case(name: str, anomaly: bool = False, everything: bool = False) -> tuple[set[str], bool] | None:
+def run_case(
+    name: str, anomaly: bool = False, everything: bool = False, in_autocast: bool = False
+) -> tuple[set[str], bool] | None:
     """Rank 0 sends the input and gets its gradient; rank 1 says what waited, and if all is equal."""
     case = CASES[name]
     tag, back = make_tag(Kind.TENSOR, 0, 1), make_tag(Kind.GRADIENT, 0, 1)
@@ -276,7 +278,8 @@ def run_case(name: str, anomaly: bool = False, everything: bool = False) -> tupl
     dist.barrier()  # rank 0 has its gradient
     before = gradients(module)
     missed = gradients(reference).keys() - before.keys()
-    left.run_all()
+    with torch.autocast("cpu", torch.bfloat16, enabled=in_autocast):
+        left.run_all()
     after = gradients(module)
     assert after.keys() == gradients(reference).keys()
     assert {stretch.kind for stretch in record.stretches} == ({"weights"} if split else set())
@@ -290,6 +293,13 @@ def run_case(name: str, anomaly: bool = False, everything: bool = False) -> tupl
 def test_weights_wait_where_nobody_notices(pool: Callable[[int], RankPool], name: str) -> None:
     found = pool(2).run(run_case, name, backend="smddp")[1]
     assert found == (CASES[name].waiting, True)
+
+
+def test_weights_that_wait_are_computed_as_outside_of_an_autocast_that_has_begun_since(
+    pool: Callable[[int], RankPool],
+) -> None:
+    found = pool(2).run(run_case, "layers", False, False, True, backend="smddp")[1]
+    assert found == (CASES["layers"].waiting, True)
 
 
 def test_nothing_waits_while_torch_looks_for_anomalies(pool: Callable[[int], RankPool]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.ranks.models.case import Case, Layers, cross_entropy
+from tests.ranks.models.case import Batch, Case, Layers, cross_entropy
 
 __all__ = ["CASES"]
 
@@ -80,6 +83,16 @@ def autocast_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y)
 
 
+def then_autocast(case: Case, model: Any, backward: Callable[..., None], batch: Batch) -> Tensor:
+    """A backward that is deferred, and then operations in autocast."""
+    loss = case.loss(model, *batch)
+    backward(loss)
+    with autocast():
+        more = case.loss(model, *batch)
+    backward(more)
+    return loss
+
+
 def bfloat16_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x.bfloat16()).float(), y)
 
@@ -102,6 +115,7 @@ CASES = (
     Case("autocast around the model", Chain, loss=autocast_loss, whole=False),
     Case("autocast around a layer used twice", Twice, loss=autocast_loss, whole=False, tolerance=2e-2),
     Case("autocast in forward", Inside, loss=cross_entropy, whole=False),
+    Case("autocast after a backward", Chain, train=then_autocast, whole=False),
     Case("autocast in modules", modules, PARTS, loss=modules_loss, whole=False, tolerance=2e-2),
     Case("bfloat16 weights", bfloat16, loss=bfloat16_loss, whole=False, tolerance=2e-2),
     Case("double", double, loss=double_loss, tolerance=1e-12),

@@ -40,6 +40,7 @@ from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors.tags import tags_of
 from opensmd.modelparallel.runtime.turns.record import Record
+from opensmd.modelparallel.runtime.turns.thread_state import without_autocast
 from opensmd.modelparallel.runtime.turns.turns import Turns
 
 __all__ = ["BackwardPass", "Reducer"]
@@ -128,7 +129,8 @@ class BackwardPass:
         """
         backward, microbatch.deferred = microbatch.deferred, None
         if backward is not None:
-            with microbatch.not_intercepted():
+            # It was called for outside of autocast: otherwise it would not have been deferred.
+            with microbatch.not_intercepted(), without_autocast():
                 while backward.legs:
                     self._turns.before_backward(microbatch, backward.awaited)
                     self._run_in_function(microbatch, backward)

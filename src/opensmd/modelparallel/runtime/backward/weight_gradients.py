@@ -9,7 +9,6 @@ compute the gradients of their inputs and of their weights at once, and are not 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from opensmd.modelparallel._torch_internals import any_autocast
 from opensmd.modelparallel.runtime.backward.inner_backwards import begins_backward
 from opensmd.modelparallel.runtime.turns.record import Record
-from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
+from opensmd.modelparallel.runtime.turns.thread_state import ThreadState, without_autocast
 from opensmd.native import core
 from opensmd.native.build import BuildError
 
@@ -117,7 +116,8 @@ class WeightGradients:
         self._record.begin(microbatch, "weights")
         if before is not None:
             before()
-        with contextlib.nullcontext() if state is None else state.restored():
+        # The thread is that of whoever waits, and may be in the autocast of another microbatch.
+        with without_autocast() if state is None else state.restored():
             split.run_weights()
         self._record.end()
 

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from opensmd.modelparallel._torch_internals import any_autocast, function_modes
 
-__all__ = ["ThreadState"]
+__all__ = ["ThreadState", "without_autocast"]
 
 
 class ThreadState(NamedTuple):
@@ -53,3 +53,17 @@ class ThreadState(NamedTuple):
             for mode in self.modes:
                 stack.enter_context(mode)
             yield
+
+
+def without_autocast() -> contextlib.AbstractContextManager[None]:
+    """For what was called for outside of any autocast, in a thread that may be in one meanwhile."""
+    return _autocast_off() if any_autocast() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _autocast_off() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
