@@ -301,7 +301,44 @@ class FilledTogether(Layers):
         return out * torch.stack(losses).sum()
 
 
+class HandsBack(nn.Module):
+    """Returns the dict and the list that it was given, filled or as they are."""
+
+    def __init__(self, fills: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.fills = fills
+
+    def forward(self, given: dict[str, Any], seen: list[Tensor]) -> tuple[Any, ...]:
+        h = torch.tanh(self.linear(given["h"]))
+        if self.fills:
+            given["h"] = h
+            seen.append(h.mean())
+        return given, seen, h
+
+
+class HandedBack(Layers):
+    """Goes on with what comes back, and reads it under the name that it had before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("first", "second", "third"):
+            setattr(self, name, HandsBack(name != "second"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        given: dict[str, Any] = {"h": x}
+        seen: list[Tensor] = []
+        for layer in (self.first, self.second, self.third):
+            back, same, h = layer(given, seen)
+            assert back is given and same is seen
+            back["h"] = back["h"] * 1.5 + h
+            same.append(h.std())
+        out: Tensor = self.head(given["h"])
+        return out * torch.stack(seen).sum()
+
+
 CASES = (
+    Case("arguments that come back", HandedBack, whole=False),
     Case("one tensor by several names", SameTensors),
     Case("a dict and a list filled by several stages", FilledTogether, whole=False),
     Case("dicts", Dicts, loss=dict_loss, whole=False, tolerance=2e-5),  # the terms of its gradients cancel

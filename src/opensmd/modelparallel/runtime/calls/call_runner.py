@@ -27,6 +27,7 @@ from opensmd.modelparallel.runtime.calls.transfers import Transfers
 from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.side_effects.containers import Containers
 from opensmd.modelparallel.runtime.side_effects.effects import apply
 from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
 from opensmd.modelparallel.runtime.side_effects.watch import Watch
@@ -213,7 +214,8 @@ class CallRunner:
         for change in description.changed:
             self._changed.add(call, change, home, None)
         tensors = [self._placeholder(each, call, home) for each in description.tensors]
-        result = description.build(tensors)
+        own = Containers((call.args, call.kwargs)).containers if description.refers else ()
+        result = description.build(tensors, own)
         if description.left is not None:
             arguments = (call.args, call.kwargs)
             apply(
@@ -259,15 +261,18 @@ class CallRunner:
 
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
         """Run a call whose result the others know for good."""
-        result = self._run(call, tensors, known)
+        given = self._given(call, tensors)
+        result = self._call(call, *given, known)
         described = known.new_tensor
         if described is not None and isinstance(result, Tensor) and described.fits(result):
             if tag_of(result) is None:
                 self.put(result, _new_tag(described, call, home))
             return result
-        parts = Hidden.of(result, call.name)
+        parts = Hidden.of(result, call.name, lambda: Containers(given).containers)
         check_result(known, parts, call.name)
-        return self._tagged(call, home, parts, known, result)
+        copied = given[0] is not call.args or given[1] is not call.kwargs
+        own = Containers((call.args, call.kwargs)).containers if known.refers and copied else None
+        return self._tagged(call, home, parts, known, result, own)
 
     def _run_watched(
         self,
@@ -296,7 +301,8 @@ class CallRunner:
         given = self._given(call, real)
         with Watch(call, given, real, first=known is None) as watch:
             result = self._call(call, *given, known)
-        parts = Hidden.of(result, call.name)
+        effects = watch.effects
+        parts = Hidden.of(result, call.name, lambda: effects.containers)
         description = watch.description(parts)
         self._require_whole(call, watch.written_buffers())
         changed = (real[change.argument] for change in description.changed)
@@ -309,7 +315,7 @@ class CallRunner:
             if tag_of(tensor) is None:
                 made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
                 self.put(tensor, made)
-        return self._tagged(call, home, parts, description, result), description
+        return self._tagged(call, home, parts, description, result, effects.own_containers), description
 
     def _require_whole(self, call: Call, written: Sequence[Tensor]) -> None:
         """Raise where a module has changed a buffer of which others on other ranks have copies.
@@ -375,9 +381,21 @@ class CallRunner:
         finally:
             self.microbatch.inside = False
 
-    def _tagged(self, call: Call, home: int, parts: Hidden, description: Description, result: Any) -> Any:
-        """The result with its tensors tagged, at home."""
-        same = True
+    def _tagged(
+        self,
+        call: Call,
+        home: int,
+        parts: Hidden,
+        description: Description,
+        result: Any,
+        containers: Sequence[Any] | None,
+    ) -> Any:
+        """The result with its tensors tagged, at home.
+
+        Args:
+            containers: the script's own among the arguments, if the call has got copies of them.
+        """
+        same = containers is None or not description.refers
         handles = []
         for tensor, described in zip(parts.tensors, description.tensors, strict=True):
             handle = tensor
@@ -391,7 +409,7 @@ class CallRunner:
             elif tag_of(tensor) is None:
                 self.put(tensor, _new_tag(described, call, home))
             handles.append(handle)
-        return result if same else description.build(handles)
+        return result if same else description.build(handles, containers or ())
 
     def _placeholder(self, described: TensorDescription, call: Call, home: int) -> Tensor:
         if described.argument is not None:

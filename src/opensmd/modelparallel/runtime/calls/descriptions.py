@@ -9,7 +9,7 @@ numbers, its description travels every time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -132,6 +132,7 @@ class Description:
         changed: arguments that were changed in place.
         depends_on_data: it must be sent anew each time.
         left: what the call left outside its result, if anything.
+        refers: ``pickled`` refers to lists, mappings or dataclasses among the call's arguments.
         is_plain: a further call like it has nothing to announce and changes nothing.
         new_tensor: of a plain call, its result, if that is one tensor and none of its arguments.
     """
@@ -142,6 +143,7 @@ class Description:
     depends_on_data: bool = False
     pickled: bytes = b""
     left: Left | None = None
+    refers: bool = False
 
     is_plain: bool = field(init=False)
     new_tensor: TensorDescription | None = field(init=False)
@@ -155,8 +157,8 @@ class Description:
         alone = self.form == "tensor" and self.tensors[0].argument is None
         object.__setattr__(self, "new_tensor", self.tensors[0] if self.is_plain and alone else None)
 
-    def build(self, tensors: Sequence[Any]) -> Any:
-        """The result with ``tensors`` in it."""
+    def build(self, tensors: Sequence[Any], containers: Sequence[Any] = ()) -> Any:
+        """The result with ``tensors`` in it, and with the call's own ``containers`` if it refers to them."""
         if self.form == "tensor":
             return tensors[0]
         if self.form == "tuple":
@@ -165,7 +167,7 @@ class Description:
             return list(tensors)
         if self.form == "none":
             return None
-        return structure.load(self.pickled, tensors)
+        return structure.load(self.pickled, tensors, containers)
 
 
 class Passed(NamedTuple):
@@ -188,10 +190,17 @@ class Hidden:
     tensors: list[Tensor]
     pickled: bytes = b""
     has_values: bool = False
+    refers: bool = False
 
     @classmethod
-    def of(cls, result: Any, what: str) -> Hidden:
+    def of(cls, result: Any, what: str, containers: Callable[[], Sequence[Any]] = tuple) -> Hidden:
         """Take a result apart.
+
+        Args:
+            result: what a call returned.
+            what: the call, for messages.
+            containers: tells the lists, mappings and dataclasses among its arguments; one that comes back is
+                to be the same one on all ranks.
 
         Raises:
             SMPUnsupportedError: it has parts that cannot be sent to another rank.
@@ -202,12 +211,13 @@ class Hidden:
             return cls("none", [])
         if type(result) in (tuple, list) and all(isinstance(each, Tensor) for each in result):
             alone = len(set(map(id, result))) == len(result)
-            if alone:  # otherwise the others must know which are the same
+            given = type(result) is list and any(each is result for each in containers())
+            if alone and not given:  # otherwise the others must know which are the same
                 return cls(type(result).__name__, list(result))
         # What is left is rare: dicts, dataclasses, the same tensor twice.
         tensors: list[Tensor] = []
         try:
-            pickled = structure.dump(result, tensors)
+            pickled, refers = structure.dump_referring(result, tensors, containers())
         # Objects raise whatever they like when they are pickled.
         except Exception as error:
             raise SMPUnsupportedError(
@@ -215,7 +225,7 @@ class Hidden:
                 "tensors, or lists, tuples, dicts and dataclasses of them that are defined at the top of a "
                 "module"
             ) from error
-        return cls("pickle", tensors, pickled, _has_values(result))
+        return cls("pickle", tensors, pickled, _has_values(result), refers)
 
 
 def _has_values(result: Any) -> bool:
@@ -275,6 +285,7 @@ def describe(
         ),
         depends_on_data=depends_on_data or parts.has_values,
         pickled=parts.pickled,
+        refers=parts.refers,
         left=None
         if left is None
         else Left(

@@ -36,16 +36,19 @@ class Containers:
 
     Args:
         arguments: (args, kwargs).
+
+    Attributes:
+        containers: as they were found, whatever has been put into them since.
     """
 
     def __init__(self, arguments: Any) -> None:
-        self._containers: list[Any] = []
+        self.containers: list[Any] = []
         self._others: list[Any] = []
         # The tuple and the dict around the arguments are made for each call: no callee can fill them.
         args, kwargs = arguments
         for argument in (*args, *kwargs.values()):
             self._collect(argument)
-        self._before = list(map(content_of, self._containers))
+        self._before = list(map(content_of, self.containers))
 
     def changed(self, tensors: list[Tensor]) -> bytes:
         """What has changed since, as :meth:`fill` takes it; empty if nothing has.
@@ -53,7 +56,7 @@ class Containers:
         Its tensors are added to ``tensors``. What cannot be pickled is not followed.
         """
         changed = {}
-        for number, (container, before) in enumerate(zip(self._containers, self._before, strict=True)):
+        for number, (container, before) in enumerate(zip(self.containers, self._before, strict=True)):
             now = content_of(container)
             if not same_content(before, now) and structure.can_be_dumped(now, self._known):
                 changed[number] = now
@@ -62,15 +65,15 @@ class Containers:
     def fill(self, contents: bytes, tensors: Sequence[Any]) -> None:
         """Change these containers as those of other arguments of the same call were changed."""
         for number, content in structure.load(contents, tensors, self._known).items():
-            set_content(self._containers[number], content)
+            set_content(self.containers[number], content)
 
     @property
     def _known(self) -> list[Any]:
-        return [*self._containers, *self._others]
+        return [*self.containers, *self._others]
 
     def _collect(self, value: Any) -> None:
         if isinstance(value, (list, MutableMapping)) or structure.is_dataclass(value):
-            self._containers.append(value)
+            self.containers.append(value)
             content = content_of(value)
             for inner in content.values() if isinstance(content, dict) else content:
                 self._collect(inner)

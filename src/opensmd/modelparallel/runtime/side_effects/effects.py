@@ -76,6 +76,7 @@ class Effects:
         # filled, too.
         self._copied = any(one is not other for one, other in zip(arguments, given, strict=True))
         self._containers = Containers(given)
+        self._own = Containers(arguments) if self._copied else self._containers
         self._real = real
         self._leaves = leaves
         self._objects = _objects(arguments)
@@ -93,6 +94,16 @@ class Effects:
         self._attributes = _attributes(self._owner)
         self._contents = _contents(self._attributes)
         self.counted = False
+
+    @property
+    def containers(self) -> list[Any]:
+        """The lists, mappings and dataclasses among what the call gets."""
+        return self._containers.containers
+
+    @property
+    def own_containers(self) -> list[Any] | None:
+        """Those of this rank in their places; None if they are the same."""
+        return self._own.containers if self._copied else None
 
     def found(self, result: Sequence[Tensor]) -> Found | None:
         """What has changed; None if nothing has. ``result`` are the tensors that the call returns."""
@@ -128,7 +139,7 @@ class Effects:
         tensors = [*self._leaves, *seen[count:]]
         # With placeholders, as on the other ranks: the fetched tensors are gone after the call.
         if contents and self._copied:
-            Containers(self._arguments).fill(contents, tensors)
+            self._own.fill(contents, tensors)
         return Found(pickled, contents, tensors[len(self._held) + len(result) :])
 
     def _filled(self) -> Iterator[tuple[Inner, _Filled]]:

@@ -31,6 +31,7 @@ class Watch:
 
     Attributes:
         made: tensors that it left outside its result; there after :meth:`description`.
+        effects: what else it left there.
     """
 
     def __init__(self, call: Call, given: Any, tensors: Sequence[Tensor], *, first: bool) -> None:
@@ -42,7 +43,7 @@ class Watch:
         self._buffers = _buffers(call.owner) if first else []
         self._buffer_versions = list(map(version_of, self._buffers))
         self._buffer_values = [_value(buffer) for buffer in self._buffers]
-        self._effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
+        self.effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
         self._before = list(map(Before.of, tensors))
         # Versions of sparse tensors count coalescing as well, so only a copy tells.
         self._sparse = [(tensor, tensor.clone()) for tensor in tensors if is_sparse(tensor)]
@@ -61,7 +62,7 @@ class Watch:
 
         Of buffers the first call tells; there after :meth:`description`.
         """
-        return self._effects.counted or self._replaced_buffers() or bool(self.written_buffers())
+        return self.effects.counted or self._replaced_buffers() or bool(self.written_buffers())
 
     def _replaced_buffers(self) -> bool:
         """Whether the first call has made, replaced or deleted buffers of its module."""
@@ -88,7 +89,7 @@ class Watch:
                     f"{call.name} changed a sparse tensor of shape {tuple(tensor.shape)} in place, which the "
                     "other pipeline ranks would not see. Change a copy instead"
                 )
-        left = self._effects.found(parts.tensors)
+        left = self.effects.found(parts.tensors)
         if left is not None:
             self.made = left.tensors
         return describe(

@@ -24,6 +24,7 @@ __all__ = [
     "can_be_dumped",
     "collect",
     "dump",
+    "dump_referring",
     "is_dataclass",
     "is_plain",
     "load",
@@ -133,10 +134,13 @@ class _Dumper(pickle.Pickler):
         self.tensors = tensors
         self.numbers: dict[int, int] = {id(tensor): number for number, tensor in enumerate(tensors)}
         self.known: dict[int, int] = {id(each): -1 - number for number, each in enumerate(known)}
+        self.refers = False
 
     def persistent_id(self, value: Any) -> int | None:
         if not isinstance(value, Tensor):
-            return self.known.get(id(value)) if self.known else None
+            number = self.known.get(id(value)) if self.known else None
+            self.refers |= number is not None
+            return number
         if id(value) not in self.numbers:
             self.numbers[id(value)] = len(self.tensors)
             self.tensors.append(value)
@@ -161,9 +165,15 @@ def dump(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> by
     Raises:
         Exception: whatever pickle says of an object that it cannot carry.
     """
+    return dump_referring(structure, tensors, known)[0]
+
+
+def dump_referring(structure: Any, tensors: list[Tensor], known: Sequence[Any]) -> tuple[bytes, bool]:
+    """As :func:`dump`, and whether it refers to any of ``known``."""
     file = io.BytesIO()
-    _Dumper(file, tensors, known).dump(structure)
-    return file.getvalue()
+    dumper = _Dumper(file, tensors, known)
+    dumper.dump(structure)
+    return file.getvalue(), dumper.refers
 
 
 def dump_if_possible(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> bytes | None:
