@@ -3,8 +3,9 @@
 Auxiliary losses are collected so. The container stays the same object, as several modules may hold it; what
 is in it changes with the turns. A microbatch begins with what the last one that is through its forward has
 left. Of one that is not, nobody knows yet what it will leave: most clear what they have filled, so it counts
-as if it left what it has found. At the step's end there is what plain PyTorch would leave, as far as that can
-be known: everything in order where all have only added something, else what the last one has left.
+as if it left what it has found. Only numbers in a dict, which are counters, go on from what is there. At the
+step's end there is what plain PyTorch would leave, as far as that can be known: everything in order where all
+have only added something, else what the last one has left.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = ["ContainerSlots", "ContentsPerMicrobatch"]
 
 # Whatever has more entries is a table (a vocabulary): no forward fills it, and copies would take time.
 _MOST_ENTRIES = 1024
+_NUMBERS = frozenset({int, float})
 
 
 class ContainerSlots:
@@ -134,9 +136,7 @@ class ContentsPerMicrobatch:
                 continue
             before = self._before.get(id(container), (None, []))[1]
             now = content_of(container)
-            # Counters and names are the same for all microbatches, as far as the script can tell them
-            # apart.
-            if not same_content(before, now) and (_computed(before) or _computed(now)):
+            if not same_content(before, now) and (_computed(before) or _computed(now) or _counts(now)):
                 self._slots.changed.add(slot)
                 self._add(slot, container)
 
@@ -162,10 +162,16 @@ class _Contents:
     def show(self, microbatch: int, through: Collection[int]) -> None:
         """Put there what the microbatch has put there, or what it is to begin with.
 
-        That is settled once: it may have seen that nothing is there before an earlier one was through.
+        That is settled once: it may have seen that nothing is there before an earlier one was through. Only
+        counters go on, until it counts itself.
         """
-        if microbatch not in self._first and microbatch not in self._now:
-            earlier = [number for number in self._now if number < microbatch and number in through]
+        first = self._first.get(microbatch)
+        if microbatch not in self._now and (first is None or _counts(first)):
+            earlier = [
+                number
+                for number, now in self._now.items()
+                if number < microbatch and (number in through or _counts(now))
+            ]
             self._first[microbatch] = self._now[max(earlier)] if earlier else self._before
         set_content(self.container, self._of(microbatch))
 
@@ -207,6 +213,15 @@ class _Contents:
 def _computed(value: Any) -> list[Tensor]:
     """The tensors of a value but parameters, which all microbatches share (an LSTM lists its own anew)."""
     return [tensor for tensor in structure.tensors_in(value) if not isinstance(tensor, nn.Parameter)]
+
+
+def _counts(content: Content) -> bool:
+    """Whether this is a dict of numbers alone."""
+    return (
+        isinstance(content, dict)
+        and bool(content)
+        and all(type(each) in _NUMBERS for each in content.values())
+    )
 
 
 def _trains(tensor: Tensor) -> bool:

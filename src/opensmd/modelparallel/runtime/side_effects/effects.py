@@ -60,7 +60,8 @@ class Effects:
         owner: the module that runs, whose submodules' attributes are watched.
 
     Attributes:
-        counted: whether an attribute has another number than before; known after :meth:`found`.
+        counted: whether an attribute, or a dict in one, has another number than before; known after
+            :meth:`found`.
     """
 
     def __init__(
@@ -147,6 +148,8 @@ class Effects:
         for place, (container, before) in self._contents.items():
             now = content_of(container)
             if not same_content(before, now):
+                if isinstance(before, dict) and isinstance(now, dict):
+                    self.counted |= any(_is_another(before.get(key), value) for key, value in now.items())
                 more = added(before, now)
                 yield place, _Filled(_announced(before, now) if more is None else more, more is not None)
 
