@@ -22,6 +22,7 @@ from torch.utils._device import DeviceContext
 import opensmd.legacy
 from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cuda
 from opensmd.launch.mapped_cuda.cuda_calls import CALLS
+from opensmd.launch.mapped_cuda.scripted import forget_scripted, script_as
 from opensmd.legacy.parallel import DistributedDataParallel as LegacyDistributedDataParallel
 
 __all__ = ["install", "uninstall"]
@@ -92,14 +93,17 @@ def install() -> None:
     with torch.device("cpu"):
         torch.empty(0)
     for owner, name, replacement in _places():
-        _originals.append((owner, name, getattr(owner, name)))
+        original = getattr(owner, name)
+        _originals.append((owner, name, original))
         setattr(owner, name, replacement)
+        script_as(original, replacement)
     # DataLoader(pin_memory=True) says that it pins nothing; here that is as it should be.
     warnings.filterwarnings("ignore", message=".*'pin_memory' argument is set as true but no accelerator")
 
 
 def uninstall() -> None:
     """Put everything back as it was."""
+    forget_scripted()
     while _originals:
         owner, name, original = _originals.pop()
         setattr(owner, name, original)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.jit import _builtins
 
 from opensmd.launch.mapped_cuda import cuda_on_cpu
 from opensmd.launch.mapped_cuda.cpu_device import device_index, without_cuda
@@ -54,6 +55,35 @@ def test_every_way_to_name_a_device_creates_on_the_cpu() -> None:
         assert torch.ones(2).type(kind).type() == "torch.DoubleTensor"
         assert nn.Linear(2, 2).type(kind).weight.dtype == torch.float64
     assert torch.ones(2).pin_memory().device.type == "cpu"
+
+
+def created(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(like) + torch.ones(2) + torch.tensor([1.0, 2.0])
+
+
+def test_functions_that_create_tensors_can_be_scripted() -> None:
+    before = dict(_builtins._get_builtin_table())  # type: ignore[no-untyped-call]
+    cuda_on_cpu.install()
+    assert torch.jit.script(created)(torch.ones(2)).tolist() == [2.0, 3.0]
+    cuda_on_cpu.uninstall()
+    assert before == _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.processes
+def test_torchs_distributed_optimizers_can_be_imported() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from opensmd.launch.mapped_cuda.cuda_on_cpu import install\n"
+            "install()\n"
+            "from torch.distributed.optim import ZeroRedundancyOptimizer",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("mapped")
