@@ -282,6 +282,10 @@ def destroyed_in_a_child(reader: int, writer: int) -> str:
 
 def run_debug_detail() -> None:
     assert total() == sum(range(dist.get_world_size()))
+    # torch compares the ranks' numbers of each call, also where they have run different ones of those before
+    works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(50)]
+    for work in works:
+        work.wait()
     dist.barrier()
 
 

@@ -118,7 +118,7 @@ def ddp_with_post_local_sgd() -> None:
 
 def ddp_whose_hook_steps_a_sharded_optimizer() -> None:
     model = net()
-    wrapped = DistributedDataParallel(model, static_graph=True)
+    wrapped = DistributedDataParallel(model, static_graph=True, bucket_cap_mb=1e-4)
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, overlap_with_ddp=True)
     hook = ddp_zero_hook.hook_with_zero_step(default_hooks.allreduce_hook, wrapped, optimizer)
     wrapped.register_comm_hook(None, hook)

@@ -101,7 +101,8 @@ class SmddpBackend : public c10d::Backend {
   WorkPtr endCoalescing() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return transport_->sequence(); }
+  // Of the last collective that was issued: torch's debug wrapper compares it among ranks, some of which may not have run it.
+  uint64_t getSequenceNumberForGroup() override { return issued_; }
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   bool supportsTensorAlloc(c10::DeviceIndex index) override;

@@ -54,7 +54,6 @@ class SharedTransport final : public Transport {
   void abort(const std::string& reason) override { group_->abort(reason); }
   bool aborted() const override { return group_->aborted(); }
   void leave() override { group_->leave(); }
-  uint64_t sequence() const override { return group_->sequence(); }
   std::shared_ptr<Group> shared() const override { return group_; }
 
  private:

@@ -44,7 +44,6 @@ class Transport {
   virtual void abort(const std::string& reason) = 0;
   virtual bool aborted() const = 0;
   virtual void leave() = 0;
-  virtual uint64_t sequence() const = 0;
 
   // The group in shared memory, where there is one: for its heap, its mailbox and its records.
   virtual std::shared_ptr<Group> shared() const { return nullptr; }

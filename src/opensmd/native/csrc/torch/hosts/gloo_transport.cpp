@@ -149,7 +149,6 @@ class GlooTransport final : public Transport {
     local_->leave();
     gloo_->shutdown();
   }
-  uint64_t sequence() const override { return sequence_; }
 
  private:
   levels::Levels levels() { return levels(layout_, *local_, true); }
