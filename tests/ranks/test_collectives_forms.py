@@ -277,6 +277,8 @@ def run_profiled() -> None:
         dist.all_gather(list(into.chunk(size)), torch.ones(2, 3))
         dist.scatter(torch.empty(5), [torch.ones(5)] * size if rank == 0 else [], 0)
         dist.barrier()
+        dist.send(torch.ones(7), (rank + 1) % size)
+        dist.recv(torch.empty(7))
     seen = [
         (event.name.removeprefix("smddp:"), event.input_shapes, event.is_async)
         for event in sorted(profile.events(), key=lambda event: event.time_range.start)
@@ -289,6 +291,8 @@ def run_profiled() -> None:
         ("all_gather", [[2, 3]], True),
         ("scatter", [[5]] * size if rank == 0 else [], True),
         ("barrier", [], True),
+        ("send", [[7]], True),
+        ("recvAnySource", [[7]], True),  # as torch's other backends call it
     ]
 
 

@@ -12,7 +12,7 @@ from opensmd.timeline.span import COLLECTIVES, EXPECTED, MESSAGES, PIPELINE, Spa
 
 __all__ = ["RankFile", "read_rank_file"]
 
-_MESSAGES = ("send", "recv", "recvanysource", "recv_any_source")
+_MESSAGES = ("send", "recv", "recv_any_source")
 
 
 @dataclass

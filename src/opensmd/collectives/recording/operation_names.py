@@ -15,6 +15,7 @@ _NAMES = {
     "reduce_scatter_base": "reduce_scatter_tensor",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
+    "recvanysource": "recv_any_source",
 }
 
 

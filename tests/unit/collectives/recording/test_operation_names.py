@@ -19,6 +19,7 @@ from opensmd.collectives.recording.operation_names import name_of
         ("ALLREDUCE", "all_reduce"),
         ("_ALLGATHER_BASE", "all_gather_into_tensor"),
         ("SEND", "send"),
+        ("smddp:recvAnySource", "recv_any_source"),
     ],
 )
 def test_a_call_has_the_name_that_torch_distributed_gives_it(logged: str, usual: str) -> None:

@@ -59,7 +59,7 @@ WorkPtr SmddpBackend::recv(Tensors& tensors, int source, int tag) {
 
 WorkPtr SmddpBackend::recvAnysource(Tensors& tensors, int tag) {
   if (!tensors.empty() && !tensors[0].is_cpu()) return device_backend()->recvAnysource(tensors, tag);
-  return message(c10d::OpType::RECVANYSOURCE, "smddp:recv_any_source", tensors, kAnySource, tag);
+  return message(c10d::OpType::RECVANYSOURCE, "smddp:recvAnySource", tensors, kAnySource, tag);
 }
 
 }  // namespace opensmd
