@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from opensmd.modelparallel.runtime.side_effects.generator_positions import generator_positions
+
 __all__ = ["GeneratorStates", "ScriptRandom"]
 
 Mode = tuple[bool, bool]  # training, and with gradients
@@ -71,8 +73,11 @@ class ScriptRandom:
         """
         self.swaps = mode not in self._quiet
         self._mode, self._position = mode, position
-        self._own = GeneratorStates.now()
         self._drawn = False
+        if self.swaps:
+            self._own = GeneratorStates.now()
+        else:
+            self._positions = generator_positions()
         self._common: dict[int, GeneratorStates] = {}
         self._inside: dict[int, GeneratorStates] = {}
 
@@ -106,7 +111,7 @@ class ScriptRandom:
             self._own.put()
             if not self._drawn:
                 self._quiet.add(self._mode)
-        elif not self._own.are_still():
+        elif generator_positions() != self._positions:
             self._quiet.discard(self._mode)
 
     def _begin(self, kept: dict[int, GeneratorStates], microbatch: int, *seed: int) -> None:
