@@ -13,7 +13,7 @@ from torch import nn
 from opensmd.modelparallel._torch_internals import replaced_backward
 from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
 from opensmd.modelparallel.dry_run.restoring import WrittenTensors, untouched
-from opensmd.modelparallel.runtime.side_effects.script_random import GeneratorStates
+from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators import GeneratorStates
 
 __all__ = ["dry", "is_tracing"]
 

@@ -37,8 +37,8 @@ from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
-from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
-from opensmd.modelparallel.runtime.side_effects.script_random import ScriptRandom
+from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators import ScriptRandom
+from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import ReplicatedRandom
 from opensmd.modelparallel.runtime.step_errors import StepErrors
 from opensmd.modelparallel.runtime.step_run import Call, StepRun
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule

@@ -12,8 +12,8 @@ from opensmd.modelparallel.runtime.calls.descriptions import Description, Passed
 from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
-from opensmd.modelparallel.runtime.side_effects.random import ReplicatedRandom
-from opensmd.modelparallel.runtime.side_effects.script_random import ScriptRandom
+from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators import ScriptRandom
+from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import ReplicatedRandom
 from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import Tag
 from opensmd.modelparallel.runtime.trained_parameters import TrainedParameters

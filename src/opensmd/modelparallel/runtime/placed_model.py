@@ -15,7 +15,7 @@ from opensmd.modelparallel.runtime.calls.interception import intercepted
 from opensmd.modelparallel.runtime.calls.sequential import Sequences
 from opensmd.modelparallel.runtime.side_effects.attributes import Places
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
-from opensmd.modelparallel.runtime.side_effects.random import default_generators
+from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import default_generators
 from opensmd.modelparallel.runtime.tensors.placeholder import RemoteTensor, make_remote, out_of_mapping
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag, remove_tag
 from opensmd.modelparallel.runtime.trained_parameters import TrainedParameters

@@ -19,7 +19,7 @@ from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.results import Results
 from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch
 from opensmd.modelparallel.runtime.side_effects.per_microbatch import PerMicrobatchState
-from opensmd.modelparallel.runtime.side_effects.random import RandomPerMicrobatch
+from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import RandomPerMicrobatch
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.threads import Threads

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import operator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel.runtime.tensors.tags import Tag
+from opensmd.modelparallel.runtime.calls.descriptions import TensorDescription
+from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.tags import AliasFamily, Tag, tag_of
 
-__all__ = ["Call"]
+__all__ = ["Call", "parents_of"]
 
 
 @dataclass(slots=True)
@@ -45,3 +49,43 @@ class Call:
     owner: nn.Module | None = None
     parents: tuple[Tag, ...] = ()
     serial: int = -1
+
+    def given(self, tensors: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with these tensors, which are here, in place of the leaves."""
+        args, kwargs = self.args, self.kwargs
+        if not all(map(operator.is_, tensors, self.leaves)):
+            # Nearly all modules are given tensors and nothing else.
+            if len(args) == len(tensors) and all(map(operator.is_, args, self.leaves)):
+                return tuple(tensors), kwargs
+            replacements: Iterator[Any] = iter(tensors)
+            args = structure.substitute(args, replacements)
+            if kwargs:
+                kwargs = structure.substitute(kwargs, replacements)
+        return args, kwargs
+
+    def new_tag(self, described: TensorDescription, home: int) -> Tag:
+        """Of a tensor that the call returns at ``home``."""
+        family: AliasFamily | None = None
+        if described.shares is not None:
+            # A view has its base's gradients and changes; what merely lies in the same memory, the changes.
+            base = tag_of(self.leaves[described.shares])
+            if base is not None and base.home == home:
+                family = base.family if described.is_view else AliasFamily(base.family.memory)
+        return Tag(
+            home,
+            described.requires_grad,
+            family=family,
+            parents=self.parents,
+            form=described.form,
+            serial=self.serial,
+        )
+
+
+def parents_of(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
+    """Those of arguments that gradients go back to."""
+    parents: tuple[Tag, ...] = ()
+    if torch.is_grad_enabled():
+        for tag in tags:
+            if tag is not None and tag.requires_grad:
+                parents += (tag,)
+    return parents

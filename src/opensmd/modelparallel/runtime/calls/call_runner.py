@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 from opensmd.modelparallel._torch_internals import in_transform, out_of_transforms
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
-from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.call import Call, parents_of
 from opensmd.modelparallel.runtime.calls.changed_arguments import ChangedArguments
-from opensmd.modelparallel.runtime.calls.checkpointed import checkpointed
+from opensmd.modelparallel.runtime.calls.checkpointed import can_be_repeated, checkpointed
 from opensmd.modelparallel.runtime.calls.descriptions import (
     Description,
     Hidden,
@@ -34,7 +33,6 @@ from opensmd.modelparallel.runtime.side_effects.watch import Watch
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import (
-    AliasFamily,
     Tag,
     put_tag,
     tag_of,
@@ -188,7 +186,7 @@ class CallRunner:
         # Counted whether or not the result is known: what one rank remembers, another may be about to learn.
         number = microbatch.next_point()
         microbatch.point = _point(call.name, home)
-        call.parents = _parents(call.tags)
+        call.parents = parents_of(call.tags)
         if not call.lasting:
             call.serial = microbatch.serial
         if self.rank != home:
@@ -209,7 +207,7 @@ class CallRunner:
         described = description.new_tensor
         if described is not None:
             made = described.placeholder()
-            self.put(made, _new_tag(described, call, home))
+            self.put(made, call.new_tag(described, home))
             return made
         for change in description.changed:
             self._changed.add(call, change, home, None)
@@ -261,12 +259,12 @@ class CallRunner:
 
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
         """Run a call whose result the others know for good."""
-        given = self._given(call, tensors)
+        given = call.given(tensors)
         result = self._call(call, *given, known)
         described = known.new_tensor
         if described is not None and isinstance(result, Tensor) and described.fits(result):
             if tag_of(result) is None:
-                self.put(result, _new_tag(described, call, home))
+                self.put(result, call.new_tag(described, home))
             return result
         parts = Hidden.of(result, call.name, lambda: Containers(given).containers)
         check_result(known, parts, call.name)
@@ -298,7 +296,7 @@ class CallRunner:
             known = self.context.descriptions.get(key)  # an earlier one may have learned it meanwhile
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known
-        given = self._given(call, real)
+        given = call.given(real)
         with Watch(call, given, real, first=known is None) as watch:
             result = self._call(call, *given, known)
         effects = watch.effects
@@ -344,20 +342,7 @@ class CallRunner:
 
     def _run(self, call: Call, tensors: Sequence[Tensor | None], known: Description | None = None) -> Any:
         """Call the function on the tensors that are here."""
-        return self._call(call, *self._given(call, tensors), known)
-
-    def _given(self, call: Call, tensors: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the tensors that are here."""
-        args, kwargs = call.args, call.kwargs
-        if not all(map(operator.is_, tensors, call.leaves)):
-            # Nearly all modules are given tensors and nothing else.
-            if len(args) == len(tensors) and all(map(operator.is_, args, call.leaves)):
-                return tuple(tensors), kwargs
-            replacements: Iterator[Any] = iter(tensors)
-            args = structure.substitute(args, replacements)
-            if kwargs:
-                kwargs = structure.substitute(kwargs, replacements)
-        return args, kwargs
+        return self._call(call, *call.given(tensors), known)
 
     def _call(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], known: Description | None
@@ -375,7 +360,7 @@ class CallRunner:
         # By a flag, as the mode may lie below others on its stack, where it cannot be taken off.
         self.microbatch.inside = True
         try:
-            if self.checkpointing and torch.is_grad_enabled() and _can_be_repeated(call, known):
+            if self.checkpointing and torch.is_grad_enabled() and can_be_repeated(call, known):
                 return checkpointed(call.function, args, kwargs, offloading=self.context.offloading)
             return call.function(*args, **kwargs)
         finally:
@@ -407,7 +392,7 @@ class CallRunner:
             # What has a tag already is nothing new, such as a parameter that the module returns: it keeps its
             # own.
             elif tag_of(tensor) is None:
-                self.put(tensor, _new_tag(described, call, home))
+                self.put(tensor, call.new_tag(described, home))
             handles.append(handle)
         return result if same else description.build(handles, containers or ())
 
@@ -415,7 +400,7 @@ class CallRunner:
         if described.argument is not None:
             return call.leaves[described.argument]
         made = described.placeholder()
-        self.put(made, _new_tag(described, call, home))
+        self.put(made, call.new_tag(described, home))
         return made
 
     def put(self, tensor: Tensor, tag: Tag) -> None:
@@ -430,45 +415,5 @@ def _point(name: str, home: int) -> str:
     return f"{name} on pipeline rank {home}"
 
 
-def _parents(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
-    """Those of arguments that gradients go back to."""
-    parents: tuple[Tag, ...] = ()
-    if torch.is_grad_enabled():
-        for tag in tags:
-            if tag is not None and tag.requires_grad:
-                parents += (tag,)
-    return parents
-
-
-def _new_tag(described: TensorDescription, call: Call, home: int) -> Tag:
-    family: AliasFamily | None = None
-    if described.shares is not None:
-        # A view has its base's gradients and changes; what merely lies in the same memory, the changes.
-        base = tag_of(call.leaves[described.shares])
-        if base is not None and base.home == home:
-            family = base.family if described.is_view else AliasFamily(base.family.memory)
-    return Tag(
-        home,
-        described.requires_grad,
-        family=family,
-        parents=call.parents,
-        form=described.form,
-        serial=call.serial,
-    )
-
-
 def _has_buffers(owner: nn.Module | None) -> bool:
     return isinstance(owner, nn.Module) and next(owner.buffers(), None) is not None
-
-
-def _can_be_repeated(call: Call, known: Description | None) -> bool:
-    """Not what changes its arguments in place: a checkpoint would do so twice."""
-    return not (_begins_in_place(call.owner) if known is None else known.changed)
-
-
-def _begins_in_place(owner: nn.Module | None) -> bool:
-    """Whether a module, or the first one inside it, says that it changes its argument, as activations do."""
-    if not isinstance(owner, nn.Module):
-        return False
-    leaves = (each for each in owner.modules() if next(each.children(), None) is None)
-    return bool(getattr(next(leaves), "inplace", False))

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from opensmd.modelparallel.offloading.offloading import Offloading
+from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.calls.descriptions import Description
 from opensmd.modelparallel.runtime.side_effects.repeated import repeatable
 from opensmd.modelparallel.runtime.tensors import structure
 
-__all__ = ["checkpointed"]
+__all__ = ["can_be_repeated", "checkpointed"]
 
 
 def checkpointed(
@@ -49,3 +51,16 @@ def checkpointed(
 
     with offloading.of_inputs(tensors):
         return checkpoint(call, *tensors, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+def can_be_repeated(call: Call, known: Description | None) -> bool:
+    """Not what changes its arguments in place: a checkpoint would do so twice."""
+    return not (_begins_in_place(call.owner) if known is None else known.changed)
+
+
+def _begins_in_place(owner: nn.Module | None) -> bool:
+    """Whether a module, or the first one inside it, says that it changes its argument, as activations do."""
+    if not isinstance(owner, nn.Module):
+        return False
+    leaves = (each for each in owner.modules() if next(each.children(), None) is None)
+    return bool(getattr(next(leaves), "inplace", False))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch
 from opensmd.modelparallel.runtime.side_effects.parametrizations import CachesPerMicrobatch
-from opensmd.modelparallel.runtime.side_effects.random import RandomPerMicrobatch
-from opensmd.modelparallel.runtime.side_effects.script_random import ScriptRandom
+from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators import ScriptRandom
+from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import RandomPerMicrobatch
 
 __all__ = ["PerMicrobatchState"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from opensmd.modelparallel.runtime.side_effects.generator_positions import generator_positions
+from opensmd.modelparallel.runtime.side_effects.random_numbers.positions import generator_positions
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "random": random.random,

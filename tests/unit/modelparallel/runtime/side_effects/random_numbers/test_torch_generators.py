@@ -6,7 +6,10 @@ import torch
 from torch import nn
 
 from opensmd.modelparallel.runtime.calls.operations import RANDOM
-from opensmd.modelparallel.runtime.side_effects.random import RandomPerMicrobatch, ReplicatedRandom
+from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import (
+    RandomPerMicrobatch,
+    ReplicatedRandom,
+)
 
 Drawn = list[tuple[float, ...]]
 

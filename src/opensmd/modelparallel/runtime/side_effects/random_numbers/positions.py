@@ -30,7 +30,7 @@ def generator_positions() -> tuple[Position, Position | None]:
 
 @cache
 def _of_python() -> Callable[[], Position]:
-    """Of :mod:`random`, whose object has the position first and then the words."""
+    """Of ``random``, whose object has the position first and then the words."""
     generator: Any = random.seed.__self__  # type: ignore[attr-defined]
     begin = id(generator) + object.__basicsize__
     return _reading(begin, begin + _BYTES, lambda: random.getstate()[1])

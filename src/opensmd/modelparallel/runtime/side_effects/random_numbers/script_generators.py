@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from opensmd.modelparallel.runtime.side_effects.generator_positions import generator_positions
+from opensmd.modelparallel.runtime.side_effects.random_numbers.positions import generator_positions
 
 __all__ = ["GeneratorStates", "ScriptRandom"]
 
