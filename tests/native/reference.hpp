@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <vector>
 
 #include "core/kernels/types.hpp"
@@ -37,64 +35,64 @@ inline const std::vector<Reduction>& all_reductions() {
 struct FloatFormat {
   int exponent_bits, mantissa_bits, bias;
   bool fnuz, infinite;
+  std::vector<double> table;
+  const double* values;  // of all codes, computed once: the tables of cases decode millions of numbers
+  uint32_t largest;      // code of the largest finite number
+
+  FloatFormat(int exponent, int mantissa, int exponent_bias, bool is_fnuz, bool has_infinity)
+      : exponent_bits(exponent), mantissa_bits(mantissa), bias(exponent_bias), fnuz(is_fnuz), infinite(has_infinity) {
+    for (uint32_t code = 0; code < 2 * sign_bit(); ++code) table.push_back(compute_value(code));
+    values = table.data();
+    largest = sign_bit() - 1;
+    while (!std::isfinite(values[largest])) --largest;
+  }
+
+  FloatFormat(const FloatFormat&) = delete;
+
+  uint32_t sign_bit() const { return 1u << (exponent_bits + mantissa_bits); }
+
+  double compute_value(uint32_t code) const {
+    if (fnuz && code == sign_bit()) return std::numeric_limits<double>::quiet_NaN();
+    const double sign = code & sign_bit() ? -1.0 : 1.0;
+    const uint32_t size = code & (sign_bit() - 1);
+    const uint32_t exponent = size >> mantissa_bits;
+    const uint32_t mantissa = size & ((1u << mantissa_bits) - 1);
+    const uint32_t top = (1u << exponent_bits) - 1;
+    if (infinite && exponent == top) {
+      return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
+    }
+    if (!infinite && !fnuz && size == sign_bit() - 1) return std::numeric_limits<double>::quiet_NaN();
+    if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
+    return sign * std::ldexp(mantissa + (1u << mantissa_bits), static_cast<int>(exponent) - bias - mantissa_bits);
+  }
 };
 
+// Not in the function, which would look at each call whether they have been made.
+inline const FloatFormat kF16{5, 10, 15, false, true}, kBF16{8, 7, 127, false, true}, kE4M3FN{4, 3, 7, false, false},
+    kE5M2{5, 2, 15, false, true}, kE4M3FNUZ{4, 3, 8, true, false}, kE5M2FNUZ{5, 2, 16, true, false};
+
 inline const FloatFormat* format_of(DType dtype) {
-  static const FloatFormat f16{5, 10, 15, false, true}, bf16{8, 7, 127, false, true}, e4m3fn{4, 3, 7, false, false},
-      e5m2{5, 2, 15, false, true}, e4m3fnuz{4, 3, 8, true, false}, e5m2fnuz{5, 2, 16, true, false};
   switch (dtype) {
-    case DType::F16: return &f16;
-    case DType::BF16: return &bf16;
-    case DType::F8E4M3FN: return &e4m3fn;
-    case DType::F8E5M2: return &e5m2;
-    case DType::F8E4M3FNUZ: return &e4m3fnuz;
-    case DType::F8E5M2FNUZ: return &e5m2fnuz;
+    case DType::F16: return &kF16;
+    case DType::BF16: return &kBF16;
+    case DType::F8E4M3FN: return &kE4M3FN;
+    case DType::F8E5M2: return &kE5M2;
+    case DType::F8E4M3FNUZ: return &kE4M3FNUZ;
+    case DType::F8E5M2FNUZ: return &kE5M2FNUZ;
     default: return nullptr;
   }
 }
 
-inline double compute_value(const FloatFormat& format, uint32_t code) {
-  const int width = 1 + format.exponent_bits + format.mantissa_bits;
-  const uint32_t sign_bit = 1u << (width - 1);
-  if (format.fnuz && code == sign_bit) return std::numeric_limits<double>::quiet_NaN();
-  const double sign = code & sign_bit ? -1.0 : 1.0;
-  const uint32_t size = code & (sign_bit - 1);
-  const uint32_t exponent = size >> format.mantissa_bits;
-  const uint32_t mantissa = size & ((1u << format.mantissa_bits) - 1);
-  const uint32_t top = (1u << format.exponent_bits) - 1;
-  if (format.infinite && exponent == top) {
-    return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
-  }
-  if (!format.infinite && !format.fnuz && size == sign_bit - 1) return std::numeric_limits<double>::quiet_NaN();
-  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - format.bias - format.mantissa_bits);
-  return sign * std::ldexp(mantissa + (1u << format.mantissa_bits),
-                           static_cast<int>(exponent) - format.bias - format.mantissa_bits);
-}
-
-// Values of all codes, computed once: the tables of cases decode millions of numbers.
-inline double decode(const FloatFormat& format, uint32_t code) {
-  static std::mutex mutex;
-  static std::map<const FloatFormat*, std::vector<double>> tables;
-  static thread_local std::map<const FloatFormat*, const double*> known;
-  const double*& table = known[&format];
-  if (table == nullptr) {
-    std::lock_guard<std::mutex> lock(mutex);
-    std::vector<double>& values = tables[&format];
-    const uint32_t codes = 1u << (1 + format.exponent_bits + format.mantissa_bits);
-    for (uint32_t i = 0; values.size() < codes; ++i) values.push_back(compute_value(format, i));
-    table = values.data();
-  }
-  return table[code];
+// The sanitizer need not look at accesses to tables that never change: they are most of what the reference does.
+__attribute__((no_sanitize("thread"))) inline double decode(const FloatFormat& format, uint32_t code) {
+  return format.values[code];
 }
 
 // The nearest code, the even one of two equally near. Values stay far from overflow here.
-inline uint32_t encode(const FloatFormat& format, double value) {
-  const int width = 1 + format.exponent_bits + format.mantissa_bits;
-  const uint32_t sign_bit = 1u << (width - 1);
+__attribute__((no_sanitize("thread"))) inline uint32_t encode(const FloatFormat& format, double value) {
   uint32_t low = 0;
-  uint32_t high = sign_bit - 1;
+  uint32_t high = format.largest;
   const double size = std::fabs(value);
-  while (std::isnan(decode(format, high)) || std::isinf(decode(format, high))) --high;
   while (high - low > 1) {
     const uint32_t middle = (low + high) / 2;
     (decode(format, middle) <= size ? low : high) = middle;
@@ -102,7 +100,7 @@ inline uint32_t encode(const FloatFormat& format, double value) {
   const double below = size - decode(format, low);
   const double above = decode(format, high) - size;
   uint32_t code = below < above ? low : above < below ? high : (low & 1 ? high : low);
-  if (std::signbit(value) && !(format.fnuz && code == 0)) code |= sign_bit;
+  if (std::signbit(value) && !(format.fnuz && code == 0)) code |= format.sign_bit();
   return code;
 }
 
