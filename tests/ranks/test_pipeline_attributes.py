@@ -87,16 +87,17 @@ class Counted(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(Counting() for _ in range(4))
-        self.calls, self.longest, self.kind, self.state = 0, 0.0, "", {"calls": 0}
+        self.calls, self.longest, self.kind = 0, 0.0, ""
+        self.state: dict[str, Any] = {"calls": 0, "kind": ""}
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.state["calls"] += 1
         self.longest = x.abs().max().item()
-        self.kind = "long" if self.longest > 2 else "short"
+        self.state["kind"] = self.kind = "long" if self.longest > 2 else "short"
         for layer in self.layers:
             x = layer(x) + x
-        scale = self.calls + self.state["calls"] + self.longest + len(self.kind)
+        scale = self.calls + self.state["calls"] + self.longest + len(self.kind + self.state["kind"])
         return x * scale + sum(layer.calls for layer in self.layers)
 
 

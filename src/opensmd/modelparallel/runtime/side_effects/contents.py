@@ -33,7 +33,7 @@ __all__ = ["ContainerSlots", "ContentsPerMicrobatch"]
 
 # Whatever has more entries is a table (a vocabulary): no forward fills it, and copies would take time.
 _MOST_ENTRIES = 1024
-_NUMBERS = frozenset({int, float})
+_NOTED = frozenset({int, float, str})
 
 
 class ContainerSlots:
@@ -216,11 +216,9 @@ def _computed(value: Any) -> list[Tensor]:
 
 
 def _counts(content: Content) -> bool:
-    """Whether this is a dict of numbers alone."""
+    """Whether this is a dict of numbers and texts alone."""
     return (
-        isinstance(content, dict)
-        and bool(content)
-        and all(type(each) in _NUMBERS for each in content.values())
+        isinstance(content, dict) and bool(content) and all(type(each) in _NOTED for each in content.values())
     )
 
 
