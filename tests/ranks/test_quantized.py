@@ -85,12 +85,18 @@ def assert_same(found: Any, expected: Any) -> None:
             assert_same(found[key], expected[key])
 
 
-def states_of_an_optimizer(folder: str) -> None:
+def trained_like_one_process(*, adapted: bool) -> tuple[Split, Any, Any]:
+    """A model in two parts after three steps, with the losses of one process, and what that has then."""
     restart(partitions=2, microbatches=2)
-    split = Split(adapted=False)
+    split = Split(adapted=adapted)
     losses = split.train(range(3))
-    whole_losses, _, whole = trained_whole(adapted=False, steps=3)
+    whole_losses, model, optimizer = trained_whole(adapted=adapted, steps=3)
     torch.testing.assert_close(losses, whole_losses)
+    return split, model, optimizer
+
+
+def states_of_an_optimizer(folder: str) -> None:
+    split, _, whole = trained_like_one_process(adapted=False)
     assert_same(split.optimizer.state_dict(), whole)
     saved = {}
     for partial in (True, False):
@@ -112,11 +118,7 @@ def test_quantized_optimizer_state_is_gathered_saved_and_resumed(pool: Pools, tm
 
 
 def quantized_weights(folder: str) -> None:
-    restart(partitions=2, microbatches=2)
-    split = Split(adapted=True)
-    losses = split.train(range(3))
-    whole_losses, whole, _ = trained_whole(adapted=True, steps=3)
-    torch.testing.assert_close(losses, whole_losses)
+    split, whole, _ = trained_like_one_process(adapted=True)
     remote = [
         each
         for name, each in split.model.get_module().named_parameters()
