@@ -5,12 +5,17 @@ With opensmd installed, ``import torch.distributed.deprecated`` gives this very 
 Begin with ``api``. Imports ``collectives``, ``native`` and ``environment``, and nothing of modelparallel.
 """
 
+from typing import Any
+
 from opensmd.import_aliases import install
 from opensmd.legacy.api import (
+    _INITIALIZED_MW,
+    _INITIALIZED_PG,
     _clear_group_cache,
     _register_stream,
     all_gather,
     all_reduce,
+    backend_in_use,
     barrier,
     broadcast,
     destroy_process_group,
@@ -23,6 +28,7 @@ from opensmd.legacy.api import (
     is_available,
     is_initialized,
     isend,
+    mode_in_use,
     new_group,
     recv,
     reduce,
@@ -69,10 +75,22 @@ __all__ = [
     "all_reduce_multigpu",
     "reduce_multigpu",
     "all_gather_multigpu",
-    # private, but scripts called them
+    # private, but scripts called and read them, as they did _backend and _initialized
     "_clear_group_cache",
     "_register_stream",
+    "_INITIALIZED_MW",
+    "_INITIALIZED_PG",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The variables of the old module that changed with the job."""
+    if name == "_backend":
+        return backend_in_use()
+    if name == "_initialized":
+        return mode_in_use()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # Where torch's own loading of extensions is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0), this opens them.
 install()

@@ -15,7 +15,7 @@ import torch
 
 from opensmd.legacy.capability import check_tensors
 from opensmd.legacy.groups import Group, group
-from opensmd.legacy.names import checked_operation, reduce_op
+from opensmd.legacy.names import checked_operation, dist_backend, reduce_op
 from opensmd.legacy.requests import Request
 from opensmd.legacy.session import Session, open_session
 
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _session: Session | None = None
+_INITIALIZED_PG, _INITIALIZED_MW = 1, 2
 
 
 def is_available() -> bool:
@@ -52,6 +53,16 @@ def is_available() -> bool:
 def is_initialized() -> bool:
     """Whether :func:`init_process_group` has been called, and :func:`destroy_process_group` not since."""
     return _session is not None
+
+
+def backend_in_use() -> dist_backend:
+    """What scripts read as ``_backend``: the job's backend, or ``UNDEFINED``."""
+    return dist_backend.UNDEFINED if _session is None else dist_backend[_session.backend.upper()]
+
+
+def mode_in_use() -> int:
+    """What scripts read as ``_initialized``: whether there is a job, as the old constants say it."""
+    return 0 if _session is None else _INITIALIZED_PG
 
 
 def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any) -> None:

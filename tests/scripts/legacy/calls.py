@@ -353,7 +353,9 @@ def check_arguments(rank: int, size: int) -> None:
 
 
 def check_private_helpers() -> None:
-    """Names with an underscore that scripts of the time called all the same."""
+    """Names with an underscore that scripts of the time called and read all the same."""
+    assert dist._initialized == dist._INITIALIZED_PG
+    assert dist._backend in (dist.dist_backend.TCP, dist.dist_backend.GLOO, dist.dist_backend.MPI)
     dist._clear_group_cache(dist.group.WORLD)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

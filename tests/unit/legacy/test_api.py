@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+import opensmd.legacy as dist
 from opensmd.legacy import api
 
 
 def test_before_init_there_is_no_rank_and_bad_arguments_are_told_apart() -> None:
     assert api.is_available() and not api.is_initialized()
+    assert (dist._backend, dist._initialized) == (dist.dist_backend.UNDEFINED, 0)
+    assert not hasattr(dist, "_scope")
     for call in (api.get_rank, api.get_world_size, api.barrier, api.new_group):
         with pytest.raises(AssertionError, match="init_process_group"):
             call()
