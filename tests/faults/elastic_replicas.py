@@ -78,15 +78,15 @@ def run_killing(
 ) -> Run:
     """Run the job under smdrun, which ``start`` starts, and kill a rank of it so many times.
 
-    A job that takes too long, because a replica has not come back, is ended, so that what it has said is
-    seen.
+    A job that takes too long is ended, so that what it has said is seen, and where its ranks are.
     """
     enough = folder / "enough"
     command = [sys.executable, "-m", "opensmd.launch.cli", "-n", "4", "--elastic-replicas", "2"]
     command += ["--max-restarts", str(kills), job_script.__file__, str(enough)]
-    run, ranks = Run(), []
+    run = Run()
+    ranks: list[int] = []
     job = start(command, cwd=Path.cwd(), env=env, stderr=folder / "told")
-    too_long = threading.Timer(PATIENCE * max(1, kills), job.kill)
+    too_long = threading.Timer(PATIENCE * max(1, kills), _end_hung, (job, ranks))
     too_long.start()
     try:
         together, last_kill, left = 0, 0.0, kills
@@ -135,6 +135,14 @@ def _take_time(run: Run, line: Line, last_kill: float) -> None:
         run.losses.append(line.at - last_kill)
     if line.ended > before.ended:
         run.joins.append(line.at - before.at)
+
+
+def _end_hung(job: Any, ranks: Sequence[int]) -> None:
+    """End the job, once its ranks have written where they are: they do so when they are aborted."""
+    for rank in filter(_lives, ranks):
+        os.kill(rank, signal.SIGABRT)
+    time.sleep(1)
+    job.kill()
 
 
 def _lives(process: int) -> bool:
