@@ -83,9 +83,10 @@ def _share_of_memory() -> float:
 
 
 def _say(found: list[Strategy], limit: float) -> None:
-    out = io.StringIO()
-    Console(file=out, width=110, force_terminal=False).print(strategy_table(found))
-    logger.info("Strategy:\n%s", out.getvalue())
+    if logger.isEnabledFor(logging.INFO):
+        out = io.StringIO()
+        Console(file=out, width=110, force_terminal=False).print(strategy_table(found))
+        logger.info("Strategy:\n%s", out.getvalue())
     if found[0].rank_bytes > limit:
         logger.warning(
             "auto: no strategy fits %.2f GiB per rank; the one that needs least was chosen, %.2f GiB",

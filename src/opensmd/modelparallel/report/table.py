@@ -23,7 +23,8 @@ HEADING = "Partition assignments:"
 
 def print_plan(plan: Plan) -> None:
     """Log the plan at level INFO. The line that begins it is the original's."""
-    logger.info("%s\n%s", HEADING, render(plan))
+    if logger.isEnabledFor(logging.INFO):  # which it is not by default, and drawing takes a while
+        logger.info("%s\n%s", HEADING, render(plan))
     for note in plan.notes:
         logger.warning("%s", note)
 
