@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import zlib
 from typing import Any
@@ -25,6 +26,11 @@ def whole(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.arange(count).remainder_(7).add_(rank).to(dtype)
 
 
+def own(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """A rank's others, of which sums are rounded."""
+    return drawn(rank, count).mul(10).to(dtype)
+
+
 def host_sums(hosts: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Rounded as each host does."""
     return [
@@ -37,37 +43,49 @@ def host_sums(hosts: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def check(hosts: str, group: Any, count: int, dtype: torch.dtype) -> int:
-    """A checksum of this rank's results."""
-    rank, everyone = dist.get_rank(), range(len(hosts))
-    summed = whole(rank, count, dtype)
-    dist.all_reduce(summed, group=group)
+def require_right(hosts: str, count: int, dtype: torch.dtype, found: list[torch.Tensor]) -> None:
+    """The results of a group: the sum of whole numbers, the sum of others and the largest of these."""
+    everyone = range(len(hosts))
     exact = functools.reduce(torch.add, [whole(one, count, dtype) for one in everyone])
+    summed, result, largest = found
     assert torch.equal(summed, exact), (count, dtype)
-    inputs = [drawn(one, count).mul(10).to(dtype) for one in everyone]
-    result = inputs[rank].clone()
-    dist.all_reduce(result, group=group)
+    inputs = [own(one, count, dtype) for one in everyone]
     if dtype == torch.bfloat16:  # rounded on each host and once more, in the order of hosts
         expected = functools.reduce(torch.add, host_sums(hosts, inputs)).to(dtype)
         assert torch.equal(result, expected), (count, dtype)
     else:
         torch.testing.assert_close(result, sum(inputs[1:], inputs[0]), rtol=1e-5, atol=1e-4)
-    largest, averaged = inputs[rank].clone(), inputs[rank].clone()
-    dist.all_reduce(largest, Op.MAX, group=group)
     assert torch.equal(largest, torch.stack(inputs).amax(0)), (count, dtype)
-    dist.all_reduce(averaged, Op.AVG, group=group)
-    found = zlib.crc32(result.view(torch.uint8).numpy())
-    return zlib.crc32(averaged.view(torch.uint8).numpy(), found)
+
+
+def check(hosts: str, group: Any, count: int, dtype: torch.dtype, checks: bool) -> int:
+    """A checksum of this rank's results; a rank that ``checks`` compares them with plain torch's."""
+    rank = dist.get_rank()
+    mine = own(rank, count, dtype)
+    found = [whole(rank, count, dtype), mine, mine.clone(), mine.clone()]
+    for tensor, op in zip(found, (Op.SUM, Op.SUM, Op.MAX, Op.AVG), strict=True):
+        dist.all_reduce(tensor, op, group=group)
+    if checks:
+        require_right(hosts, count, dtype, found[:3])
+    return functools.reduce(lambda sum_, each: zlib.crc32(each.view(torch.uint8).numpy(), sum_), found, 0)
 
 
 def run_both_ways(hosts: str) -> list[list[int]]:
+    """Checksums of all results, each of which one rank compares with plain torch's: the others' are equal."""
     init_on(hosts)
     found = []
+    turn = itertools.cycle(range(len(hosts)))
     for network in (IN_TURNS, AT_ONCE):
         os.environ["OPENSMD_NETWORK"] = network
         group = dist.new_group()
         dtypes = (torch.float32, torch.bfloat16, torch.int64)
-        found.append([check(hosts, group, size // d.itemsize, d) for size in SIZES for d in dtypes])
+        found.append(
+            [
+                check(hosts, group, size // d.itemsize, d, next(turn) == dist.get_rank())
+                for size in SIZES
+                for d in dtypes
+            ]
+        )
     return found
 
 
