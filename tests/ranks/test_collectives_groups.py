@@ -23,6 +23,7 @@ from opensmd.collectives.flight import group_events, write_group_trace
 from opensmd.collectives.stall import members, stall_report
 from opensmd.collectives.topology import share_arena
 from opensmd.native.build import load
+from tests.support.debug_wrapper import wrapped
 from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, run_once
 
@@ -394,5 +395,5 @@ def test_a_forked_child_is_told_that_the_group_is_its_parents() -> None:
 
 
 def test_torchs_debug_wrapper_fits_around_the_backend() -> None:
-    outcomes = run_once(2, run_debug_detail, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    outcomes = run_once(2, wrapped, run_debug_detail, backend=None)
     assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text

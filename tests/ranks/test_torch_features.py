@@ -29,6 +29,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 import smdistributed.modelparallel.torch as smp
+from tests.support.debug_wrapper import wrapped
 from tests.support.ranks import RankPool, run_once
 
 ROWS, STEPS = 4, 4
@@ -247,8 +248,7 @@ def run_split_model() -> float:
 
 def test_a_split_model_trains_alike_inside_torchs_debug_wrapper() -> None:
     losses = []
-    for env in (None, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}):
-        outcomes = run_once(2, run_split_model, env=env)
+    for outcomes in (run_once(2, run_split_model), run_once(2, wrapped, run_split_model, backend=None)):
         assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text
         losses += [outcome.value for outcome in outcomes]
     assert len(set(losses)) == 1
