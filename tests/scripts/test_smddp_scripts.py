@@ -180,15 +180,15 @@ def test_an_affinity_of_the_users_is_kept(tmp_path: Path) -> None:
 
 
 def test_ranks_of_smdrun_keep_the_memory_that_every_step_needs_unless_the_user_chose(tmp_path: Path) -> None:
-    def faults(**env: str) -> list[int]:
-        command = [*LAUNCHERS["smdrun"], str(SCRIPTS / "page_faults.py")]
+    def faults(**env: str) -> int:
+        command = [str(BIN / "smdrun"), "-n", "1", str(SCRIPTS / "page_faults.py")]
         done = job(command, cwd=tmp_path, fork_ranks=False, **env)
-        return [int(match) for match in re.findall(r"faults (\d+)", done.stdout)]
+        (found,) = re.findall(r"faults (\d+)", done.stdout)
+        return int(found)
 
     kept, given_back = faults(), faults(MALLOC_TRIM_THRESHOLD_="131072")
-    assert len(kept) == len(given_back) == 2
-    assert min(given_back) > 200  # in ten steps; one takes 36 huge pages or 18432 usual ones
-    assert max(kept) <= min(given_back) / 10  # the heap may still grow once, by less than a step
+    assert given_back > 200  # in ten steps; one takes 36 huge pages or 18432 usual ones
+    assert kept <= given_back / 10  # the heap may still grow once, by less than a step
 
 
 def train_guide(launcher: str, script: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], float]:
