@@ -28,17 +28,33 @@ __all__ = ["ForkedProcess", "as_main", "preload_also", "text_stream", "use_threa
 
 # smdistributed is not among them: its import sets variables that depend on the rank. What it is made of sets
 # none.
-# torch imports torch._dynamo when the first optimizer is made, which takes as long as torch itself.
+# torch imports torch._dynamo when the first optimizer is made, which takes as long as torch itself. Its
+# distributed optimizers are compiled when they are imported.
 PRELOADED = [
     "torch",
     "torch.distributed",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "torch.distributed.optim",
     "torch.nn.parallel.distributed",
     "torch._dynamo",
     "opensmd.collectives.backend",
+    "opensmd.launch.cli",
     "opensmd.modelparallel.checkpoint.folder",
+    "opensmd.modelparallel.communicate",
+    "opensmd.modelparallel.delayed.contexts",
+    "opensmd.modelparallel.elastic.steps",
+    "opensmd.modelparallel.init",
     "opensmd.modelparallel.model",
     "opensmd.modelparallel.optimizer",
+    "opensmd.modelparallel.precision.grad_scaler",
     "opensmd.modelparallel.step",
+    "opensmd.modelparallel.tensor_parallel.huggingface.bert",
+    "opensmd.modelparallel.tensor_parallel.huggingface.gpt2",
+    "opensmd.modelparallel.tensor_parallel.huggingface.gptj",
+    "opensmd.modelparallel.tensor_parallel.huggingface.gptneo",
+    "opensmd.modelparallel.tensor_parallel.huggingface.roberta",
+    "opensmd.modelparallel.tensor_parallel.random",
+    "opensmd.modelparallel.world",
     "pytest",
     "psutil",
 ]
