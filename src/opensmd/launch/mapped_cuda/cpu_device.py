@@ -50,12 +50,13 @@ def device_index(device: Any, current: int, count: int) -> int:
 
 
 def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with its keyword ``device`` translated."""
+    """``function`` with its keyword ``device`` translated, and without ``pin_memory``: nothing is pinned."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
             kwargs["device"] = without_cuda(kwargs["device"])
+        kwargs.pop("pin_memory", None)
         return function(*args, **kwargs)
 
     return call

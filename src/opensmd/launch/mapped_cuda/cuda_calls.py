@@ -10,6 +10,7 @@ import os
 import platform
 import resource
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,13 @@ def max_memory_allocated(device: Any = None) -> int:
     """Peak resident memory of this process in bytes; it cannot be reset."""
     # The kernel keeps both figures loosely; the peak may lag behind.
     return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, memory_allocated())
+
+
+def memory_stats(device: Any = None) -> Counter[str]:
+    """Resident and peak memory by the names of CUDA's figures; those without a counterpart are 0."""
+    now = {"current": memory_allocated(), "peak": max_memory_allocated()}
+    kinds = ("allocated", "reserved", "active")
+    return Counter({f"{kind}_bytes.all.{when}": size for kind in kinds for when, size in now.items()})
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -243,8 +251,10 @@ CALLS: dict[str, Any] = {
     "max_memory_allocated": max_memory_allocated,
     "max_memory_reserved": max_memory_allocated,
     "max_memory_cached": max_memory_allocated,
+    "memory_stats": memory_stats,
     "memory_summary": memory_summary,
     "mem_get_info": mem_get_info,
+    "reset_accumulated_memory_stats": nothing,
     "reset_peak_memory_stats": nothing,
     "reset_max_memory_allocated": nothing,
     "reset_max_memory_cached": nothing,

@@ -155,6 +155,8 @@ def _moves() -> Iterator[_Place]:
     for wrapper in (torch.nn.parallel.DistributedDataParallel, LegacyDistributedDataParallel):
         yield wrapper, "__init__", _without_device_ids(wrapper)
 
+    # of what torch.load gives to a function as map_location
+    yield torch.UntypedStorage, "cuda", _same
 
 def _precision() -> Iterator[_Place]:
     """Autocast and gradient scaling."""

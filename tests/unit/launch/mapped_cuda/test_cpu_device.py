@@ -45,6 +45,6 @@ def test_functions_get_the_cpu_by_keyword_and_by_position() -> None:
     def show(*args: Any, **kwargs: Any) -> Any:
         return args, kwargs
 
-    assert on_cpu(show)("cuda", device="cuda:1") == (("cuda",), {"device": "cpu"})
+    assert on_cpu(show)("cuda", device="cuda:1", pin_memory=True) == (("cuda",), {"device": "cpu"})
     assert translated(show, 1)("cuda", "cuda", "cuda") == (("cuda", "cpu", "cuda"), {})
     assert translated(show, 1)("cuda", device="cuda") == (("cuda",), {"device": "cpu"})

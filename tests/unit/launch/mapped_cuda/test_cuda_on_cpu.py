@@ -54,7 +54,7 @@ def test_every_way_to_name_a_device_creates_on_the_cpu() -> None:
     for kind in ("torch.cuda.DoubleTensor", torch.cuda.DoubleTensor, "torch.DoubleTensor", torch.float64):
         assert torch.ones(2).type(kind).type() == "torch.DoubleTensor"
         assert nn.Linear(2, 2).type(kind).weight.dtype == torch.float64
-    assert torch.ones(2).pin_memory().device.type == "cpu"
+    assert torch.ones(2).pin_memory().device.type == torch.ones(2, pin_memory=True).device.type == "cpu"
 
 
 def created(like: torch.Tensor) -> torch.Tensor:
@@ -199,13 +199,18 @@ def test_streams_events_and_memory_answer() -> None:
     torch.cuda.empty_cache()
     with torch.cuda.nvtx.range("step"):
         torch.cuda.nvtx.mark("now")
+    figures = torch.cuda.memory_stats()
+    assert 0 < figures["allocated_bytes.all.current"] <= figures["reserved_bytes.all.peak"]
+    assert figures["num_ooms"] == 0
+    torch.cuda.reset_accumulated_memory_stats()
 
 
 @pytest.mark.usefixtures("mapped")
 def test_a_file_is_loaded_to_the_cpu_whatever_it_asks_for(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"x": torch.ones(2)}, path)
-    for where in (None, "cuda:0", torch.device("cuda"), {"cuda:0": "cuda:1"}, lambda storage, _: storage):
+    ways = (lambda storage, _: storage, lambda storage, _: storage.cuda(1))
+    for where in (None, "cuda:0", torch.device("cuda"), {"cuda:0": "cuda:1"}, *ways):
         assert torch.load(path, map_location=where)["x"].device.type == "cpu"
 
 
