@@ -62,15 +62,15 @@ def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def translated(function: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """``function`` with its keyword ``device`` and its argument at ``position`` translated."""
+def translated(function: Callable[..., Any], position: int, keyword: str = "device") -> Callable[..., Any]:
+    """``function`` with its argument at ``position``, which may also be given as ``keyword``, translated."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) > position:
             args = (*args[:position], without_cuda(args[position]), *args[position + 1 :])
-        if "device" in kwargs:
-            kwargs["device"] = without_cuda(kwargs["device"])
+        if keyword in kwargs:
+            kwargs[keyword] = without_cuda(kwargs[keyword])
         return function(*args, **kwargs)
 
     return call

@@ -9,9 +9,11 @@ the originals back. Tensors are and say they are on the CPU: ``x.cuda()`` and ``
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import wraps
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ import opensmd.legacy
 from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cuda
 from opensmd.launch.mapped_cuda.cuda_calls import CALLS
 from opensmd.launch.mapped_cuda.scripted import forget_scripted, script_as
+from opensmd.launch.mapped_cuda.sharded import forget_import, on_cpu_alone, when_imported
 from opensmd.legacy.parallel import DistributedDataParallel as LegacyDistributedDataParallel
 
 __all__ = ["install", "uninstall"]
@@ -92,17 +95,23 @@ def install() -> None:
     # torch notes at the first such context which functions its device is for, and must note the originals
     with torch.device("cpu"):
         torch.empty(0)
-    for owner, name, replacement in _places():
-        original = getattr(owner, name)
-        _originals.append((owner, name, original))
-        setattr(owner, name, replacement)
-        script_as(original, replacement)
+    _replace(_places())
+    when_imported(lambda module: _replace(_sharding(module)))
     # DataLoader(pin_memory=True) says that it pins nothing; here that is as it should be.
     warnings.filterwarnings("ignore", message=".*'pin_memory' argument is set as true but no accelerator")
 
 
+def _replace(places: Iterable[_Place]) -> None:
+    for owner, name, replacement in places:
+        original = getattr(owner, name)
+        _originals.append((owner, name, original))
+        setattr(owner, name, replacement)
+        script_as(original, replacement)
+
+
 def uninstall() -> None:
     """Put everything back as it was."""
+    forget_import()
     forget_scripted()
     while _originals:
         owner, name, original = _originals.pop()
@@ -146,6 +155,8 @@ def _moves() -> Iterator[_Place]:
     yield torch.Tensor, "type", _with_cpu_types(torch.Tensor.type)
     yield torch.Tensor, "pin_memory", _same
     yield torch.Tensor, "record_stream", _same
+    # of what torch.load gives to a function as map_location
+    yield torch.UntypedStorage, "cuda", _same
     yield torch.nn.Module, "to", translated(torch.nn.Module.to, 1)
     yield torch.nn.Module, "cuda", _same
     yield torch, "load", _load_on_cpu(torch.load)
@@ -155,8 +166,6 @@ def _moves() -> Iterator[_Place]:
     for wrapper in (torch.nn.parallel.DistributedDataParallel, LegacyDistributedDataParallel):
         yield wrapper, "__init__", _without_device_ids(wrapper)
 
-    # of what torch.load gives to a function as map_location
-    yield torch.UntypedStorage, "cuda", _same
 
 def _precision() -> Iterator[_Place]:
     """Autocast and gradient scaling."""
@@ -166,15 +175,25 @@ def _precision() -> Iterator[_Place]:
 
 def _groups() -> Iterator[_Place]:
     """Process groups: NCCL is smddp, and CUDA meshes are CPU meshes."""
+    begin = _with_smddp(dist.init_process_group, 0, default=BACKEND)
+    make = _with_smddp(dist.new_group, 2)
+    for owner in (dist, distributed_c10d, device_mesh):
+        yield owner, "init_process_group", begin
+        yield owner, "new_group", make
     for owner in (dist, distributed_c10d):
-        yield owner, "init_process_group", _with_smddp(dist.init_process_group, position=0)
-        yield owner, "new_group", _with_smddp(dist.new_group, position=2)
         yield owner, "barrier", _barrier_without_devices(dist.barrier)
         yield owner, "is_nccl_available", CALLS["is_available"]
     for owner in (opensmd.legacy, opensmd.legacy.api):
         yield owner, "init_process_group", _legacy_without_nccl(opensmd.legacy.init_process_group)
-    for owner in (dist, device_mesh):
-        yield owner, "init_device_mesh", translated(device_mesh.init_device_mesh, 0)
+    yield device_mesh.DeviceMesh, "__init__", translated(device_mesh.DeviceMesh.__init__, 1, "device_type")
+
+
+def _sharding(module: ModuleType) -> Iterator[_Place]:
+    """What a script that imports ``module`` shards with; a check refuses to broadcast from the CPU."""
+    sharded = module.FullyShardedDataParallel
+    yield sharded, "__init__", on_cpu_alone(sharded.__init__)
+    details = import_module("torch.distributed.fsdp._init_utils")
+    yield details, "_check_module_states_for_sync_module_states", CALLS["synchronize"]
 
 
 def _same(given: Any, *_: Any, **__: Any) -> Any:
@@ -247,8 +266,13 @@ def _scaler_on_cpu() -> Callable[..., None]:
     return init
 
 
-def _with_smddp(function: Callable[..., Any], *, position: int) -> Callable[..., Any]:
-    """``function`` with every mention of NCCL among its backends replaced, and no CUDA device to bind to."""
+def _with_smddp(
+    function: Callable[..., Any], position: int, *, default: str | None = None
+) -> Callable[..., Any]:
+    """``function`` with every mention of NCCL among its backends replaced, and no CUDA device to bind to.
+
+    With a ``default``, that is the backend where the script names none and torch would add NCCL.
+    """
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -256,9 +280,9 @@ def _with_smddp(function: Callable[..., Any], *, position: int) -> Callable[...,
 
         register()
         if len(args) > position:
-            args = (*args[:position], _without_nccl(args[position]), *args[position + 1 :])
-        if "backend" in kwargs:
-            kwargs["backend"] = _without_nccl(kwargs["backend"])
+            args = (*args[:position], _without_nccl(args[position], default), *args[position + 1 :])
+        else:
+            kwargs["backend"] = _without_nccl(kwargs.get("backend"), default)
         if kwargs.get("device_id") is not None:
             kwargs["device_id"] = None
         return function(*args, **kwargs)
@@ -266,8 +290,10 @@ def _with_smddp(function: Callable[..., Any], *, position: int) -> Callable[...,
     return call
 
 
-def _without_nccl(backend: Any) -> Any:
+def _without_nccl(backend: Any, default: str | None = None) -> Any:
     """A backend string in which CUDA tensors are CPU tensors: ``"cpu:gloo,cuda:nccl"`` is ``"smddp"``."""
+    if backend is None:
+        return default
     if isinstance(backend, str) and ("nccl" in backend.lower() or "cuda:" in backend.lower()):
         return BACKEND
     return backend

@@ -48,3 +48,4 @@ def test_functions_get_the_cpu_by_keyword_and_by_position() -> None:
     assert on_cpu(show)("cuda", device="cuda:1", pin_memory=True) == (("cuda",), {"device": "cpu"})
     assert translated(show, 1)("cuda", "cuda", "cuda") == (("cuda", "cpu", "cuda"), {})
     assert translated(show, 1)("cuda", device="cuda") == (("cuda",), {"device": "cpu"})
+    assert translated(show, 1, "on")(device="cuda", on="cuda") == ((), {"device": "cuda", "on": "cpu"})
