@@ -49,6 +49,7 @@ class Case:
     passes: int = 1
     microbatches: int = 4
     frozen: tuple[str, ...] = ()  # for each step, the beginning of the names that do not train in it
+    evaluated: bool = False  # in inference mode, in the first step of all
 
 
 FREEZING = ("layers.0", "none", "layers", "head")
@@ -65,6 +66,7 @@ CASES: dict[str, Case] = {
     "two passes": Case(model={"backward_passes_per_step": 2}, passes=2),
     "sums over microbatches": Case(model={"average_grads_across_microbatches": False}),
     "unused allowed": Case(model={"find_unused_parameters": True}),
+    "evaluated first": Case(evaluated=True),
     "no broadcast of buffers": Case(model={"broadcast_buffers": False}),
     "other layers frozen in every step": Case(frozen=FREEZING),
     "no overlap, freezing": Case(model={"overlapping_allreduce": False}, frozen=FREEZING),
@@ -122,6 +124,9 @@ def train(case: Case, partitions: int) -> tuple[list[float], dict[str, Tensor]]:
         model.backward(loss)
         return loss
 
+    if case.evaluated:
+        with torch.inference_mode():
+            smp.step(lambda x: model(x))(torch.ones(ROWS, WIDTH))
     losses = []
     for step in range(STEPS):
         freeze(model, case, step)

@@ -135,9 +135,14 @@ def part_of(whole: Tensor, parameter: nn.Parameter) -> Tensor:
     return parts[rank] if rank < len(parts) else whole[:0]
 
 
-def trains_as_one_process(partitions: int, degree: int | None, settings: dict[str, Any]) -> None:
+def trains_as_one_process(
+    partitions: int, degree: int | None, settings: dict[str, Any], evaluated: bool = False
+) -> None:
     expected = in_one_process()
     training = Training(partitions, degree, **settings)
+    if evaluated:  # by the first step of all
+        with torch.inference_mode():
+            smp.step(lambda x: training.model(x))(batch(0))
     losses, norms = [], []
     for number in range(STEPS):
         losses.append(training.train(number))
@@ -418,8 +423,8 @@ def test_a_sharded_model_trains_as_in_one_process(pool: Pools) -> None:
 
 
 def test_a_split_model_shares_out_the_parameters_of_its_stages(pool: Pools) -> None:
-    for settings in (AT_ONCE, AT_ONCE | {"microbatches": 4}):
-        pool(4).run(trains_as_one_process, 2, None, settings)
+    for settings, evaluated in ((AT_ONCE, True), (AT_ONCE | {"microbatches": 4}, False)):
+        pool(4).run(trains_as_one_process, 2, None, settings, evaluated)
 
 
 def test_a_rank_keeps_its_part_of_parameters_and_state_alone(pool: Pools) -> None:

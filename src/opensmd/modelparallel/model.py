@@ -409,11 +409,12 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         )
         with self.delayed.planned():
             first = agree_on_plan(request, smp_state.groups.messages)
-        self._place_by(first)
-        self._make_replicas()
-        smp_state.follow_model()  # the first replica's values are everybody's now
-        if self._joins_from_first_step is not None:
-            self._joins_from_first_step()
+        with torch.inference_mode(False):  # the first step may be an evaluation, but others train
+            self._place_by(first)
+            self._make_replicas()
+            smp_state.follow_model()  # the first replica's values are everybody's now
+            if self._joins_from_first_step is not None:
+                self._joins_from_first_step()
 
     def _place_by(self, first: FirstPlan) -> None:
         self._known_plan = plan = first.plan

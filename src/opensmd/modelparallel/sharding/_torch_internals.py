@@ -5,14 +5,23 @@ tests/ranks/test_sharded_model.py fails loudly when torch changes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-__all__ = ["by_hand", "drop_gradients", "gradients_found", "local_part", "reduce_now", "zeros_where"]
+__all__ = [
+    "by_hand",
+    "drop_gradients",
+    "gradients_found",
+    "local_part",
+    "make_memory",
+    "reduce_now",
+    "zeros_where",
+]
 
 
 def local_part(tensor: DTensor) -> Tensor:
@@ -31,6 +40,21 @@ def by_hand(module: FSDPModule) -> None:
 def gradients_found(module: FSDPModule) -> list[tuple[nn.Parameter, bool]]:
     """The sharded parameters of a unit, and whether each has a gradient that is still to be reduced."""
     return [(each.sharded_param, _gradient(each) is not None) for each in _parameters(module)]
+
+
+def make_memory(units: Sequence[FSDPModule]) -> None:
+    """Gather parameters once outside of inference mode: no later step could train with what is made in it.
+
+    Args:
+        units: the root last.
+    """
+    with torch.inference_mode(False):
+        units[-1]._get_fsdp_state()._lazy_init()
+        for unit in units:
+            for group in unit._get_fsdp_state()._fsdp_param_groups:
+                group.unshard()
+                group.wait_for_unshard()
+                group.reshard()
 
 
 def zeros_where(module: FSDPModule, wanted: Mapping[int, bool]) -> None:

@@ -26,6 +26,7 @@ from opensmd.modelparallel.sharding._torch_internals import (
     by_hand,
     drop_gradients,
     gradients_found,
+    make_memory,
     reduce_now,
     zeros_where,
 )
@@ -70,6 +71,7 @@ class ShardedReplicas(ReplicasTogether):
         self._sharded = sharded
         self._group = group
         self._split = split
+        self._has_memory = False  # for gathered parameters, which is made once
         for unit in sharded.units:
             if split:
                 by_hand(unit)
@@ -79,6 +81,9 @@ class ShardedReplicas(ReplicasTogether):
     def before_step(self) -> None:
         """Begin a step; on several partitions its parameters are gathered here."""
         super().before_step()
+        if not self._has_memory and torch.is_inference_mode_enabled():
+            make_memory(self._sharded.units)
+        self._has_memory = True
         if self._split:
             for unit in self._sharded.units:
                 unit.unshard()

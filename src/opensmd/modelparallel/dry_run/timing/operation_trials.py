@@ -215,7 +215,12 @@ class OperationTrials:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Operations compute what they are given, and leave the state of random numbers as it was."""
-    with without_modes(), torch.autocast("cpu", enabled=False), torch.random.fork_rng([]):
+    with (
+        without_modes(),
+        torch.inference_mode(False),
+        torch.autocast("cpu", enabled=False),
+        torch.random.fork_rng([]),
+    ):
         yield
 
 

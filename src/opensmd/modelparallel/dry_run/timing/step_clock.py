@@ -172,6 +172,8 @@ def _less(seconds: Mapping[int, float], counts: Mapping[int, int], each: float) 
     return {unit: max(0.0, taken - each * counts.get(unit, 0)) for unit, taken in seconds.items()}
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()  # whatever the mode of the step that is timed
 def watching_seconds() -> Watching:
     """What it takes to watch calls that do nothing, and nodes that do nothing beyond what they take alone."""
     calls = nn.Sequential(*[nn.Identity() for _ in range(_WATCHED)])

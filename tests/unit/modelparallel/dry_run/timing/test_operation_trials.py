@@ -122,6 +122,8 @@ def test_the_calling_threads_modes_reach_no_trial() -> None:
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         assert capture(model, step, operations=True).measured
         assert torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
+    with torch.inference_mode():
+        assert capture(model, step, times=True).measured  # whose backward, which it has not, is tried
 
 
 def test_an_operation_that_needs_too_much_memory_or_is_refused_counts_as_estimated() -> None:
