@@ -43,6 +43,15 @@ class Net(nn.Module):
         return {"logits": self.head(x + self.shift)}
 
 
+def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def early_state(parameters: Any) -> torch.optim.Optimizer:
+    """One that has state before there are masters."""
+    return torch.optim.Adagrad(parameters, lr=0.05, initial_accumulator_value=0.125)
+
+
 @dataclass(frozen=True)
 class Case:
     """A precision, and how it is trained."""
@@ -50,6 +59,7 @@ class Case:
     key: str
     scale: float = 1.0
     microbatches: int = 1
+    optimizer: Callable[[Any], torch.optim.Optimizer] = optimizer_of
 
 
 CASES = (
@@ -57,6 +67,7 @@ CASES = (
     Case("fp16", scale=64.0, microbatches=4),
     Case("bf16"),
     Case("bf16", microbatches=4),
+    Case("bf16", optimizer=early_state),
 )
 
 
@@ -66,16 +77,12 @@ def data(step: int, replicas: int) -> tuple[Tensor, Tensor]:
     return x, x.sum(1, keepdim=True).sin()
 
 
-def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 def recipe(case: Case, replicas: int) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """Losses, norms before clipping, and masters of plain PyTorch with FP32 copies of half a model."""
     torch.manual_seed(0)
     model = Net().to(DTYPES[case.key])
     masters = {name: weight.detach().float().requires_grad_() for name, weight in model.named_parameters()}
-    optimizer = optimizer_of(masters.values())
+    optimizer = case.optimizer(masters.values())
     losses, norms = [], []
     for step in range(STEPS):
         pieces = list(zip(*(one.chunk(case.microbatches) for one in data(step, replicas)), strict=True))
@@ -104,7 +111,7 @@ class Training:
         smp.init({case.key: True, "partitions": partitions, "microbatches": case.microbatches, "ddp": True})
         torch.manual_seed(smp.dp_rank())  # the first replica's values must win, in the masters, too
         self.model = smp.DistributedModel(Net())
-        plain = optimizer_of(self.model.parameters())
+        plain = case.optimizer(self.model.parameters())
         self.optimizer = smp.DistributedOptimizer(plain, **({"static_loss_scale": case.scale} | settings))
 
         @smp.step

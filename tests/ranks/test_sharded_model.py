@@ -393,6 +393,41 @@ def saves_and_goes_on_anywhere(folder: Path) -> None:
         again.optimizer.load_state_dict(parts | {"_smp_shard": (1, 3)})
 
 
+def trains_sparse_rows() -> None:
+    """What stays whole may have sparse gradients, and what is cut may have state from the beginning."""
+
+    def make(*, sparse: bool) -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(WIDTH, 6, sparse=sparse), nn.Linear(6, WIDTH))
+
+    shutdown()
+    smp.init({"sharded_data_parallel_degree": 2, "ddp": True, **AT_ONCE})
+    model, plain = smp.DistributedModel(make(sparse=True)), make(sparse=False)
+    optimizer = smp.DistributedOptimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
+    wanted = torch.optim.Adagrad(plain.parameters(), lr=0.1)
+
+    @smp.step
+    def step(x: Tensor) -> None:
+        model.backward(loss_of(model(x), x))
+
+    for number in range(2):
+        x = batch(number)
+        optimizer.zero_grad()
+        step(x.chunk(2)[smp.dp_rank()])
+        norm = optimizer.clip_master_grads(0.1)
+        optimizer.step()
+        wanted.zero_grad()
+        torch.autograd.backward(loss_of(plain(x), x))
+        assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(plain.parameters(), 0.1)), rel=1e-5)
+        assert optimizer._global_grad_norm == norm
+        wanted.step()
+    torch.testing.assert_close(model.state_dict(), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
+
+
+def test_sparse_gradients_and_early_state_go_with_sharded_parameters(pool: Pools) -> None:
+    pool(2).run(trains_sparse_rows)
+
+
 def test_sharded_parameters_go_with_what_else_saves_memory(pool: Pools) -> None:
     for settings in (
         BY_BLOCK | {"delayed_parameter_initialization": True, "checkpointed": True},
@@ -419,6 +454,7 @@ def test_a_sharded_model_trains_as_in_one_process(pool: Pools) -> None:
     for settings in (BY_BLOCK, AT_ONCE, BY_BLOCK | {"microbatches": 2}, AT_ONCE | {"microbatches": 2}):
         pool(2).run(trains_as_one_process, 1, None, settings)
     pool(4).run(trains_as_one_process, 1, 2, BY_BLOCK)  # two copies of two parts each
+    pool(2).run(trains_as_one_process, 1, None, BY_BLOCK, True)
     pool(2).run(clips_in_its_step)
 
 

@@ -34,6 +34,7 @@ __all__ = ["HalfMethods"]
 class HalfMethods(PrecisionAttributes):
     """Mixed in front of a distributed optimizer's own class."""
 
+    state: Any
     _smp_scale: LossScale
     _smp_masters: MasterWeights | None = None
     _smp_fresh = False  # the masters have the gradients that the model has
@@ -199,7 +200,11 @@ class HalfMethods(PrecisionAttributes):
         return [pairs[id(master)] for master in group["params"] if id(master) in pairs]
 
     def _smp_replace(self, group: dict[str, Any], masters: MasterWeights) -> None:
+        parameters = list(group["params"])
         masters.replace(group)
+        for parameter, trained in zip(parameters, group["params"], strict=True):
+            if trained is not parameter and parameter in self.state:  # some make it before the first step
+                self.state[trained] = _widened(self.state.pop(parameter))
         self._smp_lay_out(group)
 
     def _smp_require_masters(self, name: str) -> MasterWeights:
@@ -227,3 +232,13 @@ class HalfMethods(PrecisionAttributes):
         if state.model is None or not state.model.joining:  # then some replicas have ended
             share_over_replicas(found)
         return bool(found.item())
+
+
+def _widened(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """State of a parameter of 16 bits as its master's."""
+    return {
+        key: each.to(torch.promote_types(each.dtype, torch.float32))
+        if isinstance(each, torch.Tensor) and each.is_floating_point()
+        else each
+        for key, each in entries.items()
+    }

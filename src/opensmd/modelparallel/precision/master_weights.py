@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opensmd.modelparallel.ranks.shards import local_part
+
 __all__ = ["MasterWeights", "dense_gradients"]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -87,12 +89,12 @@ class MasterWeights:
 
 
 def dense_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The gradients' values, to be changed in place; of sparse ones those that are stored."""
+    """The gradients' values on this rank, to be changed in place; of sparse ones those that are stored."""
     dense = []
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
             dense.append(parameter.grad.values())
         elif parameter.grad is not None:
-            dense.append(parameter.grad)
+            dense.append(local_part(parameter.grad))
     return dense

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.precision.loss_scale import LossScale
+from opensmd.modelparallel.precision.master_weights import dense_gradients
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.ranks.shards import local_part
 from opensmd.modelparallel.state import WrappedOptimizer, state
 from opensmd.optim.norm import global_norm
 
@@ -99,7 +99,7 @@ class PrecisionAttributes(WrappedOptimizer):
     def _smp_clip(self, max_norm: float, group: dist.ProcessGroup) -> Tensor:
         """Clip as :meth:`clip_master_grads`; ``group`` are the ranks of the replica that call it."""
         trained = [master for master in self.master_params if master.grad is not None]
-        grads = [local_part(master.grad) for master in trained if master.grad is not None]
+        grads = dense_gradients(trained)
         counts = [self._smp_counts_here(master) for master in trained]
         counted = [grad for grad, counting in zip(grads, counts, strict=True) if counting]
         norm = global_norm(

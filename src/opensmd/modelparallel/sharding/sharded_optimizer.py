@@ -17,11 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.slices import Rows, Slicing, gather_parameters
+from opensmd.modelparallel.sharding._torch_internals import local_part
 from opensmd.modelparallel.sharding.trained_slices import (
     OfShardedParameter,
     OfWholeParameter,
@@ -301,7 +303,12 @@ class ShardedMethods(PrecisionAttributes):
 
 def _cut(entries: Mapping[str, Any], trained: TrainedSlice) -> dict[str, Any]:
     shape = trained.parameter.shape
-    return {key: trained.cut(each).clone() if _like(each, shape) else each for key, each in entries.items()}
+    return {key: _slice(each, trained) if _like(each, shape) else each for key, each in entries.items()}
+
+
+def _slice(whole: Tensor, trained: TrainedSlice) -> Tensor:
+    """Of a tensor like the parameter; state that was made for a sharded one is sharded as it is."""
+    return (local_part(whole) if isinstance(whole, DTensor) else trained.cut(whole)).clone()
 
 
 def _like(value: Any, shape: torch.Size) -> bool:
