@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.replicas.reducer import Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether
 from tests.support.partitioned import restart
@@ -239,3 +239,19 @@ def misuse() -> None:
 
 def test_batches_that_should_be_the_same_and_are_not_are_refused(pool: Pools) -> None:
     pool(2).run(misuse)
+def common_hook() -> None:
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    with smp.tensor_parallelism():
+        model = smp.DistributedModel(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)))
+    forward = smp.step(lambda x: model(x).sum())
+    with pytest.raises(SMPUnsupportedError, match="a hook is not told which it has"):
+        ReplicasTogether([Replicas.__new__(Replicas)] * 2).register_comm_hook(None, print)
+    model.register_comm_hook(None, print)
+    with pytest.raises(SMPUnsupportedError, match="comm hooks cannot be combined with distributed modules"):
+        forward(torch.ones(2, 4))
+
+
+def test_hooks_that_would_average_over_the_wrong_ranks_are_refused(pool: Pools) -> None:
+    pool(4).run(common_hook)
+
+

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
 
-__all__ = ["ReplicasTogether"]
+__all__ = ["ReplicasTogether", "refuse_common_hook"]
 
 
 class ReplicasTogether:
@@ -66,6 +67,24 @@ class ReplicasTogether:
         )
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """As :meth:`Replicas.register_comm_hook`."""
-        for member in self._members:
-            member.register_comm_hook(state, hook)
+        """As :meth:`Replicas.register_comm_hook`, for one reducer.
+
+        Raises:
+            SMPUnsupportedError: there are several, and a hook is not told over which ranks to average.
+        """
+        if len(self._members) > 1:
+            refuse_common_hook()
+        self._members[0].register_comm_hook(state, hook)
+
+
+def refuse_common_hook() -> NoReturn:
+    """Say why there is none for several reducers.
+
+    Raises:
+        SMPUnsupportedError: always.
+    """
+    raise SMPUnsupportedError(
+        "comm hooks cannot be combined with distributed modules that have replicas: gradients of their "
+        "parameters are averaged over smp.get_rdp_process_group(), those of all others over "
+        "smp.get_dp_process_group(), and a hook is not told which it has"
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas.reducer import Replicas
-from opensmd.modelparallel.replicas.together import ReplicasTogether
+from opensmd.modelparallel.replicas.together import ReplicasTogether, refuse_common_hook
 from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
 from opensmd.modelparallel.sharding.sharded_replicas import ShardedReplicas, refuse_comm_hook
 from opensmd.modelparallel.sharding.trained_slices import is_cut
@@ -29,7 +29,7 @@ def make_replicas(
         options: of :class:`Replicas`.
 
     Raises:
-        SMPUnsupportedError: comm hooks for sharded parameters.
+        SMPUnsupportedError: comm hooks for sharded parameters, or for distributed modules with replicas.
     """
     if sharded is not None and options["comm_hooks"]:
         refuse_comm_hook()
@@ -47,6 +47,8 @@ def make_replicas(
     members = [of(CommGroup.DP_GROUP, scaled=False)]
     distributed = model.has_scaled_batch
     if distributed and groups[CommGroup.RDP_GROUP].size() > 1:
+        if options["comm_hooks"]:
+            refuse_common_hook()
         members.append(of(CommGroup.RDP_GROUP, scaled=True))
     if sharded is not None:
         return ShardedReplicas(
