@@ -51,7 +51,7 @@ from opensmd.modelparallel.sharding.placing import shard_at_wrapping, shard_para
 from opensmd.modelparallel.state import state as smp_state
 from opensmd.modelparallel.state_dicts.not_copied import NotCopied
 from opensmd.modelparallel.tensor_parallel.replacement import distribute
-from opensmd.modelparallel.tensor_parallel.same_batch import require_same_batch
+from opensmd.modelparallel.tensor_parallel.same_batch import begin_alike
 
 __all__ = ["DistributedModel"]
 
@@ -336,7 +336,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
                 else:
                     args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
                     self._compare_with_plan(self._engine)
-        require_same_batch(args, kwargs)
+        begin_alike(args, kwargs)
         calls = split(args, kwargs)
         first = not self.partitioned
         if first:

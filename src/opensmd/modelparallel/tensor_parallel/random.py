@@ -4,6 +4,10 @@ Dropout on what the ranks have in common must leave the same elements out everyw
 them (attention heads) it should not. Both begin from a number that every rank draws from its own generator
 and of which rank 0's is taken. So the state of the default generators alone decides, and whatever saves and
 restores these (activation checkpointing, checkpoints) need not know of any other.
+
+Modules that are not distributed draw from the default generators. With ``prescaled_batch`` all ranks compute
+them of the same batch, and what they give to distributed modules must be the same: so each step begins where
+the first rank's generators are.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel.dry_run.capture import is_tracing
+from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel.tensor_group import (
     tensor_process_group,
@@ -23,7 +28,14 @@ from opensmd.modelparallel.tensor_parallel.tensor_group import (
     tensor_size,
 )
 
-__all__ = ["CommonDropout", "common", "manual_seed", "per_tensor_rank"]
+__all__ = [
+    "CommonDropout",
+    "common",
+    "follow_first_rank",
+    "generator_states",
+    "manual_seed",
+    "per_tensor_rank",
+]
 
 RANGE = 1 << 48
 
@@ -72,6 +84,23 @@ class CommonDropout(nn.Module):
     def extra_repr(self) -> str:
         """The probability."""
         return f"p={self.p}"
+
+
+def generator_states() -> list[Tensor]:
+    """Where this rank's default generators are."""
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, _devices())]
+
+
+def follow_first_rank() -> None:
+    """Go on drawing where the first rank of the tensor-parallel group is; called on all of it."""
+    group = tensor_process_group()
+    device = control_device(group)
+    everyones = [own.to(device) for own in generator_states()]
+    for each in everyones:
+        dist.broadcast(each, group=group, group_src=0)
+    torch.set_rng_state(everyones[0].cpu())
+    for number, each in zip(_devices(), everyones[1:], strict=True):
+        torch.cuda.set_rng_state(each.cpu(), number)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
-"""With ``prescaled_batch`` the ranks that share tensors are given the same batch: a check that it is so.
+"""With ``prescaled_batch`` the ranks that share tensors begin a step alike: with one batch and one seed.
 
-Different ones would mix in every shared module, and nothing but the numbers would tell.
+Different batches would mix in every shared module, and nothing but the numbers would tell. So would different
+dropout in modules before it, which draw from each rank's own generators.
 """
 
 from __future__ import annotations
@@ -15,24 +16,31 @@ from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.runtime.messages.step_inputs import fingerprint
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.tensor_parallel.random import follow_first_rank, generator_states
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_process_group, tensor_size
 
-__all__ = ["require_same_batch"]
+__all__ = ["begin_alike"]
 
 
-def require_same_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compare a step's arguments over the tensor-parallel group; called on all of it.
+def begin_alike(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Compare a step's arguments over the tensor-parallel group, and let it draw the same random numbers.
+
+    Called on all of the group.
 
     Raises:
-        SMPError: on all of them, if they differ.
+        SMPError: on all of them, if the arguments differ.
     """
     if tensor_size() == 1 or not state.cfg.prescaled_batch:
         return
     group = tensor_process_group()
-    mine = torch.tensor([fingerprint(structure.tensors_in((args, kwargs)))], device=control_device(group))
-    if len(set(gathered(mine, group).tolist())) > 1:
+    # Both in one collective, as this is the price of every step.
+    numbers = [fingerprint(structure.tensors_in((args, kwargs))), fingerprint(generator_states())]
+    everyone = gathered(torch.tensor(numbers, device=control_device(group)), group).tolist()
+    if len(set(everyone[::2])) > 1:
         raise SMPError(
             f"rank {state.rank}: the ranks of a tensor-parallel group called the step with different data. "
             "With prescaled_batch=True they need the same batch: shard data by smp.rdp_rank() of "
             "smp.rdp_size(). Set it to False to give each rank a batch of its own"
         )
+    if len(set(everyone[1::2])) > 1:
+        follow_first_rank()
