@@ -223,6 +223,97 @@ def test_what_ranks_share_is_dropped_alike_and_what_is_split_is_not(pool: Pools)
     pool(2).run(checkpointed_dropout)
 
 
+def dropout_before_shared_modules() -> None:
+    """Ranks with seeds of their own drop the same of a common batch: else what they share would part."""
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    with smp.tensor_parallelism():
+        module = nn.Sequential(nn.Dropout(), nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 4))
+    model = smp.DistributedModel(module)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.manual_seed(smp.rank())
+
+    @smp.step
+    def step_function(x: Tensor) -> Tensor:
+        output = model(x)
+        model.backward(output.square().mean())
+        return output
+
+    for _ in range(2):
+        output = step_function(torch.ones(4, 8)).concat()
+        optimizer.step()
+    for one in (output, module[1].bias.detach(), module[3].bias.detach(), torch.rand(3)):
+        mine, other = smp.allgather(one, smp.TP_GROUP)
+        assert mine.equal(other)
+
+
+def test_modules_that_are_not_shared_draw_alike_where_the_batch_is_common(pool: Pools) -> None:
+    pool(2).run(dropout_before_shared_modules)
+
+
+def double(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def checkpointed(linear: nn.Linear) -> None:
+    smp.set_activation_checkpointing(linear)
+
+
+# How scripts change a module; its counterpart would know nothing of it.
+CHANGES: list[Callable[[nn.Linear], Any]] = [
+    lambda linear: linear.register_forward_hook(double),
+    lambda linear: linear.weight.register_hook(lambda gradient: 2 * gradient),
+    checkpointed,
+    nn.utils.weight_norm,
+    nn.utils.spectral_norm,
+    nn.utils.parametrizations.weight_norm,
+]
+
+
+def changed_modules() -> None:
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    with smp.tensor_parallelism():
+        module = nn.ModuleList([nn.Linear(4, 4) for _ in (*CHANGES, None)])
+    for change, linear in zip(CHANGES, module, strict=False):
+        change(linear)
+    x = torch.ones(2, 4)
+    wanted = [linear.eval()(x) for linear in module]
+    shared = smp.DistributedModel(module).get_module()
+    assert [isinstance(each, smp.nn.DistributedLinear) for each in shared] == [*[False] * len(CHANGES), True]
+    for found, value in zip(shared, wanted, strict=True):
+        torch.testing.assert_close(found(x), value)
+
+
+def test_modules_that_a_script_has_changed_stay_as_they_are(pool: Pools) -> None:
+    pool(2).run(changed_modules)
+
+
+def torchs_encoder() -> None:
+    """In evaluation torch's fused kernel would take slices for whole weights."""
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+
+    def make() -> nn.Module:
+        torch.manual_seed(2)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, 2).eval()
+
+    with smp.tensor_parallelism():
+        module = make()
+    model, plain = smp.DistributedModel(module), make()
+    assert isinstance(module.layers[0].linear1, smp.nn.DistributedLinear)
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
+    padding = torch.tensor([[False, False, True], [False, False, False]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), plain(x))
+        seen = ~padding
+        found, wanted = (each(x, src_key_padding_mask=padding)[seen] for each in (model, plain))
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.newest
+def test_an_encoder_of_torchs_with_shared_layers_is_evaluated(pool: Pools) -> None:
+    pool(2).run(torchs_encoder)
+
+
 def misuse() -> None:
     restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
     with smp.tensor_parallelism():
@@ -237,8 +328,6 @@ def misuse() -> None:
     assert model(torch.ones(2, 4)).shape == (2, 2)  # in one partition, outside steps, too
 
 
-def test_batches_that_should_be_the_same_and_are_not_are_refused(pool: Pools) -> None:
-    pool(2).run(misuse)
 def common_hook() -> None:
     restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
     with smp.tensor_parallelism():
@@ -255,3 +344,5 @@ def test_hooks_that_would_average_over_the_wrong_ranks_are_refused(pool: Pools) 
     pool(4).run(common_hook)
 
 
+def test_batches_that_should_be_the_same_and_are_not_are_refused(pool: Pools) -> None:
+    pool(2).run(misuse)

@@ -13,6 +13,7 @@ from torch import nn
 
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel.huggingface.originals import note_original, original_of
+from opensmd.modelparallel.tensor_parallel.unchanged import require_unchanged
 
 __all__ = ["counterpart", "tp_register", "tp_register_with_module"]
 
@@ -121,7 +122,7 @@ def counterpart(module: nn.Module, config: dict[str, Any]) -> nn.Module | None:
         config: arguments that go before those of the module.
 
     Raises:
-        ValueError: the ranks do not divide its sizes.
+        ValueError: the ranks do not divide its sizes, or a script has changed it.
     """
     registration = _registered.get(type(module))
     if registration is not None:
@@ -129,6 +130,7 @@ def counterpart(module: nn.Module, config: dict[str, Any]) -> nn.Module | None:
     known = _KNOWN.get(f"{type(module).__module__}.{type(module).__qualname__}")
     if known is None:
         return None
+    require_unchanged(module)
     place = importlib.import_module(known.place)
     if not known.translated:
         unchanged: nn.Module = place.distributed(module, config)

@@ -10,6 +10,7 @@ from torch import nn
 
 from opensmd.modelparallel.precision.half_module import to_half
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.tensor_parallel._torch_internals import call_parts
 from opensmd.modelparallel.tensor_parallel.contexts import wish_of
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, mark_outermost
 from opensmd.modelparallel.tensor_parallel.registry import counterpart
@@ -51,6 +52,8 @@ class _Replacement:
                 replaced = self.of(child, f"{name}.{own}" if name else own)
                 if replaced is not child:
                     setattr(module, own, replaced)
+            if any(isinstance(each, DistributedModule) for each in module.modules()):
+                call_parts(module)
         return made
 
     def _counterpart(self, module: nn.Module, name: str) -> nn.Module | None:

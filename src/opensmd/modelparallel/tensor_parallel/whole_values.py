@@ -23,6 +23,9 @@ def made_of(make: Callable[[], Module], values: Mapping[str, Tensor], like: nn.M
         make: makes the module.
         values: whole tensors for all parameters, by name; tied ones under any of their names.
         like: whose training mode the module gets.
+
+    Raises:
+        ValueError: there are values of something else, or not of everything.
     """
     with torch.device("meta"):
         module = make()
@@ -37,8 +40,20 @@ def made_of(make: Callable[[], Module], values: Mapping[str, Tensor], like: nn.M
                 raise ValueError(f"{name}: expected {tuple(parameter.shape)}, got {tuple(own.shape)}")
             own = own.clone(memory_format=torch.contiguous_format)
             filled[id(parameter)] = nn.Parameter(own, values[name].requires_grad)
+    _require_same(module, values, filled)
     for owner in module.modules():
         for own_name, empty in owner._parameters.items():
             if empty is not None:
                 owner._parameters[own_name] = filled[id(empty)]
     return module.train(like.training)
+
+
+def _require_same(
+    module: nn.Module, values: Mapping[str, Tensor], filled: Mapping[int, nn.Parameter]
+) -> None:
+    """Refuse a module of which parameters would get lost, or which would have some that nobody has given."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    if others := sorted(values.keys() - named.keys()):
+        raise ValueError(f"it has parameters that its distributed counterpart lacks: {', '.join(others[:5])}")
+    if missing := sorted(name for name, parameter in named.items() if id(parameter) not in filled):
+        raise ValueError(f"it lacks parameters of its distributed counterpart: {', '.join(missing[:5])}")

@@ -46,7 +46,11 @@ class Original:
 
 
 def original_of(module: nn.Module, translations: Translations) -> Original:
-    """What there is to know of a module before it is replaced; nothing of it is kept."""
+    """What there is to know of a module before it is replaced; nothing of it is kept.
+
+    Raises:
+        ValueError: of parameters that become one, some are frozen and others are not.
+    """
     to_original, to_distributed = translations
     has_head = any(name.startswith("lm_head.") for name in module.state_dict())
 
@@ -58,6 +62,10 @@ def original_of(module: nn.Module, translations: Translations) -> Original:
     here = {
         name: (list(back({name: value})), value.shape) for name, value in to_distributed(without_data).items()
     }
+    parameters = dict(module.named_parameters())
+    for olds, _ in here.values():
+        if len({parameters[name].requires_grad for name in olds}) > 1:
+            raise ValueError(f"of {', '.join(olds)}, which become one, some are frozen and others are not")
     return Original(back, to_distributed, shapes, here)
 
 
