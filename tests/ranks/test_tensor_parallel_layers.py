@@ -116,6 +116,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
 }
 
 
+# On four ranks the last one has no word.
+FEW = "language model of five words"
+CASES[FEW] = (
+    lambda: nnp.DistributedTransformerLMHead(**{**HEAD, "vocab_size": 5}, **PRE, causal_mask_size=8),
+    lambda: (ids(5), None, None, None, ids(5)),
+)
+
+
 def run(name: str, tensor: int) -> tuple[Tensor, dict[str, Tensor]]:
     """The first output and all gradients, whole."""
     restart(tensor_parallel_degree=tensor, ddp=True, prescaled_batch=True)
@@ -136,10 +144,10 @@ def run(name: str, tensor: int) -> tuple[Tensor, dict[str, Tensor]]:
     return first.detach(), found
 
 
-def compare() -> None:
-    for name in CASES:
+def compare(names: list[str], ranks: int) -> None:
+    for name in names:
         output, gradients = run(name, 1)
-        shared_output, shared_gradients = run(name, 2)
+        shared_output, shared_gradients = run(name, ranks)
         torch.testing.assert_close(shared_output, output, msg=lambda text, name=name: f"{name}: {text}")
         assert shared_gradients.keys() == gradients.keys()
         for key, value in gradients.items():
@@ -154,7 +162,8 @@ def compare() -> None:
 
 
 def test_every_layer_computes_and_differentiates_as_on_one_rank(pool: Pools) -> None:
-    pool(2).run(compare)
+    pool(2).run(compare, list(CASES), 2)
+    pool(4).run(compare, [FEW], 4)
 
 
 def pieces_of_layers() -> None:
@@ -190,6 +199,65 @@ def pieces_of_layers() -> None:
 
 def test_parts_of_layers_are_there_for_those_that_put_them_together(pool: Pools) -> None:
     pool(2).run(pieces_of_layers)
+
+
+def nobodys() -> None:
+    """Where rows are split, no rank may take another's for one that there is not."""
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    embedding = nnp.DistributedEmbedding(19, 4, vocab_parallel=True)
+    loss, logits = nnp.VocabularyCrossEntropy(19), torch.zeros(2, 10 - smp.tp_rank())
+    for number in (19, -1):
+        with pytest.raises(RuntimeError, match="an index of an embedding is outside of 0 to 18"):
+            embedding(torch.tensor([3, number]))
+        with pytest.raises(RuntimeError, match="a label is outside of 0 to 18"):
+            loss(logits, torch.tensor([-100, number]))
+
+
+def test_indices_that_no_rank_has_are_refused(pool: Pools) -> None:
+    pool(2).run(nobodys)
+
+
+def with_other_shapes() -> None:
+    """What has no batch is nobody else's, and batches that would mix are refused."""
+    restart(tensor_parallel_degree=2, ddp=True)
+    torch.manual_seed(1)
+    linear, embedding = nnp.DistributedLinear(4, 2), nnp.DistributedEmbedding(5, 4)
+    torch.manual_seed(1)
+    plain = nn.Linear(4, 2)
+    torch.testing.assert_close(linear(torch.ones(4)), plain(torch.ones(4)))
+    assert embedding(torch.tensor(3)).equal(embedding(torch.tensor([3]))[0])
+    model = nnp.DistributedTransformerLMHead(**HEAD, **PRE, causal_mask_size=8)
+    own = ids()[:2] if smp.tp_rank() == 0 else ids()[2:]
+    positions = torch.arange(WORDS)
+    torch.testing.assert_close(model(own, None, None, positions), model(own))
+    sizes = (2, 3) if smp.tp_rank() == 0 else (3, 2)
+    with pytest.raises(
+        ValueError, match=r"of different shapes: \[2, 3\] \(torch.int64\), \[3, 2\] .*: pad all"
+    ):
+        model(torch.ones(sizes, dtype=torch.long))
+
+
+def test_what_ranks_give_to_a_shared_module_has_a_batch_of_one_shape_or_none(pool: Pools) -> None:
+    pool(2).run(with_other_shapes)
+
+
+def in_all_bits() -> None:
+    """What is computed in float32 where numbers have 16 bits keeps the bits of those with 64."""
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    x = hidden().detach().double()
+    half = slice(4 * smp.tp_rank(), 4 * smp.tp_rank() + 4)
+    own = nnp.DistributedLayerNorm(8).double()(x[..., half])
+    torch.testing.assert_close(own, F.layer_norm(x, [8])[..., half], rtol=0.0, atol=1e-14)
+    outputs = []
+    for wide in (False, True):
+        torch.manual_seed(1)
+        layer = nnp.DistributedTransformerLayer(**WIDE, attention_in_fp32=wide, fp32_residual_addition=wide)
+        outputs.append(layer.double()((x, None))[0])
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0.0, atol=1e-14)
+
+
+def test_nothing_is_rounded_to_fewer_bits(pool: Pools) -> None:
+    pool(2).run(in_all_bits)
 
 
 def refusals() -> None:

@@ -22,14 +22,17 @@ In the dry run that precedes partitioning rank 0 is alone; then only shapes are 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.ranks.shards import bounds
+from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.tensor_parallel.tensor_group import (
     tensor_process_group,
     tensor_rank,
@@ -100,8 +103,9 @@ def gather_batch(tensor: Tensor) -> Tensor:
     """The batches of all ranks, one after the other.
 
     Raises:
-        ValueError: the ranks' batches have different sizes.
+        ValueError: on all ranks, if their batches have different shapes.
     """
+    _require_same_shape(tensor)
     result: Tensor = _GatherBatch.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
@@ -136,6 +140,28 @@ def all_gathered(tensor: Tensor, axis: int, size: int) -> Tensor:
     if axis:
         whole = torch.cat(whole.chunk(parts), axis)
     return whole.narrow(axis, 0, size)
+
+
+def _require_same_shape(tensor: Tensor) -> None:
+    """Batches of as many elements and another shape would mix; reading from a GPU would wait for it."""
+    if is_tracing() or not tensor.is_cpu:
+        return
+    group = tensor_process_group()
+    mine = torch.tensor([_form(tensor.shape, tensor.dtype)])
+    if len(set(gathered(mine, group).tolist())) == 1:
+        return
+    shapes: list[Any] = [None] * group.size()
+    dist.all_gather_object(shapes, (list(tensor.shape), tensor.dtype), group=group)
+    raise ValueError(
+        "the ranks of a tensor-parallel group gave a distributed module batches of different shapes: "
+        f"{', '.join(f'{shape} ({dtype})' for shape, dtype in shapes)}. Without prescaled_batch it computes "
+        "them together: pad all to the same length, or use prescaled_batch=True with the same batch on all"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _form(shape: torch.Size, dtype: torch.dtype) -> int:
+    return stable_hash((shape, dtype), 63)
 
 
 def _reduced(own: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:

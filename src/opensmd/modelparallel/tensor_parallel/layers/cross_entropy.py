@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from opensmd.modelparallel.ranks.shards import bounds
 from opensmd.modelparallel.tensor_parallel.collectives import all_reduced
+from opensmd.modelparallel.tensor_parallel.layers.indices import require_within
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
 
 __all__ = ["VocabularyCrossEntropy", "vocabulary_cross_entropy"]
@@ -36,13 +38,20 @@ class VocabularyCrossEntropy(nn.Module):
 def vocabulary_cross_entropy(
     logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int = -100
 ) -> Tensor:
-    """``F.cross_entropy(..., reduction="none")`` of split logits, in float32; called on the whole group."""
+    """``F.cross_entropy(..., reduction="none")`` of split logits, in float32; called on the whole group.
+
+    Raises:
+        RuntimeError: a label is no word of the vocabulary.
+    """
     if tensor_size() == 1:
         flat = F.cross_entropy(
             logits.flatten(0, -2).float(), labels.flatten(), ignore_index=ignore_index, reduction="none"
         )
         return flat.view(labels.shape)
+    require_within(labels, vocab_size, "a label", besides=ignore_index)
     rows = bounds(vocab_size, tensor_size(), tensor_rank())
+    if not logits.shape[-1]:  # the last ranks may have no words; one of probability zero makes no difference
+        logits = F.pad(logits, (0, 1), value=-math.inf)
     result: Tensor = _CrossEntropy.apply(logits, labels, rows, ignore_index)  # type: ignore[no-untyped-call]
     return result
 

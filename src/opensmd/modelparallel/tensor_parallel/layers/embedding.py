@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from opensmd.modelparallel.ranks.shards import ShardedModule, bounds
 from opensmd.modelparallel.tensor_parallel.collectives import gather, summed_in_place
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, split_parameter
+from opensmd.modelparallel.tensor_parallel.layers.indices import require_within
 from opensmd.modelparallel.tensor_parallel.layers.linear import require_divisible
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
 
@@ -34,13 +35,16 @@ class VocabularyEmbedding(ShardedModule):
         super().__init__()
         whole = torch.empty(num_embeddings, embedding_dim)
         nn.init.normal_(whole, std=std)
+        self.num_embeddings = num_embeddings
         self.rows = bounds(num_embeddings, tensor_size(), tensor_rank())
         self.padding_idx = padding_idx
         split_parameter(self, "weight", whole, 0)
 
     def forward(self, indices: Tensor) -> Tensor:
         """``[...]`` to ``[..., embedding_dim]``."""
-        return rows_of(self.weight, indices, self.rows, padding_idx=self.padding_idx)
+        return rows_of(
+            self.weight, indices, self.rows, size=self.num_embeddings, padding_idx=self.padding_idx
+        )
 
 
 class DistributedEmbedding(DistributedModule):
@@ -103,14 +107,24 @@ class DistributedEmbedding(DistributedModule):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[...]`` to ``[..., embedding_dim]``."""
-        indices = self.gather_batch(input)
+        alone = input.dim() == 0  # without a batch
+        indices = self.gather_batch(input.unsqueeze(0) if alone else input)
         if self.vocab_parallel:
-            output = rows_of(self.weight, indices, self.rows, padding_idx=self.padding_idx, **self.options)
+            output = rows_of(
+                self.weight,
+                indices,
+                self.rows,
+                size=self.num_embeddings,
+                padding_idx=self.padding_idx,
+                **self.options,
+            )
         else:
             output = F.embedding(indices, self.weight, self.padding_idx, **self.options)
             if not self.skips_gather:
                 output = gather(output, -1, self.embedding_dim)
-        return output if self.skips_scatter else self.scatter_batch(output)
+        if not self.skips_scatter:
+            output = self.scatter_batch(output)
+        return output.squeeze(0) if alone else output
 
     def extra_repr(self) -> str:
         """Sizes of the whole embedding."""
@@ -122,22 +136,29 @@ def rows_of(
     indices: Tensor,
     rows: tuple[int, int],
     *,
+    size: int,
     padding_idx: int | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Look up rows of which each rank has those in ``rows``, and add the ranks' zeros and rows up."""
+    """Look up rows of which each rank has those in ``rows``, and add the ranks' zeros and rows up.
+
+    Raises:
+        RuntimeError: there is no such row on any rank.
+    """
     options = (max_norm, norm_type, scale_grad_by_freq, sparse)
     if tensor_size() == 1:
         return F.embedding(indices, weight, padding_idx, *options)
+    require_within(indices, size, "an index of an embedding")
     start, stop = rows
     elsewhere = (indices < start) | (indices >= stop)
     own_padding = None
     if padding_idx is not None and start <= padding_idx < stop:
         own_padding = padding_idx - start
-    if max_norm is not None or scale_grad_by_freq:  # these look at what is looked up
+    # The first two look at what is looked up; and the last ranks may have no rows.
+    if max_norm is not None or scale_grad_by_freq or not weight.shape[0]:
         present = ~elsewhere
         rows_found = F.embedding((indices - start)[present], weight, own_padding, *options)
         zeros = rows_found.new_zeros(*indices.shape, weight.shape[1])

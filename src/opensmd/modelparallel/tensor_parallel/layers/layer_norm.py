@@ -43,7 +43,7 @@ class DistributedLayerNorm(DistributedModule):
         """``[..., this rank's features]``, normalised over all ranks' features."""
         if tensor_size() == 1:
             return nn.functional.layer_norm(input, [self.normalized_shape], self.weight, self.bias, self.eps)
-        wide = input.float()
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
         centred = wide - self._mean(wide)
         output = centred * torch.rsqrt(self._mean(centred.square()) + self.eps)
         output = output.to(input.dtype)

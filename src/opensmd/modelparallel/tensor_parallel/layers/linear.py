@@ -109,9 +109,11 @@ class DistributedLinear(DistributedModule):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
-        own = own_slice(self.gather_batch(input), -1)
+        alone = input.dim() == 1  # without a batch
+        own = own_slice(self.gather_batch(input.unsqueeze(0) if alone else input), -1)
         output = summed_in_place(F.linear(own, self.weight))
-        return self.scatter_batch(output if self.bias is None else output + self.bias)
+        output = self.scatter_batch(output if self.bias is None else output + self.bias)
+        return output.squeeze(0) if alone else output
 
     def extra_repr(self) -> str:
         """Sizes of the whole layer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.tensor_parallel.distributed_module import (
@@ -26,13 +27,14 @@ class Block(DistributedModule):
         self.batch_scatter = BatchScatter()
 
     def enter(self, inputs: Sequence[Any]) -> list[Any]:
-        """Inputs for the batches of all ranks; what has no batch (of one entry) stays as it is."""
+        """Inputs for the batches of all ranks; what has no batch (of one entry or axis) stays as it is."""
         if not self.scales_batch:
             return list(inputs)
-        sizes = [one.shape[0] for one in inputs if isinstance(one, Tensor)]
-        batch = max(sizes, default=0)
+        batch = inputs[0].shape[0]
         return [
-            self.batch_gather(one) if isinstance(one, Tensor) and one.shape[0] == batch else one
+            self.batch_gather(one)
+            if isinstance(one, Tensor) and one.dim() > 1 and one.shape[0] == batch
+            else one
             for one in inputs
         ]
 
@@ -52,5 +54,6 @@ def norm(options: LayerOptions, *, wanted: bool) -> nn.LayerNorm | None:
 def add(residual: Tensor, output: Tensor, options: LayerOptions) -> Tensor:
     """Their sum, in float32 if so set."""
     if options.fp32_residual_addition:
-        return (residual.float() + output.float()).to(output.dtype)
+        wide = torch.promote_types(output.dtype, torch.float32)
+        return (residual.to(wide) + output.to(wide)).to(output.dtype)
     return residual + output

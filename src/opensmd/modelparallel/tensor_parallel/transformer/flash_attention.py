@@ -124,7 +124,8 @@ class AttentionCore(nn.Module):
         """``[batch, heads, words, size]`` each; a mask is boolean (True is seen) or added to the scores."""
         dtype = query.dtype
         if self.in_fp32:
-            query, key, value = query.float(), key.float(), value.float()
+            wide = torch.promote_types(dtype, torch.float32)
+            query, key, value = query.to(wide), key.to(wide), value.to(wide)
         bias, causal = self._bias(query, key, mask)
         dropout = self.dropout if self.training else 0.0
         with random.per_tensor_rank() if dropout else contextlib.nullcontext():

@@ -1,0 +1,28 @@
+"""Indices into something that is split: no rank may take one for another rank's that is nobody's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.dry_run.capture import is_tracing
+
+__all__ = ["require_within"]
+
+
+def require_within(indices: Tensor, size: int, what: str, *, besides: int | None = None) -> None:
+    """Check that indices are those of ``size`` entries, without waiting for a device that has them.
+
+    Args:
+        what: they are, for the error.
+        besides: a number that has a meaning of its own.
+
+    Raises:
+        RuntimeError: one is not; on an accelerator, its next operation raises.
+    """
+    if is_tracing():
+        return
+    known = (indices >= 0) & (indices < size)
+    if besides is not None:
+        known |= indices == besides
+    torch._assert_async(known.all(), f"{what} is outside of 0 to {size - 1}")
