@@ -12,6 +12,8 @@ import transformers
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from tests.support.partitioned import restart
 from tests.support.ranks import RankPool
 from tests.support.tensor_parallel import plain_training, require_equal, shared_training
 
@@ -147,9 +149,89 @@ def load_pretrained() -> None:
     ):
         model(ids, past_key_values=(), output_attentions=True)
 
+    for more in ({"logits_to_keep": 1}, {"shift_labels": ids}, {"inputs_embeds": ids}):
+        with pytest.raises(ValueError, match=rf"GPT2 was distributed .* does not take {next(iter(more))}"):
+            model(ids, **more)
+    with pytest.raises(ValueError, match="does not take an attention_mask of 4 axes"):
+        model(ids, attention_mask=ids[:, None, None])
+    with pytest.raises(SMPUnsupportedError, match=r"GPT2 was distributed .* does not generate"):
+        model.get_module().generate(ids)
+
 
 def test_a_distributed_model_takes_a_checkpoint_of_the_original(pool: Pools) -> None:
     pool(2).run(load_pretrained)
+
+
+class OwnMLP(nn.Module):
+    """A script's own, with the parameters of Hugging Face's."""
+
+    def __init__(self, theirs: nn.Module) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj = theirs.c_fc, theirs.c_proj
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.c_proj(torch.relu(self.c_fc(hidden)))
+        return output
+
+
+def changed(name: str) -> nn.Module:
+    """What scripts do to a model that a distributed one would not do."""
+    model = made("gptj" if name == "frozen" else "gpt2")
+    layer = model.transformer.h[0]
+    if name == "module":
+        layer.mlp = OwnMLP(layer.mlp)
+    elif name == "parameter":
+        layer.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+    elif name == "hook":
+        layer.mlp.register_forward_hook(lambda _, args, output: 2 * output)
+    else:
+        layer.attn.q_proj.weight.requires_grad_(False)
+    return model
+
+
+def stay(name: str) -> None:
+    config = {"tensor_parallel_degree": 2, "prescaled_batch": True}
+    wanted = plain_training(changed(name), mean_loss, WORDS, VOCABULARY)
+    found, model = shared_training(lambda: changed(name), mean_loss, WORDS, VOCABULARY, config=config)
+    require_equal(found, wanted)
+    assert not hasattr(model.get_module().transformer, "seq_layers")
+
+
+def test_models_that_a_script_has_changed_are_not_replaced(pool: Pools) -> None:
+    for name in ("module", "parameter", "hook", "frozen"):
+        pool(2).run(stay, name)
+
+
+def several_texts_in_a_row() -> None:
+    """Positions that begin again are those of another text, which no word sees."""
+
+    def packed(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+        positions = torch.tensor([[0, 1, 0, 1, 2, 3]]).expand(len(ids), -1)
+        loss: Tensor = model(input_ids=ids, position_ids=positions, labels=ids, use_cache=False).loss
+        return loss
+
+    config = {"tensor_parallel_degree": 2}
+    wanted = plain_training(made("gpt2"), packed, WORDS, VOCABULARY)
+    found, _ = shared_training(lambda: made("gpt2"), packed, WORDS, VOCABULARY, config=config)
+    require_equal(found, wanted, translate=smp.state.module_manager.translate_functions[0][0])
+
+
+def padded_on_one_rank() -> None:
+    """Hugging Face makes no mask where nothing is padded, so that one rank has one and another has none."""
+
+    def loss(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+        rows = torch.arange(8)[:, None] if len(ids) == 8 else 4 * smp.rank() + torch.arange(4)[:, None]
+        return mean_loss(model, ids, torch.where(rows < 4, torch.ones_like(mask), mask))
+
+    wanted = plain_training(made("bert"), loss, WORDS, VOCABULARY)
+    config = {"tensor_parallel_degree": 2}
+    found, _ = shared_training(lambda: made("bert"), loss, WORDS, VOCABULARY, config=config)
+    require_equal(found, wanted, translate=smp.state.module_manager.translate_functions[0][0])
+
+
+def test_masks_are_those_of_hugging_face(pool: Pools) -> None:
+    pool(2).run(several_texts_in_a_row)
+    pool(2).run(padded_on_one_rank)
 
 
 def make_llama() -> nn.Module:
@@ -188,8 +270,29 @@ def checkpointed_layers() -> None:
     require_equal(found, wanted, translate=smp.state.module_manager.translate_functions[0][0])
 
 
+def switched_on_before() -> None:
+    """Hugging Face's switch is for the layers that take the places of theirs, too."""
+    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    with smp.tensor_parallelism():
+        bert = made("bert")
+    bert.gradient_checkpointing_enable()
+    model = smp.DistributedModel(bert)
+    runs = []
+    layer = model.get_module().bert.encoder.seq_layers[0].output
+    layer.register_forward_pre_hook(lambda *_: runs.append(1))
+    ids = torch.ones(2, 3, dtype=torch.long)
+
+    @smp.step
+    def step_function(ids: Tensor) -> None:
+        model.backward(model(input_ids=ids, labels=ids).loss)
+
+    step_function(ids)
+    assert len(runs) == 2
+
+
 def test_layers_of_a_distributed_transformer_are_checkpointed(pool: Pools) -> None:
     pool(4).run(checkpointed_layers)
+    pool(2).run(switched_on_before)
 
 
 @pytest.mark.parametrize("name", MODELS)

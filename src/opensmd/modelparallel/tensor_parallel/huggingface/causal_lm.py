@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.tensor_parallel.huggingface.checkpointed_layers import keep_checkpointing
 from opensmd.modelparallel.tensor_parallel.huggingface.translation import Family, from_huggingface
 from opensmd.modelparallel.tensor_parallel.transformer.lm_head import DistributedTransformerLMHead
 from opensmd.modelparallel.tensor_parallel.whole_values import made_of
 
 __all__ = ["DistributedCausalLM", "language_model", "settings_of", "settings_of_gpt"]
 
-# What a call may say although it is not computed here, when it asks for nothing.
-_NOT_HERE = (
-    "past_key_values",
-    "token_type_ids",
-    "inputs_embeds",
-    "encoder_hidden_states",
-    "encoder_attention_mask",
-    "output_attentions",
-    "output_hidden_states",
-    "num_items_in_batch",
+# What a call may say; of everything else, that it is not asked for.
+_TAKEN = frozenset(
+    {"input_ids", "attention_mask", "position_ids", "labels", "use_cache", "return_dict", "cache_position"}
 )
 
 
@@ -52,23 +48,45 @@ class DistributedCausalLM(DistributedTransformerLMHead):
             ValueError: an argument or an output is asked for that the distributed model does not have.
         """
         given = {**dict(zip(self._order, args, strict=False)), **kwargs}
-        refused = [name for name in _NOT_HERE if given.get(name) is not None and given[name] is not False]
-        positions = given.get("position_ids")
+        refused = [name for name, value in given.items() if name not in _TAKEN and _is_asked_for(value)]
+        positions, mask = given.get("position_ids"), given.get("attention_mask")
         if positions is not None and not self.has_positions:
             refused.append("position_ids")
+        if mask is not None and mask.dim() != 2:
+            refused.append(f"an attention_mask of {mask.dim()} axes")
         if refused:
             raise ValueError(
-                f"{type(self.config).__name__.removesuffix('Config')} was distributed by "
-                f"smp.tensor_parallelism and does not take {', '.join(refused)}"
+                f"{self._name} was distributed by smp.tensor_parallelism and does not take "
+                f"{', '.join(refused)}"
             )
-        mask = given.get("attention_mask")
         masked = None if mask is None else 1 - mask.long()
+        if masked is None and positions is not None and not self._makes_cache(given.get("use_cache")):
+            masked = _within_sequences(positions)
         labels = given.get("labels")
         inputs = (given["input_ids"], masked, None, positions, labels)
         output = super().forward(*inputs)
         if given.get("return_dict") is False:
             return output if isinstance(output, tuple) else (output,)
         return self._as_original(output, labels is not None)
+
+    def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused.
+
+        Raises:
+            SMPUnsupportedError: always.
+        """
+        raise SMPUnsupportedError(
+            f"{self._name} was distributed by smp.tensor_parallelism, has no caches, and does not generate. "
+            "Load its weights into the original: smp.save_checkpoint(partial=False) writes those"
+        )
+
+    @property
+    def _name(self) -> str:
+        return type(self.config).__name__.removesuffix("Config")
+
+    def _makes_cache(self, asked: bool | None) -> bool:
+        """Whether the original would; it then takes positions for those of one sequence."""
+        return bool(self.config.use_cache if asked is None else asked)
 
     def _as_original(self, output: Any, has_loss: bool) -> Any:
         from transformers import modeling_outputs
@@ -77,6 +95,17 @@ class DistributedCausalLM(DistributedTransformerLMHead):
             return modeling_outputs.BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=output)
         loss, logits = output if has_loss else (None, output)
         return modeling_outputs.CausalLMOutputWithCrossAttentions(loss=loss, logits=logits)
+
+
+def _within_sequences(positions: Tensor) -> Tensor:
+    """A mask (True is seen) of several texts in one row, which begin where positions do not go on."""
+    text = (torch.diff(positions, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+    return (text.unsqueeze(-1) == text.unsqueeze(-2)).unsqueeze(1)
+
+
+def _is_asked_for(value: Any) -> bool:
+    """Whether an argument has a value other than those that mean nothing: None, False and 0."""
+    return isinstance(value, Tensor) or not (value is None or value is False or value == 0)
 
 
 def language_model(
@@ -103,7 +132,9 @@ def language_model(
         own |= {"tie_weights": head.weight is module.get_input_embeddings().weight}  # type: ignore[operator]
     order = tuple(inspect.signature(type(module).forward).parameters)[1:]
     values = from_huggingface(family, dict(module.named_parameters(remove_duplicate=False)))
-    return made_of(lambda: DistributedCausalLM(theirs, order, **own), _tensors(values), module)
+    made = made_of(lambda: DistributedCausalLM(theirs, order, **own), _tensors(values), module)
+    keep_checkpointing(module, made.transformer.seq_layers)
+    return made
 
 
 def settings_of_gpt(config: Any, **own: Any) -> dict[str, Any]:

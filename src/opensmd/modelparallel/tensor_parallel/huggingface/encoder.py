@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from opensmd.modelparallel.tensor_parallel.huggingface.checkpointed_layers import keep_checkpointing
 from opensmd.modelparallel.tensor_parallel.huggingface.translation import Family, from_huggingface
 from opensmd.modelparallel.tensor_parallel.transformer.stack import DistributedTransformer
 from opensmd.modelparallel.tensor_parallel.whole_values import made_of
@@ -61,6 +63,7 @@ class DistributedEncoder(DistributedTransformer):
         given = {
             "encoder_hidden_states": encoder_hidden_states,
             "past_key_values": past_key_values,
+            "cache": kwargs.get("cache"),
             "output_attentions": kwargs.get("output_attentions") or None,
             "output_hidden_states": kwargs.get("output_hidden_states") or None,
         }
@@ -69,8 +72,18 @@ class DistributedEncoder(DistributedTransformer):
             raise ValueError(
                 f"an encoder that smp.tensor_parallelism distributed does not take {', '.join(refused)}"
             )
-        hidden, _ = super().forward((hidden_states, attention_mask))
+        hidden, _ = super().forward((hidden_states, self._mask(attention_mask, hidden_states)))
         return modeling_outputs.BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+
+    def _mask(self, given: Tensor | None, hidden: Tensor) -> Tensor | None:
+        """A mask of four axes; the original gives its flash attention one of two, in which 1 is seen."""
+        if given is None and self.scales_batch:
+            # It makes none where nothing is padded, but other ranks may have one, and all are gathered.
+            batch, words = hidden.shape[:2]
+            return torch.ones(batch, 1, words, words, dtype=torch.bool, device=hidden.device)
+        if given is not None and given.dim() == 2:
+            return given.bool()[:, None, None, :]
+        return given
 
 
 def encoder(module: nn.Module, config: dict[str, Any]) -> nn.Module:
@@ -98,4 +111,6 @@ def encoder(module: nn.Module, config: dict[str, Any]) -> nn.Module:
         **config,
     }
     values = from_huggingface(FAMILY, dict(module.named_parameters()))
-    return made_of(lambda: DistributedEncoder(theirs, **settings), values, module)
+    made = made_of(lambda: DistributedEncoder(theirs, **settings), values, module)
+    keep_checkpointing(module, made.seq_layers)
+    return made
