@@ -273,7 +273,7 @@ def checkpointed_layers() -> None:
 def switched_on_before() -> None:
     """Hugging Face's switch is for the layers that take the places of theirs, too."""
     restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
-    with smp.tensor_parallelism():
+    with smp.tensor_parallelism(vocab_parallel=True, gather_logits=True):  # which is for other modules
         bert = made("bert")
     bert.gradient_checkpointing_enable()
     model = smp.DistributedModel(bert)

@@ -124,7 +124,8 @@ def language_model(
         ValueError: the model is of a kind that cannot be distributed.
     """
     theirs: Any = module.config
-    own = {**settings(theirs), **config}
+    own = settings(theirs)
+    own |= {name: value for name, value in config.items() if name != "vocab_parallel"}  # for embeddings alone
     head = getattr(module, "lm_head", None)
     own |= {"add_lm_head": head is not None}
     if head is not None:

@@ -108,7 +108,8 @@ def encoder(module: nn.Module, config: dict[str, Any]) -> nn.Module:
         "activation": theirs.hidden_act,
         "layernorm_epsilon": theirs.layer_norm_eps,
         "initializer_range": theirs.initializer_range,
-        **config,
+        # what is for embeddings and language models alone is left out
+        **{name: value for name, value in config.items() if name not in ("vocab_parallel", "gather_logits")},
     }
     values = from_huggingface(FAMILY, dict(module.named_parameters()))
     made = made_of(lambda: DistributedEncoder(theirs, **settings), values, module)
