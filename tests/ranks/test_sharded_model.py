@@ -232,6 +232,8 @@ def refusals() -> None:
         smp.amp.GradScaler("cpu")
     with pytest.raises(SMPUnsupportedError, match="sharded_data_parallel_degree"), training.model.join():
         pass
+    with pytest.raises(SMPUnsupportedError, match=r"model.cpu\(\) cannot be combined with sharded"):
+        training.model.cpu()
     with pytest.raises(SMPUnsupportedError, match="comm hooks"):
         training.model.register_comm_hook(None, print)
     with pytest.raises(ValueError, match="LBFGS works on all parameters"):

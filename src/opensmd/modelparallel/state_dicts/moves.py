@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder, give_data
 from opensmd.modelparallel.state import state
@@ -78,7 +78,15 @@ class Moves(StateDicts):
 
         The model is whole again on each rank, for example to be used without model parallelism through
         :meth:`get_module`; it cannot be trained in steps any more.
+
+        Raises:
+            SMPUnsupportedError: parameters are sharded, so that calls of modules gather them.
         """
+        if state.cfg.shards_parameters:
+            raise SMPUnsupportedError(
+                "model.cpu() cannot be combined with sharded_data_parallel_degree: load model.state_dict(), "
+                "which is whole, into a model of its own"
+            )
         if self.partitioned and not self.gathered:
             module = self.get_module()
             with stand_ins(module, self.is_here):
