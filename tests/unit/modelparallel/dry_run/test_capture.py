@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -43,11 +44,20 @@ def best_split(trace: ModelTrace, plan_shared: list[list[int]], weight: float, s
     return best
 
 
+@functools.cache
+def traced(name: str) -> tuple[ModelTrace, set[str]]:
+    """The trace of a model, and the names of its modules."""
+    model, call = MODELS[name]()
+    names = {module for module, _ in model.named_modules(remove_duplicate=False)}
+    # estimates: what is measured depends on the machine
+    return capture(model, call, has_data=False), names
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("weight", [0.2, 0.8])
 def test_real_models_are_split_within_five_percent_of_the_best(name: str, stages: int, weight: float) -> None:
-    trace = capture(*MODELS[name](), has_data=False)  # estimates: what is measured depends on the machine
+    trace, names_in_model = traced(name)
     plan = partition(trace, stages, memory_weight=weight)
     groups: dict[int, set[int]] = {}
     for names in trace.shared:  # groups that share a unit are one
@@ -63,7 +73,6 @@ def test_real_models_are_split_within_five_percent_of_the_best(name: str, stages
         for load in plan.loads
     )
     assert worst <= 1.05 * best
-    names_in_model = {module for module, _ in MODELS[name]()[0].named_modules(remove_duplicate=False)}
     assert set(plan.homes) == names_in_model
     for shared in plan.shared:
         assert len({plan.parameter_home(one) for one in shared.names}) == 1
