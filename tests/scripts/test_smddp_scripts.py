@@ -388,7 +388,7 @@ def test_a_signal_to_the_launcher_leaves_no_process_and_no_folder(
 )
 def test_a_wrong_command_line_is_explained(arguments: list[str], said: str, tmp_path: Path) -> None:
     (tmp_path / "x.py").touch(0o755)
-    done = run([str(BIN / "smdrun"), *arguments], cwd=tmp_path)
+    done = job([str(BIN / "smdrun"), *arguments], cwd=tmp_path)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
