@@ -17,12 +17,13 @@ from tests.support.patience import PATIENCE
 ROOT = Path(__file__).resolve().parents[2]
 MPICH = Path(sys.executable).parent / "mpiexec"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+WORLD_SIZE = 3
 
 
-def run_table(mpiexec: Path, world_size: int, environment: dict[str, str]) -> None:
-    command = [mpiexec, "-n", str(world_size), sys.executable, "-m", "tests.scripts.legacy.under_mpi"]
+def run_table(mpiexec: Path, environment: dict[str, str]) -> None:
+    command = [mpiexec, "-n", WORLD_SIZE, sys.executable, "-m", "tests.scripts.legacy.under_mpi", WORLD_SIZE]
     done = subprocess.run(
-        [*map(str, command), str(world_size)],
+        list(map(str, command)),
         cwd=ROOT,
         env={**ENVIRONMENT, **environment},
         capture_output=True,
@@ -31,20 +32,18 @@ def run_table(mpiexec: Path, world_size: int, environment: dict[str, str]) -> No
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = sorted(done.stdout.splitlines())
-    assert lines == [f"rank {rank} of {world_size} got through" for rank in range(world_size)]
+    assert lines == [f"rank {rank} of {WORLD_SIZE} got through" for rank in range(WORLD_SIZE)]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_every_function_works_under_mpiexec_of_mpich(world_size: int) -> None:
-    run_table(MPICH, world_size, {})
+def test_every_function_works_under_mpiexec_of_mpich() -> None:
+    run_table(MPICH, {})
 
 
 @pytest.mark.skipif(
     not openmpi.LIBRARY.exists(), reason="Open MPI is not installed: python -m tests.scripts.legacy.openmpi"
 )
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_every_function_works_under_mpiexec_of_open_mpi(world_size: int) -> None:
-    run_table(openmpi.MPIEXEC, world_size, openmpi.environment())
+def test_every_function_works_under_mpiexec_of_open_mpi() -> None:
+    run_table(openmpi.MPIEXEC, openmpi.environment())
 
 
 def test_a_rank_that_fails_ends_the_whole_job_with_its_traceback() -> None:
