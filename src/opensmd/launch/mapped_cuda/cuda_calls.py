@@ -67,6 +67,7 @@ class DeviceProperties:
     minor: int
     total_memory: int
     multi_processor_count: int
+    gcnArchName: str = ""  # torch.compile reads it where torch was not built for CUDA
 
 
 def get_device_name(device: Any = None) -> str:

@@ -124,6 +124,7 @@ def _places() -> Iterator[_Place]:
         for owner in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda):
             if getattr(owner, name, None) is getattr(torch.cuda, name):
                 yield owner, name, call
+    yield torch.cuda, "default_generators", (torch.default_generator,) * CALLS["device_count"]()
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         yield torch.cuda.nvtx, name, CALLS["synchronize"]
     # Torch itself asks before it uses one, in optimizers at every step: as if it had been built without.

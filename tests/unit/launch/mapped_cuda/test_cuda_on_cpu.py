@@ -184,6 +184,8 @@ def test_seeding_cuda_makes_draws_repeat() -> None:
     first = torch.rand(4)
     torch.cuda.set_rng_state(state)
     assert torch.equal(first, torch.rand(4))
+    torch.cuda.default_generators[1].set_state(state)
+    assert torch.equal(first, torch.rand(4))
 
 
 @pytest.mark.usefixtures("mapped")
@@ -207,6 +209,13 @@ def test_streams_events_and_memory_answer() -> None:
     torch.cuda.empty_cache()
     with torch.cuda.nvtx.range("step"):
         torch.cuda.nvtx.mark("now")
+
+
+@pytest.mark.usefixtures("mapped")
+def test_torchs_compiler_reads_what_device_there_is() -> None:
+    from torch._inductor.codecache import CacheBase
+
+    assert CacheBase.get_system.__wrapped__()["device"]["name"] == ""  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("mapped")
