@@ -426,8 +426,38 @@ def trains_sparse_rows() -> None:
     torch.testing.assert_close(model.state_dict(), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
 
 
+def trains_short_rows() -> None:
+    """An embedding that shortens the rows it looks up writes into its weight, which therefore stays whole."""
+
+    def make() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(WIDTH, 6, max_norm=0.5), nn.Linear(6, WIDTH))
+
+    shutdown()
+    smp.init({"sharded_data_parallel_degree": 2, "ddp": True, **AT_ONCE})
+    model, plain = smp.DistributedModel(make()), make()
+    assert not is_cut(model.get_module()[0].weight) and is_cut(model.get_module()[1].weight)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    wanted = torch.optim.SGD(plain.parameters(), lr=1.0)
+
+    @smp.step
+    def step(x: Tensor) -> None:
+        model.backward(loss_of(model(x), x))
+
+    for number in range(3):
+        x = batch(number)  # the same on both, so that they shorten the same rows
+        optimizer.zero_grad()
+        step(x)
+        optimizer.step()
+        wanted.zero_grad()
+        torch.autograd.backward(loss_of(plain(x), x))
+        wanted.step()
+    torch.testing.assert_close(model.state_dict(), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
+
+
 def test_sparse_gradients_and_early_state_go_with_sharded_parameters(pool: Pools) -> None:
     pool(2).run(trains_sparse_rows)
+    pool(2).run(trains_short_rows)
 
 
 def test_sharded_parameters_go_with_what_else_saves_memory(pool: Pools) -> None:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel.sharding._torch_internals import local_part
 from opensmd.modelparallel.sharding.units import find_units, kept_units
+from opensmd.modelparallel.tensor_parallel.layers.embedding import DistributedEmbedding
 
 __all__ = ["Limits", "ShardedParameters", "shard_model", "shard_stage"]
 
@@ -147,10 +148,12 @@ def _describe(parameter: nn.Parameter, part: Tensor) -> None:
 
 def _chosen(module: nn.Module, names: Collection[str]) -> set[int]:
     """Of these parameters those that FSDP2 takes: of one type, with an axis to be cut along."""
-    sparse = {
+    # Sparse gradients cannot be cut, and what a forward writes into a gathered copy would get lost.
+    looked_up = {
         id(each.weight)
         for each in module.modules()
-        if isinstance(each, (nn.Embedding, nn.EmbeddingBag)) and each.sparse
+        if isinstance(each, (nn.Embedding, nn.EmbeddingBag, DistributedEmbedding))
+        and (each.sparse or each.max_norm is not None)
     }
     able = {
         id(parameter): parameter
@@ -159,7 +162,7 @@ def _chosen(module: nn.Module, names: Collection[str]) -> set[int]:
         and parameter.dim() > 0
         and parameter.layout is torch.strided
         and not isinstance(parameter, DTensor)
-        and id(parameter) not in sparse
+        and id(parameter) not in looked_up
     }
     elements: Counter[torch.dtype] = Counter()
     for parameter in able.values():

@@ -92,7 +92,7 @@ class DistributedEmbedding(DistributedModule):
             raise ValueError(f"{name}: _skip_allgather has no meaning with vocab_parallel=True")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.max_norm = max_norm
+        self.max_norm, self.sparse = max_norm, sparse
         self.options: dict[str, Any] = {"max_norm": max_norm, "norm_type": norm_type}
         self.options |= {"scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
         self.skips_gather, self.skips_scatter = _skip_allgather, _skip_scatter_and_merge
