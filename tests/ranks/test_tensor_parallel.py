@@ -328,11 +328,15 @@ def misuse() -> None:
     assert model(torch.ones(2, 4)).shape == (2, 2)  # in one partition, outside steps, too
 
 
-def common_hook() -> None:
+def not_over_these_replicas() -> None:
     restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
     with smp.tensor_parallelism():
-        model = smp.DistributedModel(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1)))
-    forward = smp.step(lambda x: model(x).sum())
+        module = nn.ModuleList([nn.Embedding(3, 4, sparse=True), nn.Linear(4, 2)])
+    with pytest.raises(ValueError, match="sparse gradients of slices cannot be averaged over replicas"):
+        smp.nn.DistributedEmbedding(3, 4, sparse=True)
+    model = smp.DistributedModel(module)
+    assert [type(each) for each in module] == [nn.Embedding, smp.nn.DistributedLinear]
+    forward = smp.step(lambda x: model.get_module()[1](x).sum())
     with pytest.raises(SMPUnsupportedError, match="a hook is not told which it has"):
         ReplicasTogether([Replicas.__new__(Replicas)] * 2).register_comm_hook(None, print)
     model.register_comm_hook(None, print)
@@ -340,8 +344,8 @@ def common_hook() -> None:
         forward(torch.ones(2, 4))
 
 
-def test_hooks_that_would_average_over_the_wrong_ranks_are_refused(pool: Pools) -> None:
-    pool(4).run(common_hook)
+def test_what_replicas_of_slices_cannot_average_is_refused(pool: Pools) -> None:
+    pool(4).run(not_over_these_replicas)
 
 
 def test_batches_that_should_be_the_same_and_are_not_are_refused(pool: Pools) -> None:

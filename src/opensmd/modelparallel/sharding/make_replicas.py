@@ -44,11 +44,12 @@ def make_replicas(
 
         return Replicas(model.get_module(), is_local=is_local, group=groups[kind], **options)
 
-    members = [of(CommGroup.DP_GROUP, scaled=False)]
     distributed = model.has_scaled_batch
-    if distributed and groups[CommGroup.RDP_GROUP].size() > 1:
-        if options["comm_hooks"]:
-            refuse_common_hook()
+    slices_have_replicas = distributed and groups[CommGroup.RDP_GROUP].size() > 1
+    if slices_have_replicas and options["comm_hooks"]:
+        refuse_common_hook()
+    members = [of(CommGroup.DP_GROUP, scaled=False)]
+    if slices_have_replicas:
         members.append(of(CommGroup.RDP_GROUP, scaled=True))
     if sharded is not None:
         return ShardedReplicas(

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.shards import ShardedModule, bounds
+from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel.collectives import gather, summed_in_place
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, split_parameter
 from opensmd.modelparallel.tensor_parallel.layers.indices import require_within
@@ -60,8 +62,8 @@ class DistributedEmbedding(DistributedModule):
         _skip_scatter_and_merge: give the output for the batches of all ranks.
 
     Raises:
-        ValueError: the ranks do not divide ``embedding_dim``, or ``max_norm``, which needs whole rows, is
-            asked for although they are split.
+        ValueError: the ranks do not divide ``embedding_dim``; ``max_norm``, which needs whole rows, is asked
+            for although they are split; or gradients are sparse, and there are replicas.
     """
 
     weight: nn.Parameter
@@ -90,6 +92,8 @@ class DistributedEmbedding(DistributedModule):
                 raise ValueError(f"{name}: max_norm needs whole rows; give vocab_parallel=True, too")
         elif _skip_allgather:
             raise ValueError(f"{name}: _skip_allgather has no meaning with vocab_parallel=True")
+        if sparse and state.groups.size(CommGroup.RDP_GROUP) > 1:
+            raise ValueError(f"{name}: sparse gradients of slices cannot be averaged over replicas")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.max_norm, self.sparse = max_norm, sparse
