@@ -22,7 +22,7 @@ __all__ = ["forget_import", "on_cpu_alone", "when_imported"]
 _MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
-class _Finder(MetaPathFinder):
+class _ShardedFinder(MetaPathFinder):
     """Finds that one module as Python does, and hands it on once it is loaded."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
@@ -49,12 +49,12 @@ def when_imported(then: Callable[[ModuleType], None]) -> None:
     if _MODULE in sys.modules:
         then(sys.modules[_MODULE])
     else:
-        sys.meta_path.insert(0, _Finder(then))
+        sys.meta_path.insert(0, _ShardedFinder(then))
 
 
 def forget_import() -> None:
     """Undo :func:`when_imported`."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ShardedFinder)]
 
 
 def on_cpu_alone(init: Callable[..., None]) -> Callable[..., None]:
