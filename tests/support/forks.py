@@ -58,13 +58,14 @@ PRELOADED = [
     "pytest",
     "psutil",
 ]
+LAST = "tests.support.large_pages"
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(PRELOADED)
+SERVER.set_forkserver_preload([*PRELOADED, LAST])
 
 
 def preload_also(*modules: str) -> None:
     """Import these in the server, too, if they are installed; said before the first process is started."""
-    SERVER.set_forkserver_preload([*PRELOADED, *modules])
+    SERVER.set_forkserver_preload([*PRELOADED, *modules, LAST])
 
 
 class ForkedProcess:
