@@ -147,6 +147,52 @@ class Recorded(Mixture):
         return torch.zeros(())
 
 
+class Silent(Expert):
+    """Keeps nothing."""
+
+    def keep(self, loss: Tensor) -> None:
+        """The model takes the losses itself."""
+
+
+class SetAnew(Mixture):
+    """Lists the losses itself, and sets a new list for the next microbatch when it is through."""
+
+    def __init__(self) -> None:
+        super().__init__(Silent)
+        self.losses: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for expert in self.experts:
+            x = expert(x)
+            self.losses.append(x.square().mean())
+        found = torch.stack(self.losses).sum()
+        self.losses = []
+        return x, found
+
+
+class Remembering(Silent):
+    """Adds what was there lately, in whichever microbatch."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.bank: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        if self.bank:
+            out = out + torch.stack(self.bank).mean(0)
+        self.bank = [*self.bank, out.mean(0).detach()][-3:]
+        return out
+
+
+class Remembered(Mixture):
+    def __init__(self) -> None:
+        super().__init__(Remembering)
+
+    def total(self) -> Tensor:
+        return torch.zeros(())
+
+
 def rows(seed: int) -> tuple[Tensor]:
     return (torch.randn(2 * MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(seed)),)
 
@@ -175,7 +221,7 @@ def trained(kind: Callable[[], Mixture], looped: bool) -> None:
     smp.shutdown()
 
 
-@pytest.mark.parametrize("kind", [ClearedFirst, ClearedLast, Collected, Filed, Recorded])
+@pytest.mark.parametrize("kind", [ClearedFirst, ClearedLast, Collected, Filed, Recorded, SetAnew, Remembered])
 @pytest.mark.parametrize("looped", [False, True], ids=["chain", "looped"])
 def test_each_microbatch_finds_in_lists_and_dicts_what_it_has_put_there_itself(
     pool: Pools, kind: type[Mixture], looped: bool

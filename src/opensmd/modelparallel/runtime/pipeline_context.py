@@ -45,6 +45,7 @@ class PipelineContext:
         new_calls: how often a call was unlike all before.
         borrowed: tags of tensors that a later microbatch than their own has used in this step.
         stateful: calls that change buffers or parameters; they keep the order of the microbatches.
+        carrying: calls that leave tensors in attributes in which the next may go on; they keep it, too.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class PipelineContext:
     descriptions: dict[Hashable, Description] = field(default_factory=dict)
     passed: dict[Hashable, Passed] = field(default_factory=dict)
     stateful: set[Hashable] = field(default_factory=set)
+    carrying: set[Hashable] = field(default_factory=set)
     begun: int = 0
     new_calls: int = 0
     borrowed: set[Tag] = field(default_factory=set)

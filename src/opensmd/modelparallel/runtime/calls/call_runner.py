@@ -294,6 +294,9 @@ class CallRunner:
         if key in self.context.stateful or (known is None and buffers):
             self.wait_for_earlier()
             known = self.context.descriptions.get(key)  # an earlier one may have learned it meanwhile
+        elif known is None or key in self.context.carrying:
+            self.turns.wait_for_earlier_calls(self.microbatch, key)
+            known = self.context.descriptions.get(key)
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known
         given = call.given(real)
@@ -306,6 +309,8 @@ class CallRunner:
         changed = (real[change.argument] for change in description.changed)
         if watch.goes_on() or any(map(self.context.lasts, changed)):
             self.context.stateful.add(key)
+        elif watch.effects.carries_on:
+            self.context.carrying.add(key)
         self._tell(description, key, known, number)
         # They are in no result, but the call has left them in an attribute or a list: whoever finds them
         # there must know whose they are.

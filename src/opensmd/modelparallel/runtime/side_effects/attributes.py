@@ -62,6 +62,8 @@ class AttributesPerMicrobatch:
             for module in self._modules
         }
         self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has put them there
+        # Containers that a microbatch has begun to fill: it goes on with them, whatever others put there.
+        self._filled: dict[Slot, dict[int, Any]] = {}
         self._begun: set[int] = set()
         self._through: set[int] = set()  # their forwards
         self._ended: set[int] = set()
@@ -79,8 +81,8 @@ class AttributesPerMicrobatch:
         self._begun.add(microbatch)
         if not self._swaps:
             return
-        for slot, values in self._values.items():
-            slot.put(_nearest(values, microbatch))
+        for slot in self._values:
+            slot.put(self._found(slot, microbatch))
         self._contents.begin(microbatch)
         self._parameters.begin(microbatch)
 
@@ -99,13 +101,17 @@ class AttributesPerMicrobatch:
         if look:
             self._look()
         for slot, values in self._values.items():
-            value, before = slot.value, _nearest(values, microbatch)
+            value, before = slot.value, self._found(slot, microbatch)
             # By identity: a tensor that was changed in place is a buffer's business or the user's error.
             if value is not before:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
                 values[microbatch] = value
+                self._filled.get(slot, {}).pop(microbatch, None)
+                self._contents.is_new(slot, value)
         # Given with the call: kept there, the two would refer to each other, and wait for the collector.
-        self._contents.suspend(microbatch, self._require_not_borrowed, look=look)
+        for slot, container in self._contents.suspend(microbatch, self._require_not_borrowed, look=look):
+            if slot.value is container:
+                self._filled.setdefault(slot, {})[microbatch] = container
         self._parameters.suspend(microbatch, look=look)
         self._swaps = self._has_any()
 
@@ -118,8 +124,8 @@ class AttributesPerMicrobatch:
             self._first += 1
         if not self._swaps:
             return
-        for values in self._values.values():
-            self._forget(values)
+        for slot, values in self._values.items():
+            self._forget(slot, values)
         self._contents.end(self._first)
         self._parameters.end(microbatch)
 
@@ -156,10 +162,20 @@ class AttributesPerMicrobatch:
         """What was there when the step began."""
         return self._initial[slot.module][slot.is_buffer].get(slot.name, ABSENT)
 
-    def _forget(self, values: dict[int, Any]) -> None:
+    def _found(self, slot: Slot, microbatch: int) -> Any:
+        """What a microbatch finds there."""
+        filled = self._filled.get(slot, {})
+        return filled[microbatch] if microbatch in filled else _nearest(self._values[slot], microbatch)
+
+    def _forget(self, slot: Slot, values: dict[int, Any]) -> None:
         """Drop what was put by microbatches before the first that has not ended, but for the last of them."""
+        filled = self._filled.get(slot, {})
+        for number in [number for number in filled if number < self._first]:
+            del filled[number]
         for number in sorted([number for number in values if number < self._first])[:-1]:
-            del values[number]
+            value = values.pop(number)
+            if not any(value is each for each in (*values.values(), *filled.values())):
+                self._contents.forget(value)
 
     def _require_not_borrowed(self, slot: Slot, microbatch: int, before: list[Tensor]) -> None:
         if slot.is_buffer or self._context.borrowed.isdisjoint(tags_of(before)):

@@ -61,7 +61,8 @@ class Effects:
 
     Attributes:
         counted: whether an attribute, or a dict in one, has another number than before; known after
-            :meth:`found`.
+            :meth:`found`, as is the next.
+        carries_on: whether the next call may go on from what this one has left in an attribute.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Effects:
         }
         self._attributes = _attributes(self._owner)
         self._contents = _contents(self._attributes)
-        self.counted = False
+        self.counted = self.carries_on = False
 
     @property
     def containers(self) -> list[Any]:
@@ -121,6 +122,7 @@ class Effects:
             if place not in self._attributes or self._attributes[place] is not value
         }
         self.counted = any(_is_another(self._attributes.get(place), now) for place, now in attributes.items())
+        self.carries_on = torch.is_grad_enabled() and any(map(_may_carry_on, attributes.values()))
         # A file, a lock or a lambda stays where it is: no tensor can come out of it by attribute.
         attributes = {place: value for place, value in attributes.items() if structure.can_be_dumped(value)}
         filled = {place: filled for place, filled in self._filled() if structure.can_be_dumped(filled)}
@@ -237,6 +239,12 @@ def _is_another(before: Any, now: Any) -> bool:
     return (
         all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in both) and before != now
     )
+
+
+def _may_carry_on(value: Any) -> bool:
+    """Whether the next call may go on from this: a running mean, a memory bank, no loss to be trained by."""
+    tensors = structure.tensors_in(value)
+    return bool(tensors) and not any(each.requires_grad for each in tensors)
 
 
 def _contents(attributes: Attributes) -> dict[Inner, tuple[Any, Content]]:

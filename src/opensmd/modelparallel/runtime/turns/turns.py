@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import copy_context
 from functools import partial
 
@@ -112,6 +113,7 @@ class Turns:
         self._given_up: Action | None = None  # the latest that patience was in vain for
         self._state_per_microbatch = swapped_state
         self._messages: list[Sequence[Message]] = [()] * count
+        self._calls: Counter[tuple[int, Hashable]] = Counter()  # of microbatches, where their order counts
         self._until: list[Callable[[], bool] | None] = [None] * count
         self._threads_of_rank = threads
         self._workers: list[_Worker | None] = [None] * count
@@ -143,6 +145,21 @@ class Turns:
 
         if not have_gone():
             self.wait(microbatch, [], have_gone)
+
+    def wait_for_earlier_calls(self, microbatch: Microbatch, key: Hashable) -> None:
+        """Before a call whose order counts: let earlier microbatches make theirs.
+
+        Each makes this call first as often as this one has, or goes through its forward.
+        """
+        calls, own = self._calls, self._calls[microbatch.index, key]
+
+        def have_called() -> bool:
+            earlier = enumerate(self.progress[: microbatch.index])
+            return all(progress not in _IN_FORWARD or calls[index, key] > own for index, progress in earlier)
+
+        if not have_called():
+            self.wait(microbatch, [], have_called)
+        calls[microbatch.index, key] += 1
 
     def before_chunk(self, microbatch: Microbatch, messages: list[Message]) -> None:
         """Let others go on before a further part of a forward, which begins with one of ``messages``."""

@@ -76,11 +76,15 @@ def turns(module: Keeping, state: AttributesPerMicrobatch, *, clear: str) -> lis
             state.begin(microbatch)
             if clear == "first" and part == 0:
                 module.losses.clear()
+            if clear == "anew first" and part == 0:
+                module.losses = []
             module.losses.append(torch.tensor(10.0 * microbatch + part, requires_grad=clear != "never"))
             if part == 1:
                 totals[microbatch] = [loss.item() for loss in module.losses]
                 if clear == "last":
                     module.losses.clear()
+                if clear == "anew last":
+                    module.losses = []
                 state.end(microbatch)
             else:
                 state.suspend(microbatch, through=False)
@@ -96,6 +100,31 @@ def test_microbatches_have_lists_that_they_clear_to_themselves(clear: str) -> No
         assert turns(module, attributes(module, places), clear=clear) == [[0.0, 1.0], [10.0, 11.0]]
         assert module.losses is kept
         assert [one.item() for one in kept] == ([] if clear == "last" else [10.0, 11.0])
+
+
+@pytest.mark.parametrize("clear", ["anew first", "anew last"])
+def test_microbatches_have_lists_that_they_set_anew_to_themselves(clear: str) -> None:
+    module = Keeping()
+    places = Places(module)
+    for _ in range(3):
+        assert turns(module, attributes(module, places), clear=clear) == [[0.0, 1.0], [10.0, 11.0]]
+        assert [one.item() for one in module.losses] == ([] if clear == "anew last" else [10.0, 11.0])
+
+
+def test_a_list_that_is_made_of_the_one_before_is_what_later_microbatches_begin_with() -> None:
+    module = Keeping()
+    places = Places(module)
+    for step in range(3):
+        state = attributes(module, places)
+        for microbatch in range(3):
+            state.begin(microbatch)
+            module.losses = [*module.losses, torch.tensor(3.0 * step + microbatch)][-3:]
+            state.suspend(microbatch, through=False)
+        for microbatch in range(3):
+            state.begin(microbatch)
+            state.end(microbatch)
+        state.end_step()
+        assert [one.item() for one in module.losses] == [3.0 * step + number for number in range(3)]
 
 
 def test_lists_that_are_only_added_to_have_everything_in_the_order_of_the_microbatches() -> None:
