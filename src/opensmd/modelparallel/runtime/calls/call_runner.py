@@ -295,7 +295,7 @@ class CallRunner:
             self.wait_for_earlier()
             known = self.context.descriptions.get(key)  # an earlier one may have learned it meanwhile
         elif known is None or key in self.context.carrying:
-            self.turns.wait_for_earlier_calls(self.microbatch, key)
+            self.turns.wait_for_earlier(self.microbatch, key)
             known = self.context.descriptions.get(key)
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known

@@ -136,30 +136,21 @@ class Turns:
         backward = self._record.kind == "backward"
         self._suspend(microbatch.index, _BACKWARD if backward else _FORWARD, messages, until)
 
-    def wait_for_earlier(self, microbatch: Microbatch) -> None:
-        """Let others go on until all earlier microbatches have been through their forwards on this rank."""
+    def wait_for_earlier(self, microbatch: Microbatch, call: Hashable = None) -> None:
+        """Let others go on until all earlier microbatches have been through their forwards on this rank.
+
+        Those need not that have made ``call`` as often as this one, which is about to make it.
+        """
+        calls, own = self._calls, self._calls[microbatch.index, call]
 
         def have_gone() -> bool:
-            earlier = self.progress[: microbatch.index]
-            return all(progress not in _IN_FORWARD for progress in earlier)
+            earlier = enumerate(self.progress[: microbatch.index])
+            return all(progress not in _IN_FORWARD or calls[index, call] > own for index, progress in earlier)
 
         if not have_gone():
             self.wait(microbatch, [], have_gone)
-
-    def wait_for_earlier_calls(self, microbatch: Microbatch, key: Hashable) -> None:
-        """Before a call whose order counts: let earlier microbatches make theirs.
-
-        Each makes this call first as often as this one has, or goes through its forward.
-        """
-        calls, own = self._calls, self._calls[microbatch.index, key]
-
-        def have_called() -> bool:
-            earlier = enumerate(self.progress[: microbatch.index])
-            return all(progress not in _IN_FORWARD or calls[index, key] > own for index, progress in earlier)
-
-        if not have_called():
-            self.wait(microbatch, [], have_called)
-        calls[microbatch.index, key] += 1
+        if call is not None:
+            calls[microbatch.index, call] += 1
 
     def before_chunk(self, microbatch: Microbatch, messages: list[Message]) -> None:
         """Let others go on before a further part of a forward, which begins with one of ``messages``."""
