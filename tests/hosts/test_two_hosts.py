@@ -5,6 +5,7 @@ Two "hosts" are made of this one by giving ranks different identities.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
@@ -65,15 +66,16 @@ def run_sums_in_parts(hosts: str) -> list[int]:
     init_on(hosts)
     rank, size = dist.get_rank(), dist.get_world_size()
     checksums = []
-    for count in (1, 8191, 1_700_003):
+    for count in (1, 8191, 1_100_003):  # the last is of several parts, in any type
         inputs = {of: drawn(of, count) for of in (range(size) if rank == 0 else [rank])}
         for dtype in (torch.float32, torch.float64, torch.complex64, torch.int64, torch.int8, torch.bfloat16):
-            for op in (Op.SUM, Op.AVG):
-                tensor = (10 * inputs[rank]).to(dtype)
-                dist.all_reduce(tensor, op)
-                checksums.append(zlib.crc32(tensor.view(torch.uint8).numpy()))
-                if rank == 0:  # the others' bits are compared with these
-                    check_sum(tensor, torch.stack([(10 * one).to(dtype) for one in inputs.values()]), op)
+            mine = (10 * inputs[rank]).to(dtype)
+            summed, averaged = mine.clone(), mine
+            dist.all_reduce(summed)
+            dist.all_reduce(averaged, Op.AVG)
+            checksums += [zlib.crc32(tensor.view(torch.uint8).numpy()) for tensor in (summed, averaged)]
+            if rank == 0:  # the others' bits are compared with these
+                check_sums(summed, averaged, [(10 * one).to(dtype) for one in inputs.values()])
         largest, scaled = inputs[rank].clone(), inputs[rank].clone()
         dist.all_reduce(largest, Op.MAX)
         dist.all_reduce(scaled, dist._make_nccl_premul_sum(rank + 0.5))
@@ -89,16 +91,19 @@ def drawn(rank: int, count: int) -> torch.Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(rank))
 
 
-def check_sum(found: torch.Tensor, inputs: torch.Tensor, op: Any) -> None:
-    expected = inputs.to(torch.complex128 if found.is_complex() else torch.float64).sum(0)
-    expected = expected / len(inputs) if op == Op.AVG else expected
-    if found.dtype == torch.bfloat16:  # rounded on each host and once more
-        allowed = 2**-7 * inputs.float().abs().sum(0) / (len(inputs) if op == Op.AVG else 1)
-        assert bool(((found - expected).abs() <= allowed).all())
-        return
-    if not found.is_floating_point() and not found.is_complex():
-        expected = expected.trunc()
-    torch.testing.assert_close(found, expected.to(found.dtype), rtol=1e-5, atol=1e-4)
+def check_sums(summed: torch.Tensor, averaged: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+    """Compare sum and average with those of wider numbers."""
+    widest = torch.complex128 if summed.is_complex() else torch.float64
+    total = functools.reduce(torch.Tensor.add_, inputs[1:], inputs[0].to(widest))
+    for found, parts in ((summed, 1), (averaged, len(inputs))):
+        expected = total / parts
+        if found.dtype == torch.bfloat16:  # rounded on each host and once more
+            allowed = 2**-7 * sum(one.float().abs() for one in inputs) / parts
+            assert bool(((found - expected).abs() <= allowed).all())
+            continue
+        if not found.is_floating_point() and not found.is_complex():
+            expected = expected.trunc()
+        torch.testing.assert_close(found, expected.to(found.dtype), rtol=1e-5, atol=1e-4)
 
 
 def run_forms(hosts: str) -> None:
