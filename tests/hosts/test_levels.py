@@ -6,6 +6,7 @@ Hosts are made of this one by giving ranks different identities, as in ``test_tw
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -28,6 +29,12 @@ def numbers(rank: int, count: int = COUNT, dtype: torch.dtype = torch.float32) -
     return remainders(count).add(rank).to(dtype)
 
 
+def summed_numbers(ranks: Iterable[int], part: torch.Tensor) -> torch.Tensor:
+    """The sum of the numbers of these ranks at ``part`` of the remainders."""
+    added = list(ranks)
+    return part.mul(len(added)).add(sum(added))
+
+
 def uneven(rank: int) -> int:
     """How many elements are of a rank; one has none."""
     return 0 if rank == 1 else COUNT // (rank + 1)
@@ -35,8 +42,9 @@ def uneven(rank: int) -> int:
 
 def run_sums(group: dist.ProcessGroup, rank: int, size: int) -> None:
     everyone = range(size)
+    exact = summed_numbers(everyone, remainders(COUNT))
     for dtype in (torch.float32, torch.bfloat16, torch.int32):
-        total = torch.stack([numbers(r, dtype=dtype) for r in everyone]).sum(0, dtype=dtype)
+        total = exact.to(dtype)
         for root in (0, size - 1):
             reduced = numbers(rank, dtype=dtype)
             dist.reduce(reduced, dist.get_global_rank(group, root), group=group)
@@ -44,7 +52,7 @@ def run_sums(group: dist.ProcessGroup, rank: int, size: int) -> None:
         summed = numbers(rank, dtype=dtype)
         dist.all_reduce(summed, group=group)
         assert torch.equal(summed, total)
-    mean = torch.stack([numbers(r) for r in everyone]).mean(0)
+    mean = exact / size
     for dtype in (torch.float32, torch.float16):
         averaged = numbers(rank, dtype=dtype)
         dist.reduce(averaged, dist.get_global_rank(group, 1), dist.ReduceOp.AVG, group=group)
@@ -52,13 +60,13 @@ def run_sums(group: dist.ProcessGroup, rank: int, size: int) -> None:
     parts = [numbers(rank + r, uneven(r)) for r in everyone]
     mine = torch.empty(uneven(rank))
     dist.reduce_scatter(mine, parts, group=group)
-    expected = torch.stack([numbers(r + rank, uneven(rank)) for r in everyone]).sum(0)
-    assert torch.equal(mine, expected)
+    expected = summed_numbers([rank + r for r in everyone], remainders(uneven(rank)))
+    assert torch.equal(mine, expected.float())
     whole = numbers(rank, COUNT * size, torch.int8)  # whose averages go in one step
     third = torch.empty(COUNT, dtype=torch.int8)
     dist.reduce_scatter_tensor(third, whole, dist.ReduceOp.AVG, group=group)
-    every = torch.stack([numbers(r, COUNT * size, torch.int8).chunk(size)[rank] for r in everyone])
-    assert torch.equal(third, every.sum(0).div(size, rounding_mode="trunc").to(torch.int8))
+    every = summed_numbers(everyone, remainders(COUNT * size).chunk(size)[rank])
+    assert torch.equal(third, every.div(size, rounding_mode="trunc").to(torch.int8))
 
 
 def run_moves(group: dist.ProcessGroup, rank: int, size: int) -> None:
@@ -134,12 +142,13 @@ def run_scattered_along_a_ring(hosts: str) -> None:
     behind = [names[(mine + step) % len(names)] for step in range(1, len(names) + 1)]
     for least in (9_001, 40_003, 560_007):  # the first straight to whom they are for, the others along a ring
         counts = [least + 1_000 * of for of in range(size)]
-        given = [drawn(of, sum(counts)).split(counts) for of in range(size)]
+        given = [drawn(size * rank + to, counts[to]) for to in range(size)]
+        mine = [drawn(size * of + rank, counts[rank]) for of in range(size)]
         summed, averaged = torch.empty(counts[rank]), torch.empty(counts[rank])
-        dist.reduce_scatter(summed, list(given[rank]))
-        dist.reduce_scatter(averaged, list(given[rank]), dist.ReduceOp.AVG)
+        dist.reduce_scatter(summed, given)
+        dist.reduce_scatter(averaged, given, dist.ReduceOp.AVG)
         of_hosts = {
-            name: functools.reduce(torch.add, [given[of][rank] for of in range(size) if hosts[of] == name])
+            name: functools.reduce(torch.add, [mine[of] for of in range(size) if hosts[of] == name])
             for name in names
         }
         order = names if least == 9_001 else behind
