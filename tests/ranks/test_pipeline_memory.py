@@ -211,7 +211,7 @@ def resident_and_predicted() -> tuple[float, float]:
     def step(ids: Tensor) -> None:
         model.backward(model(input_ids=ids, labels=ids).loss)
 
-    for number in range(5):
+    for number in range(4):
         optimizer.zero_grad()
         step(data)
         optimizer.step()
