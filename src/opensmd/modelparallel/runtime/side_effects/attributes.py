@@ -107,7 +107,7 @@ class AttributesPerMicrobatch:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
                 values[microbatch] = value
                 self._filled.get(slot, {}).pop(microbatch, None)
-                self._contents.is_new(slot, value)
+                self._contents.is_new(slot, value, before)
         # Given with the call: kept there, the two would refer to each other, and wait for the collector.
         for slot, container in self._contents.suspend(microbatch, self._require_not_borrowed, look=look):
             if slot.value is container:

@@ -79,11 +79,9 @@ class ContentsPerMicrobatch:
     def __init__(self, slots: ContainerSlots, begun: Collection[int], through: Collection[int]) -> None:
         self._slots = slots
         self._begun, self._through = begun, through
-        self._before: dict[int, tuple[Any, Content]] = {}
-        self._with_any: set[Slot] = set()
-        for slot, container in slots.containers():
-            self._before[id(container)] = (container, content_of(container))
-            self._with_any.add(slot)
+        self._before = {
+            id(container): (container, content_of(container)) for _, container in slots.containers()
+        }
         self._contents: dict[int, _Contents] = {}
         for slot in slots.changed:
             for container in containers_in(slot.value):
@@ -127,19 +125,25 @@ class ContentsPerMicrobatch:
                 changed.append((contents.slot, contents.container))
         return changed
 
-    def is_new(self, slot: Slot, value: Any) -> None:
-        """A microbatch has put this there anew."""
+    def is_new(self, slot: Slot, value: Any, before: Any) -> None:
+        """A microbatch has put this there, where it had found ``before``.
+
+        A container in place of another was made from what there was, and is what the next one begins with
+        (``self.bank = [*self.bank, new][-8:]``). Where there was none, somebody needed one to fill.
+        """
         if is_container(value) and not value:
             self._slots.changed.add(slot)  # to be filled, if not in this step
-        if slot in self._slots.changed:
-            for container in containers_in(value):
-                self._note_new(slot, container)
+        for container in containers_in(value):
+            if is_container(before):
+                self._before.setdefault(id(container), (container, content_of(container)))
+            if slot in self._slots.changed:
                 self._add(slot, container)
 
     def forget(self, value: Any) -> None:
         """No microbatch finds this any more."""
         for container in containers_in(value):
             self._contents.pop(id(container), None)
+            self._before.pop(id(container), None)
 
     def end(self, until: int) -> None:
         """All microbatches before ``until`` have ended."""
@@ -156,28 +160,16 @@ class ContentsPerMicrobatch:
         for slot, container in self._slots.containers():
             if id(container) in self._contents:
                 continue
-            self._note_new(slot, container)
-            before = self._before[id(container)][1]
+            before = self._before.get(id(container), (None, []))[1]
             now = content_of(container)
             if not same_content(before, now) and (_computed(before) or _computed(now) or _counts(now)):
                 self._slots.changed.add(slot)
                 self._add(slot, container)
 
-    def _note_new(self, slot: Slot, container: Any) -> None:
-        """Note what was in a container before anybody filled it, if it has come since the step began.
-
-        One that takes the place of another was made from what there was, and is what the next one begins with
-        (``self.bank = [*self.bank, new][-8:]``). Where there was none, somebody needed one to fill.
-        """
-        if id(container) not in self._before:
-            empty: Content = {} if isinstance(container, Mapping) else []
-            before = content_of(container) if slot in self._with_any else empty
-            self._before[id(container)] = (container, before)
-        self._with_any.add(slot)
-
     def _add(self, slot: Slot, container: Any) -> None:
         if id(container) not in self._contents:
-            before = self._before[id(container)][1]
+            empty: Content = {} if isinstance(container, Mapping) else []
+            before = self._before.get(id(container), (None, empty))[1]
             self._contents[id(container)] = _Contents(slot, container, before, self._begun)
 
 

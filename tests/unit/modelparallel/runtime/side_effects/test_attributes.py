@@ -111,6 +111,21 @@ def test_microbatches_have_lists_that_they_set_anew_to_themselves(clear: str) ->
         assert [one.item() for one in module.losses] == ([] if clear == "anew last" else [10.0, 11.0])
 
 
+def test_a_list_that_is_made_where_there_was_none_is_empty_for_others_in_whichever_order_they_come() -> None:
+    module: Any = Keeping()
+    state = attributes(module)
+    for microbatch in range(3):
+        state.begin(microbatch)
+        state.suspend(microbatch, through=False)
+    for microbatch in (2, 0, 1):
+        state.begin(microbatch)
+        if not hasattr(module, "kept"):
+            module.kept = []
+        assert module.kept == []
+        module.kept.append(torch.zeros((), requires_grad=True))
+        state.suspend(microbatch, through=False)
+
+
 def test_a_list_that_is_made_of_the_one_before_is_what_later_microbatches_begin_with() -> None:
     module = Keeping()
     places = Places(module)
