@@ -20,6 +20,13 @@ def attributes(module: nn.Module, places: Places | None = None) -> AttributesPer
     return AttributesPerMicrobatch(places or Places(module), context, alone=False)
 
 
+def all_begin(state: AttributesPerMicrobatch, count: int) -> None:
+    """So many microbatches begin, and let others go on."""
+    for microbatch in range(count):
+        state.begin(microbatch)
+        state.suspend(microbatch, through=False)
+
+
 def test_microbatches_find_what_they_have_put_into_attributes_themselves() -> None:
     module = Keeping()
     state, first, second = attributes(module), torch.zeros(()), torch.ones(())
@@ -58,9 +65,7 @@ def test_numbers_are_each_microbatchs_own_and_go_on_from_one_to_the_next() -> No
 def test_a_flag_that_a_later_microbatch_has_set_first_is_set_for_all() -> None:
     module: Any = Keeping()
     state = attributes(module)
-    for microbatch in range(2):
-        state.begin(microbatch)
-        state.suspend(microbatch, through=False)
+    all_begin(state, 2)
     state.begin(1)
     module.hooked = True
     state.end(1)
@@ -114,9 +119,7 @@ def test_microbatches_have_lists_that_they_set_anew_to_themselves(clear: str) ->
 def test_a_list_that_is_made_where_there_was_none_is_empty_for_others_in_whichever_order_they_come() -> None:
     module: Any = Keeping()
     state = attributes(module)
-    for microbatch in range(3):
-        state.begin(microbatch)
-        state.suspend(microbatch, through=False)
+    all_begin(state, 3)
     for microbatch in (2, 0, 1):
         state.begin(microbatch)
         if not hasattr(module, "kept"):
