@@ -291,12 +291,10 @@ class CallRunner:
         # A call that changes what outlives the microbatch must find what earlier ones have written there. Of
         # an unknown one that has buffers nobody can say yet that it does not.
         buffers = _has_buffers(call.owner) or any(map(self.context.lasts, real))
-        if key in self.context.stateful or (known is None and buffers):
-            self.wait_for_earlier()
+        changes = key in self.context.stateful or (known is None and buffers)
+        if changes or known is None or key in self.context.carrying:
+            self.turns.wait_for_earlier(self.microbatch, None if changes else key)
             known = self.context.descriptions.get(key)  # an earlier one may have learned it meanwhile
-        elif known is None or key in self.context.carrying:
-            self.turns.wait_for_earlier(self.microbatch, key)
-            known = self.context.descriptions.get(key)
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known
         given = call.given(real)
