@@ -69,6 +69,18 @@ def loss_of(output: Tensor, x: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output[:, :-1].flatten(0, 1), x[:, 1:].flatten())
 
 
+def step_of(model: smp.DistributedModel) -> Callable[[Tensor], Any]:
+    """A step of training that returns its loss."""
+
+    @smp.step
+    def step(x: Tensor) -> Tensor:
+        loss = loss_of(model(x), x)
+        model.backward(loss)
+        return loss
+
+    return step
+
+
 def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
@@ -109,14 +121,7 @@ class Training:
             for block in model.get_module().blocks:
                 smp.set_activation_checkpointing(block)
         self.optimizer = smp.DistributedOptimizer(adam(model.parameters()))
-
-        @smp.step
-        def step(x: Tensor) -> Tensor:
-            loss = loss_of(model(x), x)
-            model.backward(loss)
-            return loss
-
-        self.step = step
+        self.step = step_of(model)
 
     def train(self, number: int) -> float:
         self.optimizer.zero_grad()
@@ -408,10 +413,7 @@ def trains_sparse_rows() -> None:
     optimizer = smp.DistributedOptimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
     wanted = torch.optim.Adagrad(plain.parameters(), lr=0.1)
 
-    @smp.step
-    def step(x: Tensor) -> None:
-        model.backward(loss_of(model(x), x))
-
+    step = step_of(model)
     for number in range(2):
         x = batch(number)
         optimizer.zero_grad()
@@ -440,10 +442,7 @@ def trains_short_rows() -> None:
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     wanted = torch.optim.SGD(plain.parameters(), lr=1.0)
 
-    @smp.step
-    def step(x: Tensor) -> None:
-        model.backward(loss_of(model(x), x))
-
+    step = step_of(model)
     for number in range(3):
         x = batch(number)  # the same on both, so that they shorten the same rows
         optimizer.zero_grad()
