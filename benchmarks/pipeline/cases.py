@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,15 +24,37 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """``build`` makes the model, ``batch(m)`` the data of m microbatches. Equal layers are cut before child
-    ``half``; with ``automatic`` our partitioner chooses instead."""
+    """``build`` makes the model, ``batch(m)`` the data of m microbatches. Its children from ``first`` on are
+    ``layers`` equal ones; what is before and behind them belongs to the first and the last stage. With
+    ``automatic`` our partitioner chooses instead."""
 
     title: str
     build: Callable[[], nn.Sequential]
     batch: Callable[[int], tuple[Tensor, Tensor]]
     loss: Loss
-    half: int
+    layers: int
+    first: int = 0
     automatic: bool = False
+
+    @property
+    def half(self) -> int:
+        """The child at which the second of two stages begins."""
+        return self.cuts(2)[0]
+
+    def cuts(self, stages: int) -> list[int]:
+        """The children at which the second of so many stages and those behind it begin.
+
+        Raises:
+            SystemExit: equal layers cannot be so many equal stages.
+        """
+        if self.layers % stages:
+            raise SystemExit(f"{self.title}: {self.layers} layers are not {stages} equal stages")
+        return [self.first + stage * self.layers // stages for stage in range(1, stages)]
+
+    def stages(self, whole: nn.Sequential, count: int) -> list[nn.Sequential]:
+        """``whole`` in so many stages."""
+        cuts = [0, *self.cuts(count), len(whole)]
+        return [whole[begin:end] for begin, end in itertools.pairwise(cuts)]
 
 
 def _gpt(layers: int, width: int, vocabulary: int, length: int) -> nn.Sequential:
@@ -74,24 +97,31 @@ CASES = {
         lambda: _gpt(8, 192, 256, 64),
         _text(256, 2, 64),
         _next_token,
-        half=5,
+        layers=8,
+        first=1,
     ),
-    "mlp": Case("MLP, 8 x 512, compute-bound", lambda: _mlp(8, 512), _rows(256, 512), F.mse_loss, half=4),
+    "mlp": Case("MLP, 8 x 512, compute-bound", lambda: _mlp(8, 512), _rows(256, 512), F.mse_loss, layers=8),
     "wide": Case(
-        "MLP, 4 x 64, activations of 8 MiB", lambda: _mlp(4, 64), _rows(32768, 64), F.mse_loss, half=2
+        "MLP, 4 x 64, activations of 8 MiB", lambda: _mlp(4, 64), _rows(32768, 64), F.mse_loss, layers=4
     ),
     "tiny": Case(
-        "GPT, 4 x 64, tiny microbatches", lambda: _gpt(4, 64, 64, 16), _text(64, 1, 16), _next_token, half=3
+        "GPT, 4 x 64, tiny microbatches",
+        lambda: _gpt(4, 64, 64, 16),
+        _text(64, 1, 16),
+        _next_token,
+        layers=4,
+        first=1,
     ),
     "head": Case(
         "GPT, 4 x 192, 8 Ki words: head-heavy, our stages against equal layers",
         lambda: _gpt(4, 192, 8192, 64),
         _text(8192, 2, 64),
         _next_token,
-        half=3,
+        layers=4,
+        first=1,
         automatic=True,
     ),
     "empty": Case(
-        EMPTY, lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), _rows(1, 4), F.mse_loss, half=1
+        EMPTY, lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), _rows(1, 4), F.mse_loss, layers=2
     ),
 }

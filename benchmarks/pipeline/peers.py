@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,26 +15,35 @@ from benchmarks.pipeline.steps import LEARNING_RATE, build
 
 __all__ = ["BACKENDS", "PEERS", "Peer", "peer_step"]
 
-RANKS = 2
 BACKENDS = ("gloo", "smddp")
 
 
 class Peer(NamedTuple):
-    """A schedule, and which quarters or halves of the model each rank has."""
+    """A schedule, and which pieces of the model a rank has, of one or two a rank."""
 
     title: str
     schedule: Callable[..., pipelining.schedules._PipelineSchedule]
-    stages: tuple[tuple[int, ...], ...]
+    pieces: Callable[[int, int], tuple[int, ...]]  # of a rank, among so many
 
 
-HALVES = ((0,), (1,))
-LOOPED, IN_A_V = ((0, 2), (1, 3)), ((0, 3), (1, 2))
+def _one(rank: int, ranks: int) -> tuple[int, ...]:
+    return (rank,)
+
+
+def _looped(rank: int, ranks: int) -> tuple[int, ...]:
+    return rank, ranks + rank
+
+
+def _in_a_v(rank: int, ranks: int) -> tuple[int, ...]:
+    return rank, 2 * ranks - 1 - rank
+
+
 PEERS = {
-    "1f1b": Peer("1F1B", pipelining.Schedule1F1B, HALVES),
-    "gpipe": Peer("GPipe", pipelining.ScheduleGPipe, HALVES),
-    "interleaved": Peer("interleaved 1F1B", pipelining.ScheduleInterleaved1F1B, LOOPED),
-    "izb": Peer("interleaved zero bubble", pipelining.ScheduleInterleavedZeroBubble, LOOPED),
-    "zbv": Peer("ZBV", pipelining.ScheduleZBVZeroBubble, IN_A_V),
+    "1f1b": Peer("1F1B", pipelining.Schedule1F1B, _one),
+    "gpipe": Peer("GPipe", pipelining.ScheduleGPipe, _one),
+    "interleaved": Peer("interleaved 1F1B", pipelining.ScheduleInterleaved1F1B, _looped),
+    "izb": Peer("interleaved zero bubble", pipelining.ScheduleInterleavedZeroBubble, _looped),
+    "zbv": Peer("ZBV", pipelining.ScheduleZBVZeroBubble, _in_a_v),
 }
 
 
@@ -42,8 +51,8 @@ def peer_step(
     peer: Peer, case: Case, microbatches: int, rank: int, group: dist.ProcessGroup
 ) -> Callable[[], Tensor | None]:
     """A training step; it has the loss on the rank that computes it."""
-    pieces = _pieces(case, len(peer.stages[0]) * RANKS)
-    mine = peer.stages[rank]
+    mine = peer.pieces(rank, group.size())
+    pieces = case.stages(build(case), len(mine) * group.size())
     stages = [
         pipelining.PipelineStage(pieces[index], index, len(pieces), torch.device("cpu"), group=group)
         for index in mine
@@ -64,12 +73,3 @@ def peer_step(
         return torch.stack(losses).detach().mean() if losses else None
 
     return step
-
-
-def _pieces(case: Case, count: int) -> Sequence[torch.nn.Module]:
-    """The model's halves, or both of them halved."""
-    whole = build(case)
-    if count == RANKS:
-        return [whole[: case.half], whole[case.half :]]
-    first, last = case.half - case.half // 2, case.half + (len(whole) - case.half) // 2
-    return [whole[:first], whole[first : case.half], whole[case.half : last], whole[last:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -35,7 +36,7 @@ def main() -> None:
     steps = {
         SINGLE: single(case, microbatches, me),
         **torch_pipelines(options.peers, case, microbatches, me),
-        OURS: ours(case, microbatches, options.pipeline),
+        OURS: ours(case, microbatches, options.pipeline, ranks=me.size),
     }
     compare(steps)
     if not case.automatic:
@@ -58,7 +59,7 @@ def over_smddp(me: Rank) -> Rank:
 
 
 def single(case: Case, microbatches: int, me: Rank) -> Step:
-    """Rank 0 trains the whole model on one core; the other rank waits."""
+    """Rank 0 trains the whole model on one core; the others wait."""
     return (lambda: None) if me.rank else plain_step(case, microbatches)
 
 
@@ -74,40 +75,41 @@ def torch_pipelines(names: Sequence[str], case: Case, microbatches: int, me: Ran
 
 
 def alone(case: Case, microbatches: int, me: Rank) -> Step:
-    """Every rank trains its stage on what it would receive, without the other; the busiest is the limit."""
-    whole = build(case)
+    """Every rank trains its stage on what it would receive, without the others; the busiest is the limit."""
+    stages = case.stages(build(case), me.size)
     inputs, targets = (one.chunk(microbatches) for one in case.batch(microbatches))
-    first, last = whole[: case.half], whole[case.half :]
+    mine, begins, ends = stages[me.rank], me.rank == 0, me.rank == me.size - 1
     with torch.no_grad():
-        received = [first(x) for x in inputs]
-    gradients = [torch.full_like(one, 1 / one.numel()) for one in received]
-    mine = first if me.rank == 0 else last
+        for stage in stages[: me.rank]:
+            inputs = [stage(x) for x in inputs]
+        gradients = [torch.full_like(out, 1 / out.numel()) for out in map(mine, inputs)]
     optimizer = torch.optim.SGD(mine.parameters(), lr=LEARNING_RATE)
 
     def step() -> None:
         optimizer.zero_grad()
         for number in range(microbatches):
-            if me.rank == 0:
-                torch.autograd.backward(mine(inputs[number]), gradients[number])
+            out = mine(inputs[number] if begins else inputs[number].detach().requires_grad_())
+            if ends:
+                torch.autograd.backward(case.loss(out, targets[number]) / microbatches)
             else:
-                x = received[number].detach().requires_grad_()
-                torch.autograd.backward(case.loss(mine(x), targets[number]) / microbatches)
+                torch.autograd.backward(out, gradients[number])
         optimizer.step()
 
     return step
 
 
-def ours(case: Case, microbatches: int, pipeline: str = "interleaved") -> Step:
+def ours(case: Case, microbatches: int, pipeline: str = "interleaved", *, ranks: int = 2) -> Step:
     """The library, with torch's stages or with its own, which a V needs."""
     automatic = case.automatic or pipeline == "v"
     placing: dict[str, object] = {"auto_partition": False, "default_partition": 0}
     if automatic:
         placing = {"optimize": "speed", "memory_weight": 0.0}
-    smp.init({"partitions": 2, "microbatches": microbatches, "pipeline": pipeline, **placing})
+    smp.init({"partitions": ranks, "microbatches": microbatches, "pipeline": pipeline, **placing})
     module = build(case)
     if not automatic:
+        cuts = case.cuts(ranks)
         for index, child in enumerate(module):
-            smp.set_partition(child, int(index >= case.half))
+            smp.set_partition(child, bisect_right(cuts, index))
     return library_step(case, module, microbatches)
 
 
@@ -115,10 +117,10 @@ def compare(steps: dict[str, Step]) -> None:
     """The first three steps of all candidates must have the same losses (also warms up)."""
     for number in range(3):
         losses = {name: step() for name, step in steps.items()}
-        known: list[dict[str, float]] = [{}, {}]
+        known: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
         mine = {name: float(loss) for name, loss in losses.items() if loss is not None}
         dist.all_gather_object(known, mine)
-        everything = {**known[0], **known[1]}
+        everything = {name: loss for one in known for name, loss in one.items()}
         reference = everything[SINGLE]
         for name, loss in everything.items():
             if abs(loss - reference) > 1e-4 * abs(reference):
