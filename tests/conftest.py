@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forks import preload_also
+from tests.support.ports import take_block
 from tests.support.ranks import RankPool
 
 # What most of its models need. Not for the zoo, where importing it needs preparation.
@@ -24,6 +25,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # torch asks for the name of every address that it connects to. A resolver that loses the question asks again
 # after five seconds, unless told otherwise.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
+take_block()
 _ENVIRONMENT = dict(os.environ)
 with contextlib.suppress(ModuleNotFoundError):  # where only the newest torch is tried
     import hypothesis

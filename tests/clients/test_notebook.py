@@ -11,7 +11,8 @@ import torch
 
 from tests.clients.conftest import PATIENCE
 from tests.clients.training import assert_trained_alike
-from tests.support.ranks import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import ROOT
 
 CELLS = """
 import os

@@ -29,7 +29,8 @@ from tests.faults.dying_rank import VARIABLE
 from tests.scripts.test_several_hosts import SSH
 from tests.support.jobs import start_interpreter
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import ROOT
 
 __all__ = ["SCRIPT", "SMALL", "Death", "Run", "losses", "run_dying"]
 

@@ -31,7 +31,8 @@ from opensmd.legacy.rendezvous.server import Server
 from opensmd.legacy.settings import Deadline
 from tests.support.multicast import multicast_address
 from tests.support.patience import PATIENCE
-from tests.support.ranks import RankPool, free_port, started
+from tests.support.ports import free_port
+from tests.support.ranks import RankPool, started
 
 Attempt = dict[str, Any]
 _news: dist_now.Store  # what the processes of a test have done, as they tell each other

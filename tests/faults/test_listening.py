@@ -16,7 +16,8 @@ import torch.distributed.deprecated as legacy
 from opensmd.collectives.stores.listening import bound_socket
 from opensmd.legacy.rendezvous.host import is_local
 from tests.support.patience import PATIENCE
-from tests.support.ranks import Outcome, free_port, run_once
+from tests.support.ports import free_port
+from tests.support.ranks import Outcome, run_once
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOPBACK = {"127.0.0.1", "::1"}

@@ -18,7 +18,7 @@ from tests.scripts.test_several_hosts import SSH
 from tests.scripts.test_smddp_scripts import environment
 from tests.support.forked_jobs import start_job
 from tests.support.patience import PATIENCE
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 # A replica is missed once the timeout of its job, a minute, is over where machine or network are that slow.
 pytestmark = pytest.mark.timeout(600)

@@ -14,7 +14,8 @@ import opensmd
 import smdistributed.modelparallel.torch as smp
 from opensmd.dataparallel import distributed as v1
 from tests.hosts.test_two_hosts import values
-from tests.support.ranks import free_port, run_once
+from tests.support.ports import free_port
+from tests.support.ranks import run_once
 
 SLOW = 0.001  # Gbit/s
 

@@ -17,7 +17,8 @@ from tests.support.forks import ForkedProcess
 from tests.support.jobs import both
 from tests.support.networks import assert_each_prints_ok, started
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import ROOT
 
 TRAIN = """
 for count in (1, 1000, 1_000_000):

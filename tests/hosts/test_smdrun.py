@@ -9,7 +9,7 @@ from benchmarks.hosts.networks import ADDRESSES
 from tests.scripts.test_several_hosts import SSH
 from tests.scripts.test_smddp_scripts import BIN, job
 from tests.support.launchers import BOTH, assert_trained
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 FAILS_ONCE = f"""
 import os, runpy, sys

@@ -14,7 +14,7 @@ import pytest
 
 from tests.scripts.test_smddp_scripts import BIN, environment
 from tests.support.patience import PATIENCE
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 HOSTS = ("127.0.0.1", "127.0.0.2")

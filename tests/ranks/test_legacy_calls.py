@@ -17,7 +17,8 @@ from opensmd.legacy.api import current_session
 from tests.scripts.legacy.calls import check_all, check_requests_complete_by_themselves
 from tests.support.multicast import multicast_address
 from tests.support.patience import PATIENCE
-from tests.support.ranks import RankPool, describe, free_port, run_once
+from tests.support.ports import free_port
+from tests.support.ranks import RankPool, describe, run_once
 
 METHODS = ["env", "tcp", "file", "multicast"]
 FLOATS = [torch.float16, torch.float32, torch.float64]

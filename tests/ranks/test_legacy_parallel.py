@@ -18,7 +18,8 @@ from torch.nn.parallel.deprecated.distributed_cpu import DistributedDataParallel
 
 from opensmd.launch.mapped_cuda import cuda_on_cpu
 from tests.support.patience import PATIENCE
-from tests.support.ranks import RankPool, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import RankPool
 
 BATCH, FEATURES = 12, 6
 

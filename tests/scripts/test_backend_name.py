@@ -10,7 +10,7 @@ from subprocess import PIPE
 
 from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 UNKNOWN = 'import torch.distributed as dist; print(dist.is_backend_available("smddp"))'
 SCRIPT = """

@@ -21,7 +21,8 @@ from tests.support import launchers
 from tests.support.forks import ForkedProcess, as_main
 from tests.support.launchers import BOTH, assert_trained, said
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import ROOT
 from tests.support.slurm import SRUN, slurm
 
 STARTED = {

@@ -14,7 +14,7 @@ from tests.support.forked_jobs import run_job, start_job
 from tests.support.forks import ForkedProcess, as_main
 from tests.support.jobs import both
 from tests.support.patience import PATIENCE
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "tests/scripts/legacy/train.py"

@@ -17,7 +17,8 @@ import pytest
 
 from tests.scripts.test_smddp_scripts import BIN, environment, run
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import ROOT
 
 MARK = "OPENSMD_MARK_OF_A_TEST"
 HOSTS = ("127.0.0.1", "127.0.0.2")

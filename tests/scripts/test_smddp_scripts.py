@@ -20,7 +20,7 @@ import torch
 from tests.support.forked_jobs import run_job, start_job
 from tests.support.jobs import both
 from tests.support.patience import PATIENCE
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "smddp"
 BIN = Path(sys.executable).parent

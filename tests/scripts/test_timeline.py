@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.scripts.test_smddp_scripts import BIN, job
-from tests.support.ranks import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import ROOT
 
 pytestmark = pytest.mark.processes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import SystemRandom
 
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 __all__ = ["multicast_address"]
 

@@ -12,7 +12,7 @@ from benchmarks.hosts.networks import ADDRESSES, CABLE
 
 from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 __all__ = ["assert_each_prints_ok", "started"]
 

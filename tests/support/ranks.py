@@ -9,21 +9,17 @@ test inherits the wreck of another.
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import io
 import os
 import pickle
-import random
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
@@ -32,6 +28,7 @@ from typing import Any
 from opensmd.launch.torch_import import without_collector
 from tests.support.forks import ForkedProcess
 from tests.support.patience import PATIENCE
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = {"OMP_NUM_THREADS": "1"}
@@ -59,36 +56,6 @@ class Outcome:
 
     def __repr__(self) -> str:
         return f"Outcome({self.kind}, {self.value!r})"
-
-
-# How many ports were given, for this process and all that are forked from it. A file, because the kernel
-# takes the lock of a file from a process that is killed.
-_ports_given = os.memfd_create("ports given")
-os.pwrite(_ports_given, struct.pack("I", random.SystemRandom().randrange(1000)), 0)
-
-
-def _count_port() -> int:
-    fcntl.lockf(_ports_given, fcntl.LOCK_EX)
-    try:
-        (given,) = struct.unpack("I", os.pread(_ports_given, 4, 0))
-        os.pwrite(_ports_given, struct.pack("I", given + 1), 0)
-    finally:
-        fcntl.lockf(_ports_given, fcntl.LOCK_UN)
-    return int(given)
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago, and that nobody else is going to take.
-
-    Linux gives connections 32768 to 60999, ranks under MPI meet at 20000 to 32767, and each worker of the
-    suite has a thousand of the others, which it and its forks give in turn: none comes twice in a row.
-    """
-    first = 10_000 + 1000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10)
-    while True:
-        port = first + _count_port() % 1000
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Ranks:

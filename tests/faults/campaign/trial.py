@@ -12,7 +12,7 @@ from tests.faults.campaign.hosts import Hosts
 from tests.faults.campaign.kinds import Kind
 from tests.faults.campaign.oracle import GRACE, Seen
 from tests.faults.campaign.processes import Job
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 __all__ = ["Result", "try_case"]
 

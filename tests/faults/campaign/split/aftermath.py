@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.faults.campaign.split.cases import SplitCase
 from tests.faults.campaign.split.model import Reference, make_model, make_optimizer, plain_training, rows
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 __all__ = ["Aftermath", "look_at"]
 

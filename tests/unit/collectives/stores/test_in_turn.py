@@ -9,7 +9,7 @@ from torch.distributed import DistBackendError, DistNetworkError, PrefixStore, T
 
 from opensmd.collectives.stores.in_turn import StoresInTurn
 from tests.support.patience import PATIENCE
-from tests.support.ranks import free_port
+from tests.support.ports import free_port
 
 HOST = "127.0.0.1"
 
