@@ -6,7 +6,7 @@ NEWEST := .venv-newest
 ZOO := .venv-zoo
 CLIENTS := .venv-clients
 
-.PHONY: demo test test-newest zoo clients quick check docs bench wheel clean
+.PHONY: demo test test-newest test-cuda zoo clients quick check docs bench wheel clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -33,6 +33,11 @@ $(NEWEST)/.ready: pyproject.toml requirements-newest.txt
 test-newest: $(NEWEST)/.ready
 	$(NEWEST)/bin/python -m opensmd.native.build
 	$(NEWEST)/bin/python -m pytest -m newest $$(grep -rl --include='test_*.py' 'mark\.newest' tests)
+
+# What handles CUDA tensors, on a machine with a GPU; one is enough, its ranks share it.
+test-cuda: $(VENV)/.ready
+	$(BIN)/python -m opensmd.native.build
+	$(BIN)/python -m pytest tests/cuda
 
 # The libraries whose models the zoo trains, whole and with all that they need: pip resolves nothing here.
 $(ZOO)/.ready: pyproject.toml requirements-zoo.txt
