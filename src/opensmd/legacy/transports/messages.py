@@ -68,8 +68,6 @@ class Receive(Request):
 
     def succeed(self, sender: int) -> None:
         """The payload has landed."""
-        if self._landing is not self._tensor:
-            self._tensor.copy_(self._landing)
         self.sender = sender
         self._done.set()
 
@@ -79,7 +77,10 @@ class Receive(Request):
         self._done.set()
 
     def is_completed(self) -> bool:
-        return self._done.is_set()
+        if not self._done.is_set():
+            return False
+        self._write_back()
+        return True
 
     def wait(self) -> None:
         if not self._done.wait(self._timeout):
@@ -90,6 +91,13 @@ class Receive(Request):
             )
         if self._error is not None:
             raise RuntimeError(self._error)
+        self._write_back()
+
+    def _write_back(self) -> None:
+        """Fill the tensor, in the thread that uses it: the reader's has another current CUDA stream."""
+        landing, self._landing = self._landing, self._tensor
+        if landing is not self._tensor and self._error is None:
+            self._tensor.copy_(landing)
 
 
 class Sent(Request):
