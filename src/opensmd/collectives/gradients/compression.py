@@ -116,7 +116,7 @@ class CompressionState:
         return residual
 
     def _joined(self, parameters: Sequence[Tensor]) -> Tensor:
-        joined = torch.zeros(sum(_sizes(parameters)))
+        joined = torch.zeros(sum(_sizes(parameters)), device="cpu")
         for parameter, piece in zip(parameters, torch.split(joined, _sizes(parameters)), strict=True):
             if parameter in self._residuals:
                 piece.copy_(self._residuals[parameter])

@@ -72,7 +72,8 @@ def _cluster(hosts: Sequence[Sequence[int]], known: Mapping[str, float]) -> Clus
 
 def _measure(gloo: Any, place: int, pair: tuple[int, int]) -> dict[str, float]:
     """What place ``pair[0]`` finds; nothing on the other one."""
-    small, large = torch.zeros(8, dtype=torch.uint8), torch.zeros(LARGE, dtype=torch.uint8)
+    small = torch.zeros(8, dtype=torch.uint8, device="cpu")  # whatever device the script has made the default
+    large = torch.zeros(LARGE, dtype=torch.uint8, device="cpu")
     if place == pair[1]:
         for tensor in [small] * ROUNDS + [large] * 2:
             gloo.recv([tensor], pair[0], TAG).wait()

@@ -82,7 +82,7 @@ class MpiChannel(Channel):
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
         wire = WIRE.for_moving(tensor)
-        landing = torch.empty((len(outputs), wire.numel()), dtype=wire.dtype)
+        landing = torch.empty((len(outputs), wire.numel()), dtype=wire.dtype, device="cpu")
         self._comm.Allgather([bytes_of(wire), self._mpi.BYTE], [bytes_of(landing), self._mpi.BYTE])
         _spread(landing, outputs)
 
@@ -91,12 +91,12 @@ class MpiChannel(Channel):
         if not outputs:
             self._comm.Gather([bytes_of(wire), self._mpi.BYTE], None, root)
             return
-        landing = torch.empty((len(outputs), wire.numel()), dtype=wire.dtype)
+        landing = torch.empty((len(outputs), wire.numel()), dtype=wire.dtype, device="cpu")
         self._comm.Gather([bytes_of(wire), self._mpi.BYTE], [bytes_of(landing), self._mpi.BYTE], root)
         _spread(landing, outputs)
 
     def scatter(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int) -> None:
-        wire = torch.empty(tensor.shape, dtype=tensor.dtype)
+        wire = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         parts = None
         if inputs:
             parts = [
@@ -168,7 +168,7 @@ class MpiTransport(LegacyTransport):
         landing = bytearray(status.Get_count(self._mpi.BYTE))
         message.Recv([landing, self._mpi.BYTE])
         sender: int = status.Get_source()
-        wire = torch.empty(tensor.shape, dtype=tensor.dtype)
+        wire = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         if len(landing) != wire.nbytes:
             raise RuntimeError(
                 _mismatch(f"recv on rank {self.rank} from rank {sender}", len(landing), wire.nbytes)
@@ -180,7 +180,7 @@ class MpiTransport(LegacyTransport):
     def irecv(self, tensor: torch.Tensor, src: int) -> Request:
         self._forget_finished()
         direct = tensor.is_contiguous() and not tensor.is_cuda
-        wire = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
+        wire = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         handle = self._messages.Irecv([bytes_of(wire), self._mpi.BYTE], src)
         request = MpiRequest(self._mpi, handle, wire, tensor, f"recv on rank {self.rank} from rank {src}", 0)
         self._unfinished.append(request)
