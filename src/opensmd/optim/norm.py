@@ -29,20 +29,22 @@ def global_norm(
     """
     if group is not None:
         groups = [group, *groups]
-    square = torch.zeros((), dtype=torch.float64, device=_device(grads, groups))
+    square = torch.zeros((), dtype=torch.float64, device=grads[0].device if grads else "cpu")
     if grads:
         wide = [grad if grad.dtype in (torch.float32, torch.float64) else grad.float() for grad in grads]
         norms = torch._foreach_norm(wide)
         square = torch.stack([norm.to(square) for norm in norms]).square().sum()
     for one in groups:
         if dist.get_world_size(one) > 1:
-            dist.all_reduce(square, group=one)
+            shared = square.to(_meeting_place(one))
+            dist.all_reduce(shared, group=one)
+            square = shared.to(square.device)
     return square.sqrt()
 
 
-def _device(grads: Sequence[Tensor], groups: Sequence[dist.ProcessGroup]) -> torch.device:
-    """Where the gradients are; for a rank without any, where the group takes tensors from."""
-    if grads:
-        return grads[0].device
-    only_cuda = any(dist.get_backend(group) == "nccl" for group in groups)
-    return torch.device("cuda" if only_cuda else "cpu")
+def _meeting_place(group: dist.ProcessGroup) -> str:
+    """The same device on all ranks of a group, whether or not they have gradients, and on whichever device.
+
+    smddp takes both kinds of tensors, but not from some ranks one and from others the other.
+    """
+    return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
