@@ -161,9 +161,14 @@ def test_state_survives_saving_half_precision_learns_and_schedulers_work(kind: A
     two.step()
     assert all(torch.equal(param, clone) for param, clone in zip(params, clones, strict=True))
     half = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    half.grad = torch.ones_like(half)
-    kind([half], lr=1.0).step()
+    half.grad = torch.full_like(half, 0.3)
+    learning = kind([half], lr=1.0)
+    learning.step()
     assert half.dtype == torch.bfloat16 and bool((half < 1).all())
+    resumed = kind([half], lr=1.0)
+    resumed.load_state_dict(learning.state_dict())
+    torch.testing.assert_close(resumed.state[half], learning.state[half], rtol=0, atol=0)  # of float32
+    resumed.step()
 
 
 @pytest.mark.parametrize("kind", [FusedAdam, FusedLAMB, FusedNovoGrad])
