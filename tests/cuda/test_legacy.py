@@ -1,4 +1,4 @@
-"""``torch.distributed.deprecated`` with CUDA tensors: ``nccl`` moves them, ``tcp``, ``gloo`` and ``mpi`` stage them."""
+"""``torch.distributed.deprecated`` with CUDA tensors: ``nccl`` moves them, other backends stage them."""
 
 from __future__ import annotations
 

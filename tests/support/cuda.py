@@ -19,18 +19,18 @@ import torch
 from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool
 
-__all__ = ["DEVICE", "MAPPED", "CudaRanks", "use_gpu"]
+__all__ = ["DEVICE", "ENVIRONMENT", "MAPPED", "CudaRanks", "use_gpu"]
 
 MAPPED = os.environ.get("OPENSMD_TEST_CUDA") == "mapped"
 DEVICE = "cpu" if MAPPED else "cuda"  # of tensors that programs made on CUDA
-_ENVIRONMENT = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+ENVIRONMENT = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 class CudaRanks:
     """A pool of ``world_size`` ranks, interpreters of their own: a process that has used CUDA cannot fork."""
 
     def __init__(self, world_size: int) -> None:
-        self._pool = RankPool(world_size, env=_ENVIRONMENT)
+        self._pool = RankPool(world_size, env=ENVIRONMENT)
 
     def run(
         self,

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from tests.support.ranks import RankPool
 
-__all__ = ["run_script"]
+__all__ = ["run_as_main", "run_script"]
 
 
 def run_script(pool: RankPool, script: Path, *options: object) -> str:
@@ -30,10 +30,10 @@ def run_script(pool: RankPool, script: Path, *options: object) -> str:
     Raises:
         RankFailed: the script failed on a rank.
     """
-    return "".join(pool.run(_run, str(script), list(map(str, options)), backend=None))
+    return "".join(pool.run(run_as_main, str(script), list(map(str, options)), backend=None))
 
 
-def _run(script: str, options: list[str]) -> str:
+def run_as_main(script: str, options: list[str]) -> str:
     """On a rank: the script as ``__main__``, its output caught, and the process left as it was."""
     out = io.StringIO()
     with _as_it_was(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
