@@ -5,7 +5,11 @@ Each rank is as on a host of one GPU, so that it takes the first one there is, w
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.clients.training import LEAST_STEPS, net, rows
 from tests.cuda.test_collectives import Gpus
@@ -38,12 +42,41 @@ def on_own_host(train: Callable[[str], Found], backend: str, folder: str) -> Fou
         for name, value in places.items():
             patch.setenv(name, value)
         patch.chdir(folder)
+        hide_what_is_broken()
         import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
 
         found = train(backend)
     for tensor in found["weights"].values():
         assert tensor.device.type == DEVICE
     return tree_map(lambda one: one.detach().cpu() if isinstance(one, torch.Tensor) else one, found)
+
+
+def hide_what_is_broken() -> None:
+    """Let libraries take for missing what was built for another torch: they import whatever is installed."""
+    broken = [name for name in ("torchvision", "torchaudio") if not works(name)]
+    version = importlib.metadata.version
+
+    def of_what_works(name: str) -> str:
+        if name in broken:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    importlib.metadata.version = of_what_works
+    sys.modules.update(dict.fromkeys(broken))  # type: ignore[arg-type]
+
+
+def needs(library: str) -> None:
+    """Skip where it is not installed; importing it here would take as long as on a rank."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+
+
+def works(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except Exception:  # of any kind, by what its own code was compiled for
+        return False
+    return True
 
 
 def assert_trains_as_over_nccl(gpus: Gpus, folder: object, train: Callable[[str], Found]) -> None:
@@ -103,7 +136,7 @@ def with_accelerate(backend: str) -> Found:
 
 
 def test_accelerate_trains_gathers_and_resumes_on_cuda(gpus: Gpus, tmp_path: object) -> None:
-    pytest.importorskip("accelerate")
+    needs("accelerate")
     assert_trains_as_over_nccl(gpus, tmp_path, with_accelerate)
 
 
@@ -136,8 +169,8 @@ def with_trainer(backend: str) -> Found:
 
 
 def test_trainer_trains_and_evaluates_on_cuda(gpus: Gpus, tmp_path: object) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
+    needs("transformers")
+    needs("accelerate")
     assert_trains_as_over_nccl(gpus, tmp_path, with_trainer)
 
 
@@ -178,7 +211,7 @@ def with_lightning(backend: str) -> Found:
 
 
 def test_lightning_trains_on_cuda(gpus: Gpus, tmp_path: object) -> None:
-    pytest.importorskip("lightning")
+    needs("lightning")
     assert_trains_as_over_nccl(gpus, tmp_path, with_lightning)
 
 
@@ -212,5 +245,5 @@ def with_torchmetrics(backend: str) -> Found:
 
 
 def test_torchmetrics_sums_and_gathers_on_cuda(gpus: Gpus, tmp_path: object) -> None:
-    pytest.importorskip("torchmetrics")
+    needs("torchmetrics")
     assert_trains_as_over_nccl(gpus, tmp_path, with_torchmetrics)
