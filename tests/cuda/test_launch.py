@@ -125,8 +125,11 @@ dist.all_reduce(total)
 dist.barrier()
 torch.set_default_device("cuda")
 assert {tensor.device.type for tensor in (torch.empty(2), total, loss, *model.parameters())} == {"cpu"}
-has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-print("context", has_context is not None and has_context(0), total.item())
+try:
+    context = torch._C._cuda_hasPrimaryContext(0)
+except (AttributeError, RuntimeError):  # torch without CUDA, or that has not begun to use it
+    context = False
+print("context", context, total.item())
 dist.destroy_process_group()
 """
 
