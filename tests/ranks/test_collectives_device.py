@@ -6,7 +6,9 @@ which shows where each call goes, not that NCCL answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -52,8 +54,10 @@ def calls(served: Any, device: str) -> dict[str, Callable[[], Any]]:
     }
 
 
-def run_dispatch() -> tuple[list[str], int]:
-    made = []
+@contextlib.contextmanager
+def fake_backends() -> Iterator[list[Any]]:
+    """torch's fake backend in NCCL's place; those that were made."""
+    made: list[Any] = []
     original = backend._nccl
 
     def stand_in(place: Any, exchange: Any) -> Any:
@@ -62,6 +66,13 @@ def run_dispatch() -> tuple[list[str], int]:
 
     backend._nccl = stand_in
     try:
+        yield made
+    finally:
+        backend._nccl = original
+
+
+def run_dispatch() -> tuple[list[str], int]:
+    with fake_backends() as made:
         group = dist.new_group()
         served = _torch_internals.cpu_backend(group)
         dist.all_reduce(torch.ones(2), group=group)
@@ -77,8 +88,50 @@ def run_dispatch() -> tuple[list[str], int]:
                     missing.append(f"{name}: {error}")
         dist.all_reduce(torch.ones(2), group=group)
         return missing, len(made)
-    finally:
-        backend._nccl = original
+
+
+def run_first_collective_alone() -> str:
+    """Rank 0 begins a collective of device tensors that nobody else calls; messages of some need no meeting."""
+    with fake_backends():
+        group = dist.new_group(timeout=timedelta(seconds=3))
+        served, rank = _torch_internals.cpu_backend(group), dist.get_rank()
+        (served.send if rank else served.recv)([torch.zeros(2, device="meta")], 1 - rank, 0).wait()
+        found = ""
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError) as error:
+                served.allreduce([torch.zeros(2, device="meta")])
+            found = str(error.value)
+        dist.barrier()
+        return found
+
+
+def run_two_devices() -> None:
+    """Memory of a device is none that the core could read."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    here, there = torch.zeros(2), torch.zeros(2, device="meta")
+    many = [torch.zeros(2) for _ in range(size)]
+    mixed, wide = [*many[1:], there], torch.zeros(2 * size, device="meta")
+    served = _torch_internals.cpu_backend(None)
+    refused = {
+        "all_gather": lambda: served.allgather([mixed], [here]),
+        "all_gather_into_tensor": lambda: served._allgather_base(wide, here),
+        "all_gather_coalesced": lambda: served.allgather_coalesced([[here, there]] * size, [here, here]),
+        "gather": lambda: served.gather([mixed] if rank == 0 else [], [here], dist.GatherOptions()),
+        "scatter": lambda: served.scatter([here], [mixed] if rank == 0 else [], dist.ScatterOptions()),
+        "reduce_scatter": lambda: served.reduce_scatter([here], [mixed]),
+        "reduce_scatter_tensor": lambda: served._reduce_scatter_base(here, wide),
+        "all_to_all": lambda: served.alltoall(mixed, many),
+        "all_to_all_single": lambda: served.alltoall_base(wide, torch.zeros(2 * size), [], []),
+        "all_reduce_coalesced": lambda: served.allreduce_coalesced([here, there]),
+    }
+    for name, call in refused.items():
+        if name in ("gather", "scatter") and rank != 0:
+            continue
+        with pytest.raises(ValueError, match=f"{name} got tensors on cpu and on meta"):
+            call()
+            raise AssertionError(name)
+    assert not served.supports_tensor_alloc(torch.device("meta"))
+    dist.all_reduce(torch.ones(2))
 
 
 def run_without_cuda() -> None:
@@ -103,3 +156,12 @@ def test_every_call_on_device_tensors_goes_to_one_device_backend(pool: Pool) -> 
 
 def test_without_cuda_every_such_call_says_what_is_missing(pool: Pool) -> None:
     pool(2).run(run_without_cuda)
+
+
+def test_a_first_collective_on_the_device_names_the_ranks_that_do_not_come(pool: Pool) -> None:
+    found, _ = pool(2).run(run_first_collective_alone)
+    assert "rank 1 did not join within 3 s (the first collective of CUDA tensors; this is rank 0)" in found
+
+
+def test_a_call_with_tensors_of_several_devices_is_refused(pool: Pool) -> None:
+    pool(2).run(run_two_devices)

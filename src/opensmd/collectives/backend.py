@@ -105,6 +105,7 @@ def _make_backend(place: Membership) -> Any:
         "size": place.size,
         "options": options,
         "device_backend": lambda: _nccl(place, exchange),
+        "meet_on_device": lambda: exchange.meet_later("the first collective of CUDA tensors"),
         "split": lambda store, rank, ranks, given: _split(place, store, rank, ranks, given),
     }
     fd = _share_arena(native, settings, place, exchange, plan) if _may_share(plan) else None

@@ -112,6 +112,15 @@ class Exchange:
         self.within(topic, come)
         self.close(f"{topic}-told")
 
+    def meet_later(self, topic: str) -> None:
+        """As :meth:`meet`, when the group was made long ago: the timeout begins now.
+
+        Raises:
+            DistBackendError: as from :meth:`all_gather`.
+        """
+        self._end = time.monotonic() + self._timeout
+        self.meet(topic)
+
     def within(self, topic: str, work: Callable[[], Result]) -> Result:
         """What ``work``, which uses the group's store, returns within the time that is left.
 

@@ -92,6 +92,9 @@ class SmddpBackend(Backend):
     @property
     def options(self) -> Options: ...
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> Tensor: ...
+    def supports_tensor_alloc(self, device: torch.device) -> bool: ...
+    def register_mem_pool(self, pool: torch.cuda.MemPool, *args: Any, **kwargs: Any) -> None: ...
+    def deregister_mem_pool(self, pool: torch.cuda.MemPool) -> None: ...
     def record_as(self, group: int) -> None: ...
     def spans_hosts(self) -> bool: ...
     def all_reduce_compressed(
@@ -118,6 +121,7 @@ def make_shared_backend(
     size: int,
     options: Options,
     device_backend: Callable[[], Backend],
+    meet_on_device: Callable[[], None],
     split: Callable[[Store, int, Sequence[int], Options], Backend],
 ) -> SmddpBackend:
     """The backend of a group on one host, in the arena ``fd``."""
@@ -134,6 +138,7 @@ def make_gloo_backend(
     size: int,
     options: Options,
     device_backend: Callable[[], Backend],
+    meet_on_device: Callable[[], None],
     split: Callable[[Store, int, Sequence[int], Options], Backend],
     carried: int,
     ring_from: int,

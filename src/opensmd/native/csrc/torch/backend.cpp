@@ -60,7 +60,11 @@ SmddpBackend::~SmddpBackend() {
     static_cast<void>(transport_.release());
     return;
   }
-  shutdown();
+  try {
+    shutdown();
+  } catch (const std::exception&) {
+    // Of a device whose work has failed. Whoever wants to hear of it calls destroy_process_group.
+  }
   // Both may wait for threads that drop their last work, and with it Python objects.
   WithoutGil without_gil;
   transport_.reset();
@@ -106,6 +110,7 @@ void SmddpBackend::abort() {
 
 c10d::ErrorType SmddpBackend::getError() {
   if (transport_->aborted()) return c10d::ErrorType::COMM_ERROR;
+  WithoutGil without_gil;
   std::lock_guard lock(device_mutex_);
   return device_backend_ ? device_backend_->getError() : c10d::ErrorType::SUCCESS;
 }
@@ -157,6 +162,7 @@ std::function<void()> SmddpBackend::recorded(const char* title, const Tensors& o
 
 BackendPtr SmddpBackend::device_backend() {
   require_usable();
+  WithoutGil without_gil;  // the maker takes it, with the lock held
   std::lock_guard lock(device_mutex_);
   if (!device_backend_) {
     device_backend_ = makers_.device_backend();
@@ -169,8 +175,20 @@ BackendPtr SmddpBackend::device_backend() {
   return device_backend_;
 }
 
+// NCCL waits without a limit for members that do not connect, so before they do for the first time all meet. Messages
+// do not: they connect two members, and the others may have none.
+BackendPtr SmddpBackend::device_collectives() {
+  BackendPtr backend = device_backend();
+  if (met_on_device_) return backend;
+  WithoutGil without_gil;
+  std::lock_guard lock(meeting_mutex_);
+  if (!met_on_device_) makers_.meet_on_device();
+  met_on_device_ = true;
+  return backend;
+}
+
 void SmddpBackend::eagerConnectSingleDevice(at::Device device) {
-  if (!device.is_cpu()) device_backend()->eagerConnectSingleDevice(device);
+  if (!device.is_cpu()) device_collectives()->eagerConnectSingleDevice(device);
 }
 
 std::shared_ptr<c10::Allocator> SmddpBackend::getMemAllocator() { return device_backend()->getMemAllocator(); }
@@ -182,17 +200,22 @@ bool SmddpBackend::supportsCoalescing() const { return at::hasCUDA(); }
 
 void SmddpBackend::startCoalescing() {
   std::lock_guard lock(coalescing_mutex_);
-  TORCH_CHECK(!coalescing_, "smddp: startCoalescing() was called twice without endCoalescing()");
+  coalesced_.clear();  // of a batch that an error has ended: torch does not end it here
   coalescing_ = true;
 }
 
 WorkPtr SmddpBackend::endCoalescing() {
-  std::lock_guard lock(coalescing_mutex_);
-  TORCH_CHECK(coalescing_, "smddp: endCoalescing() was called without startCoalescing()");
-  coalescing_ = false;
-  auto works = std::exchange(coalesced_, {});
-  if (std::exchange(device_coalescing_, false)) {
-    auto work = device_backend_->endCoalescing();
+  std::vector<WorkPtr> works;
+  bool on_device;
+  {
+    std::lock_guard lock(coalescing_mutex_);
+    TORCH_CHECK(coalescing_, "smddp: endCoalescing() was called without startCoalescing()");
+    coalescing_ = false;
+    works = std::exchange(coalesced_, {});
+    on_device = std::exchange(device_coalescing_, false);
+  }
+  if (on_device) {
+    auto work = device_backend()->endCoalescing();  // without the lock: NCCL may wait for members to connect
     if (works.empty()) return work;
     if (work) works.push_back(work);
   }
@@ -215,15 +238,20 @@ bool SmddpBackend::supportsTensorAlloc(c10::DeviceIndex index) {
 }
 
 // torch's reducer takes buckets of complex parameters for pairs of real numbers, and makes them so, but not those whose
-// memory comes from here.
+// memory comes from here. On a device they lie where torch's own default puts them: NCCL's memory needs members that are
+// connected, and a model may be wrapped before.
 at::Tensor SmddpBackend::allocateTensor(long size, at::TensorOptions options) {
+  if (!options.device().is_cpu()) return at::empty({size}, options);
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
-  if (!options.device().is_cpu() || !c10::isComplexType(dtype)) return allocate(size, options);
+  if (!c10::isComplexType(dtype)) return allocate(size, options);
   return allocate(2 * size, options.dtype(c10::toRealValueType(dtype)));
 }
 
 at::Tensor SmddpBackend::allocate(long size, at::TensorOptions options) {
-  if (!options.device().is_cpu()) return device_backend()->allocateTensor(size, options);
+  if (!options.device().is_cpu()) {
+    // Before members are connected NCCL has no memory to give; that, too, costs speed alone.
+    return met_on_device_ ? device_backend()->allocateTensor(size, options) : at::empty({size}, options);
+  }
   require_usable();
   auto group = transport_->local();
   size_t bytes = static_cast<size_t>(size) * options.dtype().itemsize();

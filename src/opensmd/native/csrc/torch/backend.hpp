@@ -39,6 +39,8 @@ struct SmddpOptions : c10d::Backend::Options {
 struct Makers {
   // torch's backend for CUDA tensors of the same members; throws where there is none.
   std::function<BackendPtr()> device_backend;
+  // Returns when all members have come, before the first collective of theirs on a device.
+  std::function<void()> meet_on_device;
   // A new smddp backend for members of this one, given as (store, rank, ranks of this group, options).
   std::function<BackendPtr(c10::intrusive_ptr<c10d::Store>, int, std::vector<int>, c10::intrusive_ptr<SmddpOptions>)>
       split;
@@ -106,10 +108,12 @@ class SmddpBackend : public c10d::Backend {
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
-  // For torch's reducer: pairs of real numbers in place of complex ones. Everybody else calls allocate.
+  // For torch's reducer: pairs of real numbers in place of complex ones, and no memory of NCCL's. Everybody else calls
+  // allocate.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   at::Tensor allocate(long size, at::TensorOptions options);
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  BackendPtr device_backend();  // torch's NCCL of the same members, made when it is first asked for
   void abort() override;
   void shutdown() override;
 
@@ -129,7 +133,7 @@ class SmddpBackend : public c10d::Backend {
 
   void require_not_forked() const;
   void require_usable() const;
-  BackendPtr device_backend();
+  BackendPtr device_collectives();
   Call call(const ShapeText& text, std::chrono::milliseconds timeout) const {
     return {text.view(), timeout.count() > 0 ? timeout : timeout_.load()};
   }
@@ -166,6 +170,8 @@ class SmddpBackend : public c10d::Backend {
 
   std::mutex device_mutex_;
   BackendPtr device_backend_;
+  std::mutex meeting_mutex_;
+  std::atomic<bool> met_on_device_{false};
 
   // torch asks for a split once for each device type; all are served by one backend.
   std::string split_name_;

@@ -40,7 +40,7 @@ std::string words_of_monitored_barrier(const TimedOut& error, int rank, const st
 WorkPtr SmddpBackend::barrier(const c10d::BarrierOptions& opts) {
   // Clients name a device on hosts that have none, too; as with Gloo it means nothing there.
   const bool on_device = at::hasCUDA() && (opts.device ? !opts.device->is_cpu() : !opts.device_ids.empty());
-  if (on_device) return device_backend()->barrier(opts);
+  if (on_device) return device_collectives()->barrier(opts);
   return issue(c10d::OpType::BARRIER, "smddp:barrier", opts.asyncOp, {}, {}, [this, timeout = opts.timeout] {
     transport_->barrier({{}, timeout.count() > 0 ? timeout : timeout_.load()});
   });

@@ -1,6 +1,9 @@
 // What Python sees of the compiled module; opensmd.collectives.backend is its only direct user.
 #include <torch/csrc/utils/pybind.h>
 
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
@@ -26,14 +29,16 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 
 template <typename Function>
 Function holding_gil(py::object callable) {
-  return [shared = kept(std::move(callable))](auto... arguments) -> BackendPtr {
+  using Result = typename Function::result_type;
+  return [shared = kept(std::move(callable))](auto... arguments) -> Result {
     py::gil_scoped_acquire gil;
-    return (*shared)(arguments...).template cast<BackendPtr>();
+    return (*shared)(arguments...).template cast<Result>();
   };
 }
 
-Makers makers(py::object device_backend, py::object split) {
+Makers makers(py::object device_backend, py::object meet_on_device, py::object split) {
   return {holding_gil<decltype(Makers::device_backend)>(std::move(device_backend)),
+          holding_gil<decltype(Makers::meet_on_device)>(std::move(meet_on_device)),
           holding_gil<decltype(Makers::split)>(std::move(split))};
 }
 
@@ -54,11 +59,12 @@ std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int ra
 
 c10::intrusive_ptr<SmddpBackend> make_shared_backend(int fd, std::vector<std::string> names, int rank, int size,
                                                      c10::intrusive_ptr<SmddpOptions> options,
-                                                     py::object device_backend, py::object split) {
+                                                     py::object device_backend, py::object meet_on_device,
+                                                     py::object split) {
   std::string name = names.at(static_cast<size_t>(rank));
   auto transport = make_shared_transport(make_group(fd, std::move(names), rank, size, options->timeout));
   return c10::make_intrusive<SmddpBackend>(std::move(transport), std::move(name), rank, size, std::move(options),
-                                           makers(std::move(device_backend), std::move(split)));
+                                           makers(std::move(device_backend), std::move(meet_on_device), std::move(split)));
 }
 
 // The members of this host, as ranks of the whole group, and the descriptor of their arena.
@@ -86,8 +92,9 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connecti
                                                    std::optional<int> fd, std::vector<std::vector<int>> hosts,
                                                    std::vector<std::string> names, int rank, int size,
                                                    c10::intrusive_ptr<SmddpOptions> options,
-                                                   py::object device_backend, py::object split, size_t carried,
-                                                   size_t ring_from, size_t turns_from, size_t tree_from) {
+                                                   py::object device_backend, py::object meet_on_device,
+                                                   py::object split, size_t carried, size_t ring_from,
+                                                   size_t turns_from, size_t tree_from) {
   std::shared_ptr<Group> local;
   for (const auto& members : hosts) {
     const bool here = std::find(members.begin(), members.end(), rank) != members.end();
@@ -97,7 +104,7 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connecti
       make_gloo_transport(std::move(gloo), connections, std::move(store), std::move(hosts), std::move(local), names,
                           {carried, ring_from, turns_from, tree_from});
   return c10::make_intrusive<SmddpBackend>(std::move(transport), names.at(static_cast<size_t>(rank)), rank, size,
-                                           std::move(options), makers(std::move(device_backend), std::move(split)));
+                                           std::move(options), makers(std::move(device_backend), std::move(meet_on_device), std::move(split)));
 }
 
 py::dict entry_dict(const RecordEntry& entry) {
@@ -168,6 +175,21 @@ void bind_group(py::module_& module) {
       });
 }
 
+// A device without a number is the current one of this thread.
+bool supports_tensor_alloc(SmddpBackend& backend, at::Device device) {
+  if (device.is_cpu()) return backend.supportsTensorAlloc(-1);
+  if (!at::hasCUDA()) return false;
+  if (!device.has_index()) device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
+  return backend.supportsTensorAlloc(device.index());
+}
+
+// A method that only the class of torch's NCCL has, and only in Python.
+auto method_of_nccl(const char* name) {
+  return [name](SmddpBackend& self, const py::args& given, const py::kwargs& named) {
+    return py::object(py::cast(self.device_backend()).attr(name)(*given, **named));
+  };
+}
+
 Compression compression_of(const std::string& name) {
   for (const auto known : {Compression::None, Compression::Bf16, Compression::Fp16, Compression::Int8}) {
     if (name == name_of(known)) return known;
@@ -204,17 +226,21 @@ void bind_backend(py::module_& module) {
                                               compression_of(compression), residual);
           },
           py::arg("tensor"), py::kw_only(), py::arg("average"), py::arg("compression"), py::arg("residual"), NoGil())
+      .def("supports_tensor_alloc", &supports_tensor_alloc, py::arg("device"), NoGil())
+      .def("register_mem_pool", method_of_nccl("register_mem_pool"))
+      .def("deregister_mem_pool", method_of_nccl("deregister_mem_pool"))
       .def("record_as", &SmddpBackend::record_as, py::arg("group"))
       .def("spans_hosts", [](const SmddpBackend& self) { return self.shared_group() == nullptr; })
       // torch calls this on ranks outside a new group when a device is bound; NCCL needs it, this backend does not.
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});
   module.def("make_shared_backend", &make_shared_backend, py::kw_only(), py::arg("fd"), py::arg("names"),
-             py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"), py::arg("split"));
+             py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"),
+             py::arg("meet_on_device"), py::arg("split"));
   module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("connections"),
              py::arg("store"), py::arg("fd"),
              py::arg("hosts"), py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"),
-             py::arg("device_backend"), py::arg("split"), py::arg("carried"), py::arg("ring_from"),
-             py::arg("turns_from"), py::arg("tree_from"));
+             py::arg("device_backend"), py::arg("meet_on_device"), py::arg("split"), py::arg("carried"),
+             py::arg("ring_from"), py::arg("turns_from"), py::arg("tree_from"));
 }
 
 void bind_direct(py::module_& module) {

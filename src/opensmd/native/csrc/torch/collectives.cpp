@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <initializer_list>
 #include <utility>
 
 namespace opensmd {
@@ -16,7 +17,24 @@ const at::Tensor& only(const Tensors& tensors, const char* operation) {
   return tensors[0];
 }
 
+// Of the tensors beside the first: that one has sent the call here, where memory of a device cannot be read.
+void require_cpu(const at::Tensor& tensor, const char* operation) {
+  TORCH_CHECK_VALUE(tensor.is_cpu(), "smddp: ", operation, " got tensors on cpu and on ", tensor.device(),
+                    "; all must be on one device");
+}
+
+// Of the two calls whose tensors NCCL does not look at: its kernels would read memory that is none of the device's.
+void require_on_device(std::initializer_list<const Tensors*> lists, const char* operation) {
+  for (const Tensors* tensors : lists) {
+    for (const auto& tensor : *tensors) {
+      TORCH_CHECK_VALUE(!tensor.is_cpu(), "smddp: ", operation,
+                        " got tensors on a device and on cpu; all must be on one device");
+    }
+  }
+}
+
 void require_dense(const at::Tensor& tensor, const char* operation) {
+  require_cpu(tensor, operation);
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "smddp: ", operation, " takes dense tensors, but got ",
                     tensor.layout(), "; only all_reduce takes sparse ones");
   require_memory(tensor, operation);
@@ -108,7 +126,7 @@ const void* const* as_inputs(const std::vector<Pointer>& all) {
 
 WorkPtr SmddpBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const auto& tensor = only(tensors, "broadcast");
-  if (!tensor.is_cpu()) return device_backend()->broadcast(tensors, opts);
+  if (!tensor.is_cpu()) return device_collectives()->broadcast(tensors, opts);
   require_dense(tensor, "broadcast");
   return issue(c10d::OpType::BROADCAST, "smddp:broadcast", opts.asyncOp, tensors, tensors,
                [this, tensor, root = static_cast<int>(opts.rootRank), timeout = opts.timeout] {
@@ -122,7 +140,7 @@ WorkPtr SmddpBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
 
 WorkPtr SmddpBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const auto& tensor = only(tensors, "all_reduce");
-  if (!tensor.is_cpu()) return device_backend()->allreduce(tensors, opts);
+  if (!tensor.is_cpu()) return device_collectives()->allreduce(tensors, opts);
   if (tensor.layout() == at::kSparse) return allreduce_sparse(tensors, opts);
   require_dense(tensor, "all_reduce");
   auto how = reducing(opts.reduceOp);
@@ -144,7 +162,7 @@ void SmddpBackend::run_all_reduce(const at::Tensor& tensor, const Reducing& how,
 
 WorkPtr SmddpBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   TORCH_CHECK_VALUE(!tensors.empty(), "smddp: all_reduce_coalesced got no tensors");
-  if (!tensors[0].is_cpu()) return device_backend()->allreduce_coalesced(tensors, opts);
+  if (!tensors[0].is_cpu()) return device_collectives()->allreduce_coalesced(tensors, opts);
   for (const auto& tensor : tensors) require_dense(tensor, "all_reduce_coalesced");
   auto how = reducing(opts.reduceOp);
   return issue(c10d::OpType::ALLREDUCE_COALESCED, "smddp:all_reduce_coalesced", opts.asyncOp, tensors, tensors,
@@ -157,7 +175,7 @@ void SmddpBackend::run_all_reduce_coalesced(const Tensors& tensors, const Reduci
 
 WorkPtr SmddpBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   const auto& tensor = only(tensors, "reduce");
-  if (!tensor.is_cpu()) return device_backend()->reduce(tensors, opts);
+  if (!tensor.is_cpu()) return device_collectives()->reduce(tensors, opts);
   require_dense(tensor, "reduce");
   return issue(c10d::OpType::REDUCE, "smddp:reduce", opts.asyncOp, tensors, tensors,
                [this, tensor, how = reducing(opts.reduceOp), root = static_cast<int>(opts.rootRank),
@@ -176,7 +194,7 @@ WorkPtr SmddpBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) 
 
 WorkPtr SmddpBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   const auto& input = only(inputs, "all_gather");
-  if (!input.is_cpu()) return device_backend()->allgather(outputs, inputs, opts);
+  if (!input.is_cpu()) return device_collectives()->allgather(outputs, inputs, opts);
   require_dense(input, "all_gather");
   require_count(outputs.size(), 1, "lists of outputs", "all_gather");
   check_list(outputs[0], input, size_, "all_gather");
@@ -197,7 +215,7 @@ void SmddpBackend::run_all_gather(const Tensors& outputs, const at::Tensor& inpu
 }
 
 WorkPtr SmddpBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  if (!input.is_cpu()) return device_backend()->_allgather_base(output, input, opts);
+  if (!input.is_cpu()) return device_collectives()->_allgather_base(output, input, opts);
   check_whole(output, input, size_, "all_gather_into_tensor");
   return issue(c10d::OpType::_ALLGATHER_BASE, "smddp:all_gather_into_tensor", opts.asyncOp, {output}, input,
                [this, output, input, timeout = opts.timeout] { run_all_gather_into(output, input, timeout); });
@@ -218,8 +236,9 @@ void SmddpBackend::run_all_gather_into(const at::Tensor& output, const at::Tenso
 WorkPtr SmddpBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty(), "smddp: all_gather_coalesced got no tensors");
-  if (!inputs[0].is_cpu()) return device_backend()->allgather_coalesced(outputs, inputs, opts);
+  if (!inputs[0].is_cpu()) return device_collectives()->allgather_coalesced(outputs, inputs, opts);
   require_count(outputs.size(), static_cast<size_t>(size_), "lists of outputs (one a rank)", "all_gather_coalesced");
+  for (const auto& input : inputs) require_dense(input, "all_gather_coalesced");
   std::vector<Tensors> by_input(inputs.size());
   Tensors all;
   for (const auto& of_rank : outputs) {
@@ -241,7 +260,8 @@ WorkPtr SmddpBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
                                                       const c10d::AllgatherOptions& opts) {
   require_count(outputs.size(), inputs.size(), "outputs (one an input)", "all_gather_into_tensor_coalesced");
   if (!inputs.empty() && !inputs[0].is_cpu()) {
-    return device_backend()->allgather_into_tensor_coalesced(outputs, inputs, opts);
+    require_on_device({&outputs, &inputs}, "all_gather_into_tensor_coalesced");
+    return device_collectives()->allgather_into_tensor_coalesced(outputs, inputs, opts);
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_whole(outputs[i], inputs[i], size_, "all_gather_into_tensor_coalesced");
@@ -256,7 +276,7 @@ WorkPtr SmddpBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
 
 WorkPtr SmddpBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
   const auto& input = only(inputs, "gather");
-  if (!input.is_cpu()) return device_backend()->gather(outputs, inputs, opts);
+  if (!input.is_cpu()) return device_collectives()->gather(outputs, inputs, opts);
   require_dense(input, "gather");
   Tensors output;
   if (rank_ == opts.rootRank) {
@@ -285,7 +305,7 @@ WorkPtr SmddpBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, con
 
 WorkPtr SmddpBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) {
   const auto& output = only(outputs, "scatter");
-  if (!output.is_cpu()) return device_backend()->scatter(outputs, inputs, opts);
+  if (!output.is_cpu()) return device_collectives()->scatter(outputs, inputs, opts);
   require_dense(output, "scatter");
   Tensors input;
   if (rank_ == opts.rootRank) {
@@ -317,7 +337,7 @@ WorkPtr SmddpBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, co
 WorkPtr SmddpBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                      const c10d::ReduceScatterOptions& opts) {
   const auto& output = only(outputs, "reduce_scatter");
-  if (!output.is_cpu()) return device_backend()->reduce_scatter(outputs, inputs, opts);
+  if (!output.is_cpu()) return device_collectives()->reduce_scatter(outputs, inputs, opts);
   require_dense(output, "reduce_scatter");
   require_count(inputs.size(), 1, "lists of inputs", "reduce_scatter");
   check_list(inputs[0], output, size_, "reduce_scatter");
@@ -343,7 +363,7 @@ void SmddpBackend::run_reduce_scatter(const at::Tensor& output, const Tensors& i
 
 WorkPtr SmddpBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                            const c10d::ReduceScatterOptions& opts) {
-  if (!output.is_cpu()) return device_backend()->_reduce_scatter_base(output, input, opts);
+  if (!output.is_cpu()) return device_collectives()->_reduce_scatter_base(output, input, opts);
   check_whole(input, output, size_, "reduce_scatter_tensor");
   return issue(c10d::OpType::_REDUCE_SCATTER_BASE, "smddp:reduce_scatter_tensor", opts.asyncOp, {output}, input,
                [this, output, input, how = reducing(opts.reduceOp), timeout = opts.timeout] {
@@ -368,7 +388,8 @@ WorkPtr SmddpBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
                                                       const c10d::ReduceScatterOptions& opts) {
   require_count(outputs.size(), inputs.size(), "outputs (one an input)", "reduce_scatter_tensor_coalesced");
   if (!outputs.empty() && !outputs[0].is_cpu()) {
-    return device_backend()->reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+    require_on_device({&outputs, &inputs}, "reduce_scatter_tensor_coalesced");
+    return device_collectives()->reduce_scatter_tensor_coalesced(outputs, inputs, opts);
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_whole(inputs[i], outputs[i], size_, "reduce_scatter_tensor_coalesced");
@@ -385,7 +406,7 @@ WorkPtr SmddpBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
 
 WorkPtr SmddpBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   require_count(inputs.size(), static_cast<size_t>(size_), "inputs (one a rank)", "all_to_all");
-  if (!inputs[0].is_cpu()) return device_backend()->alltoall(outputs, inputs, opts);
+  if (!inputs[0].is_cpu()) return device_collectives()->alltoall(outputs, inputs, opts);
   check_list(inputs, inputs[0], size_, "all_to_all");
   check_list(outputs, inputs[0], size_, "all_to_all");
   return issue(c10d::OpType::ALLTOALL, "smddp:all_to_all", opts.asyncOp, outputs, inputs,
@@ -406,7 +427,7 @@ void SmddpBackend::run_all_to_all(const Tensors& outputs, const Tensors& inputs,
 
 WorkPtr SmddpBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                     std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
-  if (!input.is_cpu()) return device_backend()->alltoall_base(output, input, output_splits, input_splits, opts);
+  if (!input.is_cpu()) return device_collectives()->alltoall_base(output, input, output_splits, input_splits, opts);
   require_dense(output, "all_to_all_single");
   require_dense(input, "all_to_all_single");
   require_same_dtype(output, input, "all_to_all_single");

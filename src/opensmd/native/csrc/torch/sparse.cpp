@@ -12,7 +12,7 @@ namespace opensmd {
 WorkPtr SmddpBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "smddp: all_reduce takes one tensor a rank, but got ", tensors.size());
   const auto& tensor = tensors[0];
-  if (!tensor.is_cpu()) return device_backend()->allreduce_sparse(tensors, opts);
+  if (!tensor.is_cpu()) return device_collectives()->allreduce_sparse(tensors, opts);
   auto how = reducing(opts.reduceOp);
   TORCH_CHECK_VALUE(how.reduction == Reduction::Sum, "smddp: all_reduce of sparse tensors can only sum, but got ",
                     name_of(how.reduction), "; use tensor.to_dense() for others");
