@@ -162,6 +162,9 @@ std::function<void()> SmddpBackend::recorded(const char* title, const Tensors& o
 
 BackendPtr SmddpBackend::device_backend() {
   require_usable();
+  TORCH_CHECK_WITH(DistBackendError, !transport_->aborted(),
+                   "smddp: this process group has failed or was aborted, which ended it for tensors of every device; "
+                   "destroy it and make a new one");
   WithoutGil without_gil;  // the maker takes it, with the lock held
   std::lock_guard lock(device_mutex_);
   if (!device_backend_) {
@@ -206,16 +209,16 @@ void SmddpBackend::startCoalescing() {
 
 WorkPtr SmddpBackend::endCoalescing() {
   std::vector<WorkPtr> works;
-  bool on_device;
+  BackendPtr device;
   {
     std::lock_guard lock(coalescing_mutex_);
     TORCH_CHECK(coalescing_, "smddp: endCoalescing() was called without startCoalescing()");
     coalescing_ = false;
     works = std::exchange(coalesced_, {});
-    on_device = std::exchange(device_coalescing_, false);
+    if (std::exchange(device_coalescing_, false)) device = device_backend_;
   }
-  if (on_device) {
-    auto work = device_backend()->endCoalescing();  // without the lock: NCCL may wait for members to connect
+  if (device) {
+    auto work = device->endCoalescing();  // without the lock: NCCL may wait for members to connect
     if (works.empty()) return work;
     if (work) works.push_back(work);
   }
