@@ -91,7 +91,7 @@ def run_dispatch() -> tuple[list[str], int]:
 
 
 def run_first_collective_alone() -> str:
-    """Rank 0 begins a collective of device tensors that nobody else calls; messages of some need no meeting."""
+    """Rank 0 begins a collective that nobody else calls; messages before it need no meeting."""
     with fake_backends():
         group = dist.new_group(timeout=timedelta(seconds=3))
         served, rank = _torch_internals.cpu_backend(group), dist.get_rank()
@@ -128,6 +128,15 @@ def run_two_devices() -> None:
         if name in ("gather", "scatter") and rank != 0:
             continue
         with pytest.raises(ValueError, match=f"{name} got tensors on cpu and on meta"):
+            call()
+            raise AssertionError(name)
+    whole = torch.zeros(2 * size)
+    for name, call in {
+        "all_gather_into_tensor": lambda: served._allgather_base(whole, there),
+        "reduce_scatter_tensor": lambda: served._reduce_scatter_base(there, whole),
+        "all_to_all_single": lambda: served.alltoall_base(whole, wide, [], []),
+    }.items():
+        with pytest.raises(ValueError, match=f"{name} got tensors on a device and on cpu"):
             call()
             raise AssertionError(name)
     assert not served.supports_tensor_alloc(torch.device("meta"))

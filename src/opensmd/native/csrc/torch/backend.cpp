@@ -97,7 +97,7 @@ void SmddpBackend::shutdown() {
   queue_->drain();
   transport_->leave();
   std::lock_guard lock(device_mutex_);
-  if (device_backend_) device_backend_->shutdown();
+  if (device_backend_ && !device_aborted_) device_backend_->shutdown();
 }
 
 void SmddpBackend::abort() {
@@ -105,6 +105,7 @@ void SmddpBackend::abort() {
   WithoutGil without_gil;
   transport_->abort(c10::str("abort() was called on ", name_));
   std::lock_guard lock(device_mutex_);
+  device_aborted_ = true;
   if (device_backend_) device_backend_->abort();
 }
 

@@ -170,6 +170,7 @@ class SmddpBackend : public c10d::Backend {
 
   std::mutex device_mutex_;
   BackendPtr device_backend_;
+  bool device_aborted_ = false;  // which leaves nothing for shutdown to end in order
   std::mutex meeting_mutex_;
   std::atomic<bool> met_on_device_{false};
 

@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 
-#include <initializer_list>
 #include <utility>
 
 namespace opensmd {
@@ -23,13 +22,11 @@ void require_cpu(const at::Tensor& tensor, const char* operation) {
                     "; all must be on one device");
 }
 
-// Of the two calls whose tensors NCCL does not look at: its kernels would read memory that is none of the device's.
-void require_on_device(std::initializer_list<const Tensors*> lists, const char* operation) {
-  for (const Tensors* tensors : lists) {
-    for (const auto& tensor : *tensors) {
-      TORCH_CHECK_VALUE(!tensor.is_cpu(), "smddp: ", operation,
-                        " got tensors on a device and on cpu; all must be on one device");
-    }
+// NCCL does not look at all tensors of such calls, and its kernels would read memory that is none of the device's.
+void require_on_device(at::TensorList tensors, const char* operation) {
+  for (const auto& tensor : tensors) {
+    TORCH_CHECK_VALUE(!tensor.is_cpu(), "smddp: ", operation,
+                      " got tensors on a device and on cpu; all must be on one device");
   }
 }
 
@@ -215,7 +212,10 @@ void SmddpBackend::run_all_gather(const Tensors& outputs, const at::Tensor& inpu
 }
 
 WorkPtr SmddpBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  if (!input.is_cpu()) return device_collectives()->_allgather_base(output, input, opts);
+  if (!input.is_cpu()) {
+    require_on_device(output, "all_gather_into_tensor");
+    return device_collectives()->_allgather_base(output, input, opts);
+  }
   check_whole(output, input, size_, "all_gather_into_tensor");
   return issue(c10d::OpType::_ALLGATHER_BASE, "smddp:all_gather_into_tensor", opts.asyncOp, {output}, input,
                [this, output, input, timeout = opts.timeout] { run_all_gather_into(output, input, timeout); });
@@ -260,7 +260,8 @@ WorkPtr SmddpBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors&
                                                       const c10d::AllgatherOptions& opts) {
   require_count(outputs.size(), inputs.size(), "outputs (one an input)", "all_gather_into_tensor_coalesced");
   if (!inputs.empty() && !inputs[0].is_cpu()) {
-    require_on_device({&outputs, &inputs}, "all_gather_into_tensor_coalesced");
+    require_on_device(outputs, "all_gather_into_tensor_coalesced");
+    require_on_device(inputs, "all_gather_into_tensor_coalesced");
     return device_collectives()->allgather_into_tensor_coalesced(outputs, inputs, opts);
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -363,7 +364,10 @@ void SmddpBackend::run_reduce_scatter(const at::Tensor& output, const Tensors& i
 
 WorkPtr SmddpBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                            const c10d::ReduceScatterOptions& opts) {
-  if (!output.is_cpu()) return device_collectives()->_reduce_scatter_base(output, input, opts);
+  if (!output.is_cpu()) {
+    require_on_device(input, "reduce_scatter_tensor");
+    return device_collectives()->_reduce_scatter_base(output, input, opts);
+  }
   check_whole(input, output, size_, "reduce_scatter_tensor");
   return issue(c10d::OpType::_REDUCE_SCATTER_BASE, "smddp:reduce_scatter_tensor", opts.asyncOp, {output}, input,
                [this, output, input, how = reducing(opts.reduceOp), timeout = opts.timeout] {
@@ -388,7 +392,8 @@ WorkPtr SmddpBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
                                                       const c10d::ReduceScatterOptions& opts) {
   require_count(outputs.size(), inputs.size(), "outputs (one an input)", "reduce_scatter_tensor_coalesced");
   if (!outputs.empty() && !outputs[0].is_cpu()) {
-    require_on_device({&outputs, &inputs}, "reduce_scatter_tensor_coalesced");
+    require_on_device(outputs, "reduce_scatter_tensor_coalesced");
+    require_on_device(inputs, "reduce_scatter_tensor_coalesced");
     return device_collectives()->reduce_scatter_tensor_coalesced(outputs, inputs, opts);
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -427,7 +432,10 @@ void SmddpBackend::run_all_to_all(const Tensors& outputs, const Tensors& inputs,
 
 WorkPtr SmddpBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                     std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
-  if (!input.is_cpu()) return device_collectives()->alltoall_base(output, input, output_splits, input_splits, opts);
+  if (!input.is_cpu()) {
+    require_on_device(output, "all_to_all_single");
+    return device_collectives()->alltoall_base(output, input, output_splits, input_splits, opts);
+  }
   require_dense(output, "all_to_all_single");
   require_dense(input, "all_to_all_single");
   require_same_dtype(output, input, "all_to_all_single");
