@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -67,7 +68,6 @@ def an_aborted_group_says_so() -> None:
     dist.barrier()
     backend: Any = group._get_backend(torch.device(DEVICE))
     backend.abort()
-    assert backend.get_error() != dist.distributed_c10d.ErrorType.SUCCESS
     for device in (DEVICE, "cpu"):
         with pytest.raises(dist.DistBackendError, match="abort"):
             dist.all_reduce(torch.ones(2, device=device), group=group)
@@ -201,7 +201,7 @@ def recorded() -> None:
                 total(device=device)
         dist.all_reduce(torch.ones(3, device=DEVICE), async_op=True).wait()
         torch.cuda.synchronize()
-        dist.barrier()
+        time.sleep(0 if MAPPED else 1)  # torch looks for what has ended ten times a second
     written = recorder(int(os.environ["RANK"]))
     assert written is not None
     written.close()  # as the end of a process does
