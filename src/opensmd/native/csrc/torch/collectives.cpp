@@ -16,20 +16,6 @@ const at::Tensor& only(const Tensors& tensors, const char* operation) {
   return tensors[0];
 }
 
-// Of the tensors beside the first: that one has sent the call here, where memory of a device cannot be read.
-void require_cpu(const at::Tensor& tensor, const char* operation) {
-  TORCH_CHECK_VALUE(tensor.is_cpu(), "smddp: ", operation, " got tensors on cpu and on ", tensor.device(),
-                    "; all must be on one device");
-}
-
-// NCCL does not look at all tensors of such calls, and its kernels would read memory that is none of the device's.
-void require_on_device(at::TensorList tensors, const char* operation) {
-  for (const auto& tensor : tensors) {
-    TORCH_CHECK_VALUE(!tensor.is_cpu(), "smddp: ", operation,
-                      " got tensors on a device and on cpu; all must be on one device");
-  }
-}
-
 void require_dense(const at::Tensor& tensor, const char* operation) {
   require_cpu(tensor, operation);
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "smddp: ", operation, " takes dense tensors, but got ",

@@ -93,6 +93,18 @@ void require_memory(const at::Tensor& tensor, const char* operation) {
                     " got a tensor of ", tensor.sizes(), " whose memory was freed (its storage has 0 bytes)");
 }
 
+void require_cpu(const at::Tensor& tensor, const char* operation) {
+  TORCH_CHECK_VALUE(tensor.is_cpu(), "smddp: ", operation, " got tensors on cpu and on ", tensor.device(),
+                    "; all must be on one device");
+}
+
+void require_on_device(at::TensorList tensors, const char* operation) {
+  for (const auto& tensor : tensors) {
+    TORCH_CHECK_VALUE(!tensor.is_cpu(), "smddp: ", operation,
+                      " got tensors on a device and on cpu; all must be on one device");
+  }
+}
+
 void write_back(const at::Tensor& tensor, const at::Tensor& from) {
   c10::InferenceMode as_made(tensor.is_inference());  // only in this mode may such a tensor be written to
   c10::NoGradGuard no_grad;

@@ -34,6 +34,11 @@ Reducing reducing(const c10d::ReduceOp& op);
 // Throws ValueError for a tensor whose storage was freed (FSDP does so); it would crash the process.
 void require_memory(const at::Tensor& tensor, const char* operation);
 
+// Of the tensors beside the first, whose device says where a call goes. The core cannot read memory of a device; NCCL does
+// not look at all tensors of some calls, and its kernels would read what is none. Both throw ValueError.
+void require_cpu(const at::Tensor& tensor, const char* operation);
+void require_on_device(at::TensorList tensors, const char* operation);
+
 // Of its numbers and, where it is sparse, of their places.
 size_t bytes_of(const at::Tensor& tensor);
 
