@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from opensmd.timeline.files import read_timeline
 from opensmd.timeline.recorder import recorder
-from tests.support.cuda import _ENVIRONMENT, DEVICE, MAPPED, CudaRanks, on_gpu
-from tests.support.ranks import run_once
+from tests.support.cuda import DEVICE, ENVIRONMENT, MAPPED, CudaRanks, on_gpu
+from tests.support.ranks import ROOT, free_port, run_once
 from tests.support.tried import tried
 
 Gpus = Callable[[int], CudaRanks]
@@ -207,6 +209,43 @@ def recorded() -> None:
     written.close()  # as the end of a process does
 
 
+ENDS_WITHOUT_A_WORD = """
+import os
+from tests.support.cuda import DEVICE, use_gpu
+use_gpu(int(os.environ["RANK"]), 2)
+import torch
+import torch.distributed as dist
+dist.init_process_group("smddp")
+tensor, other = torch.ones(3, device=DEVICE), torch.ones(3, device=DEVICE)
+dist.all_reduce(tensor)
+work = dist.all_reduce(other, async_op=True)
+print(tensor.tolist(), flush=True)
+dist.barrier()
+"""
+
+
+def test_processes_may_end_without_ending_their_group() -> None:
+    places = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS_WITHOUT_A_WORD],
+            env={**places, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=60) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert [out for out, _ in said] == ["[2.0, 2.0, 2.0]\n"] * 2
+
+
 def test_groups_of_any_ranks_take_cuda_tensors(gpus: Gpus) -> None:
     for failures in gpus(2).run(tried, CHECKS, timeout=90, group_timeout=30):
         assert not failures, "\n".join(failures)
@@ -227,7 +266,7 @@ def test_torchs_debug_wrapper_fits_around_groups_with_cuda_tensors(gpus: Gpus) -
 
 
 def test_a_timeline_has_the_calls_of_both_devices(tmp_path: Path) -> None:
-    environment = {**_ENVIRONMENT, "OPENSMD_TIMELINE": str(tmp_path)}
+    environment = {**ENVIRONMENT, "OPENSMD_TIMELINE": str(tmp_path)}
     outcomes = run_once(2, on_gpu, recorded, backend=None, env=environment, timeout=90)
     assert [outcome.kind for outcome in outcomes] == ["value"] * 2, outcomes[0].text + outcomes[1].text
     timeline = read_timeline(tmp_path)
