@@ -15,13 +15,17 @@ __all__ = ["ThreadState", "without_autocast"]
 
 
 class ThreadState(NamedTuple):
-    """Gradient and inference mode, autocast and function modes (such as a default device)."""
+    """Gradient and inference mode, autocast and function modes (such as a default device), CUDA's stream.
+
+    The stream says which device is the current one, too: new threads begin with the first.
+    """
 
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
     cache: bool
     modes: tuple[TorchFunctionMode, ...]
+    stream: torch.cuda.Stream | None
 
     @classmethod
     def of_this_thread(cls) -> ThreadState:
@@ -39,6 +43,7 @@ class ThreadState(NamedTuple):
             else (),
             cache=torch.is_autocast_cache_enabled(),
             modes=tuple(function_modes()),
+            stream=_stream(),
         )
 
     @contextlib.contextmanager
@@ -52,7 +57,14 @@ class ThreadState(NamedTuple):
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=True, cache_enabled=self.cache))
             for mode in self.modes:
                 stack.enter_context(mode)
+            if self.stream is not None:
+                stack.enter_context(torch.cuda.stream(self.stream))
             yield
+
+
+def _stream() -> torch.cuda.Stream | None:
+    """The stream of this thread, on its device; None where CUDA is not in use."""
+    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:
