@@ -28,7 +28,7 @@ from opensmd.modelparallel._torch_internals import any_modes, run_backward
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward, Leg
-from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
+from opensmd.modelparallel.runtime.backward.roots import latest_first, root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.backward.weight_gradients import (
     WeightGradients,
@@ -218,6 +218,8 @@ class BackwardPass:
         # With a root of its own this rank has work at once; else its first node is that of the latest edge.
         awaited = [] if own else microbatch.edges.first_gradient(edges)
         whole = Leg([*own, *starts], [*gradients, *starts], awaited)  # tokens have no elements
+        if self._in_order:
+            whole.roots, whole.gradients = latest_first(whole.roots, whole.gradients)
         return [whole] if whole.roots else []
 
     def _run_or_defer(self, microbatch: Microbatch, backward: DeferredBackward) -> None:

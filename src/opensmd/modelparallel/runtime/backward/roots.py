@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["root_gradient", "root_pairs"]
+__all__ = ["latest_first", "root_gradient", "root_pairs"]
 
 
 def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Tensor:
@@ -38,6 +39,23 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
             f"at has {tuple(root.shape)}"
         )
     return given if share == 1.0 else given * share
+
+
+def latest_first(
+    roots: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The roots of a backward in the reverse order of their creation, with their gradients.
+
+    Of the nodes that are ready, a thread of autograd's runs the latest one. That of an accelerator begins
+    with the first that it is given, while the others are on their way to it.
+    """
+    pairs = sorted(zip(roots, gradients, strict=True), key=lambda pair: _number(pair[0]), reverse=True)
+    return [root for root, _ in pairs], [gradient for _, gradient in pairs]
+
+
+def _number(root: Tensor) -> float:
+    """The place of its node in the order of creation; leaves come after all others, as in autograd."""
+    return math.inf if root.grad_fn is None else root.grad_fn._sequence_nr()
 
 
 def root_pairs(
