@@ -144,13 +144,16 @@ class CallRunner:
         self.microbatch.point = "the gradient of a tensor that all ranks have"
         tag = make_tag(Kind.OBJECT, self.microbatch.index, number)
         share = None if tensor.grad is None else tensor.grad.cpu()
-        for rank in self.context.others:
-            self._transport.send_object(rank, tag, share)
         shares: list[Tensor | None] = []
-        for rank in range(self.context.size):
-            if rank != self.rank:
-                self.transfers.wait([(rank, tag)])
-            shares.append(share if rank == self.rank else self._transport.receive_object(rank, tag))
+        # Rank by rank: where messages have an order, the first one between two ranks waits for its receiver.
+        for source in range(self.context.size):
+            if source == self.rank:
+                for rank in self.context.others:
+                    self._transport.send_object(rank, tag, share)
+                shares.append(share)
+            else:
+                self.transfers.wait([(source, tag)])
+                shares.append(self._transport.receive_object(source, tag))
         self.microbatch.gradients.put(tensor, shares)
         return tensor.grad
 
