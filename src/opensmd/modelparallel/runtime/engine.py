@@ -329,6 +329,10 @@ class Engine:
 
     def _begin_step(self, microbatches: int) -> None:
         self._placed.require_no_backward_hooks()
+        transport = self._context.transport
+        if transport.ordered:  # what the step before has sent is kept until then, and has been received
+            transport.flush()
+            self._context.sent_since_flush = False
         alone = microbatches == 1 or self._config.active_microbatches == 1
         self._placed.trained.begin_step(may_change=alone and self.reducer is None)
         random = self._context.random

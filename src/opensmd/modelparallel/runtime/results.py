@@ -33,6 +33,7 @@ class _ResultPart(NamedTuple):
         place: among the tensors of the microbatch's result.
         elements: how many numbers it has.
         is_small: it travels with others.
+        device: where the program has it, which a message between GPUs does not tell.
         data: at its home, the tensor itself.
     """
 
@@ -41,6 +42,7 @@ class _ResultPart(NamedTuple):
     elements: int
     is_small: bool
     form: Form
+    device: torch.device
     data: Tensor | None
 
     @property
@@ -57,7 +59,7 @@ class _ResultPart(NamedTuple):
     def arrived(self, numbers: Tensor) -> Tensor:
         """The tensor, of the numbers that have come."""
         shape, stride, _ = self.form
-        return arranged(numbers, shape, strides_kept(shape, stride))
+        return arranged(numbers, shape, strides_kept(shape, stride)).to(self.device)
 
 
 class _Ended(torch.autograd.Function):
@@ -114,7 +116,7 @@ class Results:
             form = form_of(leaf, tag)
             elements = math.prod(form[0])
             is_small = elements * form[2].itemsize <= _SMALL_BYTES
-            part = _ResultPart(index, place, elements, is_small, form, data)
+            part = _ResultPart(index, place, elements, is_small, form, leaf.device, data)
             self._parts[tag.home].append(part)
             # By the tag, which all ranks know alike: on a rank without the data nothing requires gradients.
             if tag.requires_grad and not self._detach:
@@ -157,12 +159,12 @@ class Results:
 
 
 def _messages(parts: list[_ResultPart]) -> list[list[_ResultPart]]:
-    """What travels together: the small parts of each dtype; each of the others alone."""
-    small: dict[torch.dtype, list[_ResultPart]] = {}
+    """What travels together: the small parts of each dtype and kind of device; each of the others alone."""
+    small: dict[tuple[torch.dtype, str], list[_ResultPart]] = {}
     alone: list[list[_ResultPart]] = []
     for part in parts:
         if part.is_small:
-            small.setdefault(part.form[2], []).append(part)
+            small.setdefault((part.form[2], part.device.type), []).append(part)
         else:
             alone.append([part])
     # By dtype, because torch.cat promotes: an integer among floats would come back rounded.
@@ -180,7 +182,7 @@ def _joined(together: list[_ResultPart]) -> Tensor:
 def _apart(together: list[_ResultPart], numbers: Tensor, counts: list[int]) -> Sequence[Tensor]:
     """The tensors whose elements have come as a vector; the other way of :func:`_joined`."""
     if all(part.is_number for part in together):
-        return numbers.unbind()
+        return numbers.to(together[0].device).unbind()
     pieces = torch.split(numbers, counts)
     return [part.arrived(piece) for part, piece in zip(together, pieces, strict=True)]
 

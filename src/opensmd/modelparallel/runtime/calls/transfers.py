@@ -165,6 +165,8 @@ class Transfers:
         while received is None:
             self.wait([message])
             received = self._transport.take(*message, shape, kept, dtype)
+        if self._transport.ordered:  # messages between GPUs bring what is on the CPU to the GPU, too
+            received = received.to(like.device)
         if not grad:
             return received
         result, token = self._transport.receive_edge(received, source, gradient_tag(message[1]))

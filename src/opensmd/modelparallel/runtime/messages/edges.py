@@ -12,6 +12,9 @@ A gradient that does not exist is announced as such and never replaced by zeros:
     rank 1    received ─ _Receive ─┬─ h ── ... ── loss ◄── backward begins here
                                    └─ token ◄── and here: also where no gradient comes to h
 
+On an accelerator a thread of the device's runs its nodes, and which those are the device of their gradients
+says. Tokens are where messages are, so that all edges of a rank are nodes of one thread.
+
 These are the edges of transports without a mailbox. The mailbox has its own, without Python in backward.
 """
 
@@ -33,13 +36,13 @@ class _Send(torch.autograd.Function):
     """Forward: the tensor has been sent. Backward: its gradient comes."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, receive: ReceiveGradient) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, receive: ReceiveGradient, device: torch.device | None) -> Tensor:
         ctx.receive = receive
-        return tensor.new_empty(0)
+        return tensor.new_empty(0, device=device)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> Any:
-        return ctx.receive(), None
+        return ctx.receive(), None, None
 
 
 class _Receive(torch.autograd.Function):
@@ -52,13 +55,13 @@ class _Receive(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, received: list[Tensor], send: SendGradient
+        ctx: Any, anchor: Tensor, received: list[Tensor], send: SendGradient, device: torch.device | None
     ) -> tuple[Tensor, Tensor]:
         ctx.send = send
         ctx.early = None
         ctx.set_materialize_grads(False)
         mine = received[0].detach()  # no view of the message's memory: the program may write into it
-        return mine, mine.new_empty(0)
+        return mine, mine.new_empty(0, device=device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, token: Tensor | None) -> Any:
@@ -67,7 +70,7 @@ class _Receive(torch.autograd.Function):
         if token is not None:
             ctx.send(ctx.early)
             ctx.early = None
-        return None, None, None
+        return None, None, None, None
 
 
 # Past the Python of Function.apply, which costs as much again and which a step redirects for the user.
@@ -77,13 +80,23 @@ RECEIVED = frozenset({_Receive._backward_cls.__name__, "OpenSMDReceived"})  # no
 _ANCHOR = torch.empty(0, requires_grad=True)
 
 
-def send_edge(tensor: Tensor, receive: ReceiveGradient) -> Tensor:
-    """The sender's token; in backward ``receive`` returns the gradient, or None."""
-    token: Tensor = _apply_send(tensor, receive)
+def send_edge(tensor: Tensor, receive: ReceiveGradient, device: torch.device | None = None) -> Tensor:
+    """The sender's token; in backward ``receive`` returns the gradient, or None.
+
+    Args:
+        device: of the token; that of the tensor by default.
+    """
+    token: Tensor = _apply_send(tensor, receive, device)
     return token
 
 
-def receive_edge(received: Tensor, send: SendGradient) -> tuple[Tensor, Tensor]:
-    """The received tensor as part of the graph, and the receiver's token."""
-    tensor, token = _apply_receive(_ANCHOR, [received], send)
+def receive_edge(
+    received: Tensor, send: SendGradient, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """The received tensor as part of the graph, and the receiver's token.
+
+    Args:
+        device: of the token; that of the tensor by default.
+    """
+    tensor, token = _apply_receive(_ANCHOR, [received], send, device)
     return tensor, token

@@ -228,7 +228,8 @@ class GroupTransport:
     """Over the send and recv of any process group, in the order of the program.
 
     The two directions between a pair of ranks go over groups of their own, because on an accelerator a send
-    holds up its group until it is received.
+    holds up its group until it is received. Its messages carry memory of that device: what lies elsewhere is
+    copied there first, and whoever receives it copies it back.
     """
 
     ordered = True
@@ -247,7 +248,8 @@ class GroupTransport:
 
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
         group = self._up if target > self._rank else self._down
-        data = sendable(tensor)
+        data = sendable(tensor).to(self._device)
+        self._forget_what_has_left()
         self._sent.append((time.perf_counter_ns(), target, tag))
         work = dist.isend(data, group=group, tag=_short(tag), group_dst=target)
         assert work is not None
@@ -265,16 +267,16 @@ class GroupTransport:
         return arranged(self.receive(source, tag, math.prod(shape), dtype), shape, stride)
 
     def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
-        shape, dtype = sent.shape, sent.dtype
+        shape, dtype, device = sent.shape, sent.dtype, sent.device
 
         def receive() -> Tensor | None:
             expect()
             # Asked first: here nobody can see which of two messages has come.
             if not self.receive(target, tag, 1, torch.int64).item():
                 return None
-            return self.receive(target, tag, shape.numel(), dtype).view(shape)
+            return self.receive(target, tag, shape.numel(), dtype).view(shape).to(device)
 
-        return edges.send_edge(sent, receive)
+        return edges.send_edge(sent, receive, self._device)
 
     def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
         def send(gradient: Tensor | None) -> None:
@@ -284,7 +286,7 @@ class GroupTransport:
             if gradient is not None:
                 self.send(source, tag, gradient)
 
-        return edges.receive_edge(received, send)
+        return edges.receive_edge(received, send, self._device)
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         data = as_bytes(sealed.dumps(value)).to(self._device)
@@ -309,6 +311,11 @@ class GroupTransport:
         while self._leaving:
             work, _ = self._leaving.popleft()
             work.wait()
+
+    def _forget_what_has_left(self) -> None:
+        """Let go of tensors that nobody sends any more: steps that change nothing in place never flush."""
+        while self._leaving and self._leaving[0][0].is_completed():
+            self._leaving.popleft()
 
     def sent(self) -> list[SentTensor]:
         return tensors_among(self._sent)
