@@ -341,6 +341,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         first = not self.partitioned
         if first:
             with Explained(function, "while the model was planned and placed", pipeline):
+                self.follow_inputs(calls[0])
                 self._place(partial(function, *calls[0][0], **calls[0][1]))
         elif self._placed is not None:
             self._placed.require_no_others()

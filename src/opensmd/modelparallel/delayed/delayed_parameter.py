@@ -71,6 +71,14 @@ class DelayedParameters:
             for parameter in parameters:
                 parameter.__class__ = DelayedParameter
 
+    def move(self, device: torch.device) -> None:
+        """Let them have their data on ``device`` when they get it."""
+        for parameter in self._parameters:
+            origin: Reference = parameter.__dict__[_ORIGIN]
+            parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+            become(parameter, emptied(origin.size, origin.stride, origin.dtype, device))
+            parameter.__class__ = DelayedParameter
+
     def fill(self, is_here: Callable[[nn.Parameter], bool]) -> None:
         """Give those that live here their numbers, one after the other; the others are left empty."""
         self._fill(self._parameters, is_here)
@@ -86,7 +94,7 @@ class DelayedParameters:
             origin: Reference = parameter.__dict__.pop(_ORIGIN)
             parameter.__class__ = nn.Parameter  # type: ignore[assignment]
             if is_here(parameter):
-                parameter.data = origin.on(values_of([origin.memory])[origin.memory])
+                parameter.data = origin.on(values_of([origin.memory])[origin.memory]).to(parameter.device)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,8 @@ def shard_parameters(model: ModelState, plan: Plan) -> ShardedParameters:
     split = cfg.pipeline_parallel_degree > 1
     here = {name for name, _ in module.named_parameters() if plan.parameter_home(name) == stage}
     distributed = {name for name, _ in module.named_parameters() if model.works_on_scaled_batch(name)}
+    if not split:  # at wrapping, before there are inputs to follow
+        model.follow_cuda()
     names = here & distributed if cfg.tensor_parallel_degree > 1 else here
     mesh = state.sharding_mesh = _mesh(next((each.device.type for each in module.parameters()), "cpu"))
     if split:

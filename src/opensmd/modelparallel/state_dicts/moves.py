@@ -8,6 +8,7 @@ import torch
 
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder, give_data
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.gather import collect
@@ -50,6 +51,23 @@ class Moves(StateDicts):
             if new.dtype == tensor.dtype and new.device != tensor.device:
                 tensor.data = new
         return self
+
+    def follow_inputs(self, inputs: Any) -> None:
+        """Go to the GPU of a first step's tensors if the model is on the CPU: scripts move these alone."""
+        device = next((leaf.device for leaf in structure.tensors_in(inputs) if leaf.is_cuda), None)
+        if device is not None:
+            self._follow(device)
+
+    def follow_cuda(self) -> None:
+        """The same before there are any tensors, where the script has begun to use CUDA."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._follow(torch.device("cuda", torch.cuda.current_device()))
+
+    def _follow(self, device: torch.device) -> None:
+        if all(each.device.type == "cpu" for each in self.parameters()):
+            self.delayed.move(device)
+            with self.delayed.planned():
+                super().to(device)
 
     def cuda(self, device: int | torch.device | None = None) -> Self:
         """As torch's; after partitioning ``to`` that device, which moves what lives here."""
