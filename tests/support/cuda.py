@@ -60,8 +60,10 @@ def use_gpu(rank: int, world_size: int) -> None:
     """Give a rank its device, before its first call of CUDA."""
     if MAPPED:
         from opensmd.launch.mapped_cuda import cuda_on_cpu
+        from tests.support import nccl_like
 
         cuda_on_cpu.install()
+        nccl_like.install()
         return
     devices = torch.cuda.device_count()
     if world_size > devices:
