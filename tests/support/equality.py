@@ -42,6 +42,7 @@ __all__ = [
     "reference",
     "run_smp",
     "train_beside",
+    "united",
 ]
 
 LEARNING_RATE = 0.02
@@ -182,7 +183,7 @@ def compare(pools: Pools, family: str, case: Case, setup: Setup, *, exact: bool 
         reference, family, case.name, setup.microbatches, steps=setup.steps, replicas=setup.replicas
     )
     lines = differences(
-        _united(results, setup),
+        united(results, setup),
         plain(),
         tolerance=0.0 if exact else case.tolerance,
         exact=exact,
@@ -386,7 +387,7 @@ def _settings(setup: Setup, *, by_hand: bool) -> dict[str, Any]:
     return settings
 
 
-def _united(results: Sequence[Result], setup: Setup) -> Result:
+def united(results: Sequence[Result], setup: Setup) -> Result:
     """One result from those of all ranks; the losses of replicas are averaged."""
     stages = setup.stages  # placement "cluster": the stages of a replica are neighbours
     replicas = [results[i * stages : (i + 1) * stages] for i in range(setup.replicas)]
