@@ -18,12 +18,16 @@ from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators
 __all__ = ["dry", "is_tracing"]
 
 _local = threading.local()
+_backwards: list[nn.Module] = []  # models that go backward in a dry run: on a GPU in a thread of autograd's
 Backward = Callable[[Callable[..., None], tuple[Any, ...], dict[str, Any]], None]
 
 
 def is_tracing() -> bool:
-    """Whether this thread is in the dry run that precedes partitioning (``smp.is_tracing``)."""
-    return getattr(_local, "depth", 0) > 0
+    """Whether this thread is in the dry run that precedes partitioning (``smp.is_tracing``).
+
+    While a dry run goes backward every thread is: nobody else goes backward meanwhile.
+    """
+    return getattr(_local, "depth", 0) > 0 or bool(_backwards)
 
 
 @contextlib.contextmanager
@@ -43,7 +47,11 @@ def dry(
         if not is_tracing():
             plain(*args, **kwargs)
         elif backward is not None:
-            backward(plain, args, kwargs)
+            _backwards.append(module)
+            try:
+                backward(plain, args, kwargs)
+            finally:
+                _backwards.pop()
 
     _local.depth = getattr(_local, "depth", 0) + 1
     try:
