@@ -206,6 +206,34 @@ def test_checkpointing_recomputes_with_the_same_masks(gpus: Gpus) -> None:
     gpus(2).run(on_device, checkpointed_masks)
 
 
+def steady() -> list[int]:
+    """Bytes on the device after each of several equal steps."""
+    torch.manual_seed(5)
+    net = Net().to(DEVICE)
+    split(net)
+    model = smp.DistributedModel(net)
+
+    @smp.step
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    held = []
+    x = torch.ones(4096, WIDTH, device=DEVICE)
+    for _ in range(7):
+        model.zero_grad()
+        step(x).reduce_mean().item()
+        torch.cuda.synchronize()
+        held.append(0 if MAPPED else torch.cuda.memory_allocated())
+    return held
+
+
+def test_equal_steps_keep_no_more_and_more_of_what_they_have_sent(gpus: Gpus) -> None:
+    for held in gpus(2).run(steady):
+        assert max(held[2:]) - min(held[2:]) < 4 << 20, held  # a step sends 4 MiB, and gets as much back
+
+
 def in_half_with_a_scaler() -> None:
     """Autocast and a GradScaler as torch's own recipe has them, one gradient clipped after unscaling."""
     torch.manual_seed(4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
+from opensmd.modelparallel.runtime.backward.roots import latest_first, root_gradient, root_pairs
 
 
 def loss(*shape: int) -> torch.Tensor:
@@ -39,3 +39,12 @@ def test_every_root_gets_a_gradient_or_none() -> None:
         root_pairs([one, two], [gradient])
     with pytest.raises(TypeError, match="expected a tensor or a sequence of tensors, got float"):
         root_pairs([one, 1.0], None)  # type: ignore[list-item]
+
+
+def test_roots_are_put_in_the_reverse_order_of_their_creation() -> None:
+    leaf = torch.ones((), requires_grad=True)
+    first, second, third = leaf * 2, leaf * 3, leaf * 4
+    gradients = [torch.tensor(float(number)) for number in range(4)]
+    roots, given = latest_first([second, first, leaf, third], gradients)
+    assert [id(root) for root in roots] == [id(each) for each in (leaf, third, second, first)]
+    assert [each.item() for each in given] == [2.0, 3.0, 0.0, 1.0]
