@@ -66,7 +66,7 @@ def agreed_inputs(
             "smp.dp_rank(), not smp.rank())",
             stacklevel=4,
         )
-    return _first_rank_arguments(args, kwargs, group)
+    return _first_rank_arguments(args, kwargs, group, device)
 
 
 def _program(function: Callable[..., Any]) -> tuple[str, str]:
@@ -137,7 +137,7 @@ def _pieces(raw: Tensor) -> Tensor:
 
 
 def _first_rank_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
+    args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup, device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     tensors: list[Tensor] = []
     sent: list[Any] = [None]
@@ -155,8 +155,9 @@ def _first_rank_arguments(
         tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in shapes]
     for tensor in tensors:
         data = sendable(tensor)
+        data = data.to(device) if data.is_cpu else data  # which NCCL alone cannot carry
         dist.broadcast(data, group=group, group_src=0)
-        # What was sent in another layout or dtype has come into a copy.
+        # What was sent in another layout, dtype or place has come into a copy.
         if not first and data is not tensor:
             tensor.copy_(data)
     if first:

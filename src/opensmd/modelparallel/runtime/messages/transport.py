@@ -239,6 +239,7 @@ class GroupTransport:
         self._members = members
         self._rank = dist.get_rank(group)
         self._device = device
+        self._as_bytes = device.type != "cpu"  # NCCL has no complex numbers, and not all integers
         self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
         self._sent: deque[tuple[int, int, int]] = deque(maxlen=REMEMBERED)
         self._up = group
@@ -249,6 +250,8 @@ class GroupTransport:
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
         group = self._up if target > self._rank else self._down
         data = sendable(tensor).to(self._device)
+        if self._as_bytes:
+            data = data.reshape(-1).view(torch.uint8)
         self._forget_what_has_left()
         self._sent.append((time.perf_counter_ns(), target, tag))
         work = dist.isend(data, group=group, tag=_short(tag), group_dst=target)
@@ -257,9 +260,10 @@ class GroupTransport:
 
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
         group = self._up if source < self._rank else self._down
-        into = torch.empty(count, dtype=dtype, device=self._device)
+        size, kind = (count * dtype.itemsize, torch.uint8) if self._as_bytes else (count, dtype)
+        into = torch.empty(size, dtype=kind, device=self._device)
         dist.recv(into, group=group, tag=_short(tag), group_src=source)
-        return into
+        return into.view(dtype)
 
     def take(
         self, source: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
