@@ -37,8 +37,8 @@ class CudaRanks:
         function: Callable[..., Any],
         *args: Any,
         backend: str | None = "smddp",
-        timeout: float = PATIENCE / 2,
-        group_timeout: float = PATIENCE / 4,
+        timeout: float = PATIENCE / 4,
+        group_timeout: float = PATIENCE / 8,
     ) -> list[Any]:
         """Run ``function(*args)`` on every rank, whose device is chosen; return the values by rank."""
         return self._pool.run(
