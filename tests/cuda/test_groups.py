@@ -226,7 +226,8 @@ dist.barrier()
 
 def test_processes_may_end_without_ending_their_group() -> None:
     places = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
+    places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    places["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", ENDS_WITHOUT_A_WORD],
