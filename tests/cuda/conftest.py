@@ -14,8 +14,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """End with one message where there is no GPU, instead of one a test."""
     if not MAPPED and not torch.cuda.is_available():
         raise pytest.UsageError(
-            f"tests/cuda needs a GPU, and torch {torch.__version__} finds none; with OPENSMD_TEST_CUDA=mapped "
-            "its programs run on the CPU"
+            f"tests/cuda needs a GPU, and torch {torch.__version__} finds none; its programs run on the CPU "
+            "with OPENSMD_TEST_CUDA=mapped"
         )
 
 

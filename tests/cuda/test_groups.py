@@ -152,6 +152,7 @@ def a_backend_for_each_device() -> None:
         part = dist.new_group([0, 1])
         for device in (DEVICE, "cpu"):
             assert total(device=device) == total(part, device) == sum(range(dist.get_world_size()))
+    del part  # it has the store, whose keys NCCL would take for those of the next group
     bound = torch.device("cuda", torch.cuda.current_device())
     with world("cpu:smddp,cuda:nccl", device_id=bound):
         part = dist.new_group([1])

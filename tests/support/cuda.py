@@ -1,8 +1,8 @@
 """Ranks with a GPU each, or with a share of the one there is.
 
 NCCL refuses two ranks of one host on one device, and knows hosts by their identity, which NCCL_HOSTID
-replaces: ranks that say they are on different hosts may share a device, and talk over sockets of the loopback.
-That is slow, and everything else is as on many GPUs.
+replaces: ranks that say they are on different hosts may share a device, and talk over sockets of the
+loopback. That is slow, and everything else is as on many GPUs.
 
 With ``OPENSMD_TEST_CUDA=mapped`` the programs run on the CPU instead, by the mapping of
 ``smdrun --device cpu``: that tries a test where there is no GPU, and says nothing about one.

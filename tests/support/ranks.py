@@ -321,6 +321,7 @@ def _serve(rank: int, world_size: int, address: str, key: bytes) -> None:
     from tests.support.kept_groups import groups_outlive
 
     torch.set_num_threads(1)
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     link = Client(address, family="AF_UNIX", authkey=key)
     link.send(rank)

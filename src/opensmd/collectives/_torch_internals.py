@@ -333,8 +333,7 @@ def _split_group_wrapper(name: str, original: Callable[..., Any]) -> Callable[..
         group_desc: str | None = None,
         backend: Any = None,
     ) -> Any:
-        bound = dist.is_initialized() and c10d._get_default_group().bound_device_id is not None
-        if bound or not _serves(name, parent_pg):
+        if not _serves(name, parent_pg):
             return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
         if backend is not None and str(backend) != name:
             raise ValueError(
@@ -343,19 +342,19 @@ def _split_group_wrapper(name: str, original: Callable[..., Any]) -> Callable[..
         parent = parent_pg or c10d._get_default_group()
         timeout = timeout or c10d._get_default_timeout(dist.get_backend(parent))
         c10d._check_valid_timeout(timeout)
-        return _split_on_cpu(parent, split_ranks, timeout, pg_options, group_desc)
+        return _split(parent, split_ranks, timeout, pg_options, group_desc)
 
     return split_group
 
 
-def _split_on_cpu(
+def _split(
     parent: Any,
     split_ranks: list[list[int]] | None,
     timeout: timedelta,
     options: Any,
     description: str | None,
 ) -> Any:
-    """torch's own steps of split_group, without its demand for an accelerator."""
+    """torch's own steps of split_group, without its demand that the groups are bound to an accelerator."""
     own = _own_split(split_ranks, parent.rank(), parent.size())
     _splits[parent] = _splits.get(parent, 0) + 1
     if own is None:
@@ -366,6 +365,7 @@ def _split_on_cpu(
     group = parent.split_group(
         own, timeout=timeout, opts=options, group_name=group_name, group_desc=description
     )
+    group.bound_device_id = c10d._get_default_group().bound_device_id
     backend = dist.get_backend(parent)
     c10d._register_pg_in_world(
         group,

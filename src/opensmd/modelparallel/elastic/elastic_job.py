@@ -80,7 +80,7 @@ class ElasticJob:
         self._kept: KeptStep | None = None
         self._inside = False
         # What ranks say to each other at the end of a point: the requests to join that they have seen.
-        self._word = torch.zeros(1, dtype=torch.int64)
+        self._word = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._join_requests: JoinRequests | None = None  # of rank 0, while there are groups
 
     @property

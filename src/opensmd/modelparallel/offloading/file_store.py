@@ -68,7 +68,7 @@ class InFile:
 
     def _read(self, read: list[Tensor]) -> None:
         self._writing.result()
-        tensor = torch.empty(self._shape, dtype=self._dtype)
+        tensor = torch.empty(self._shape, dtype=self._dtype, device="cpu")
         self._store.arena.read(tensor, self._offset)
         inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
         read.append(tensor.permute(inverse))

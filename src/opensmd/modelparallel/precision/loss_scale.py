@@ -144,7 +144,9 @@ class LossScale:
 
     def follow_owners(self) -> None:
         """Take the scale over from the ranks with parameters; called on all ranks when a step begins."""
-        values = torch.tensor([float(getattr(self, name)) for name in _CHANGING], dtype=torch.float64)
+        values = torch.tensor(
+            [float(getattr(self, name)) for name in _CHANGING], dtype=torch.float64, device="cpu"
+        )
         taken = from_owners(values).tolist()
         for name, value in zip(_CHANGING, taken, strict=True):
             setattr(self, name, type(getattr(self, name))(value))

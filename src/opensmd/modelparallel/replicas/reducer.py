@@ -316,7 +316,9 @@ class Replicas:
 
     def _reduce_now(self) -> None:
         """Average all gradients; one that only some replicas have counts as zero in the others."""
-        have = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.uint8)
+        have = torch.tensor(
+            [parameter.grad is not None for parameter in self._parameters], dtype=torch.uint8, device="cpu"
+        )
         have = have.to(self._parameters[0].device)
         dist.all_reduce(have, op=dist.ReduceOp.MAX, group=self.group)
         gradients = []

@@ -143,7 +143,7 @@ class Results:
         for microbatch, place in self._in_graphs:
             tensors = self._tensors[microbatch]
             # Something that requires gradients, for autograd to make a node that can answer.
-            graph = torch.empty(0, requires_grad=True)
+            graph = torch.empty(0, device="cpu", requires_grad=True)
             tensors[place] = _Ended.apply(graph, tensors[place])  # type: ignore[no-untyped-call]
         return [
             structure.substitute(value, iter(tensors)) if tensors else value

@@ -147,7 +147,7 @@ def _require_same_shape(tensor: Tensor) -> None:
     if is_tracing() or not tensor.is_cpu:
         return
     group = tensor_process_group()
-    mine = torch.tensor([_form(tensor.shape, tensor.dtype)])
+    mine = torch.tensor([_form(tensor.shape, tensor.dtype)], device=tensor.device)
     if len(set(gathered(mine, group).tolist())) == 1:
         return
     shapes: list[Any] = [None] * group.size()

@@ -81,7 +81,7 @@ def _of_dcp(folder: Path) -> LazyTensors:
     metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
 
     def loaded(name: str, known: TensorStorageMetadata) -> Tensor:
-        found = {name: torch.empty(known.size, dtype=known.properties.dtype)}
+        found = {name: torch.empty(known.size, dtype=known.properties.dtype, device="cpu")}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is meant
             load(found, checkpoint_id=folder, no_dist=True)

@@ -66,7 +66,7 @@ class Collecting:
     def _receive(self, spread: Spread) -> Tensor:
         assert self._coming[0].number == spread.number, "tensors are written in another order than sent"
         del self._coming[0]
-        whole = torch.empty(sum(spread.sizes), dtype=spread.dtype)
+        whole = torch.empty(sum(spread.sizes), dtype=spread.dtype, device="cpu")
         first = 0
         for rank, size in enumerate(spread.sizes):
             part = whole[first : first + size]

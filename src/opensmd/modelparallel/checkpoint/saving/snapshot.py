@@ -212,7 +212,7 @@ class HostCopies:
 def _buffer_for(tensor: Tensor, before: Tensor | None) -> Tensor:
     if before is not None and before.shape == tensor.shape and before.dtype == tensor.dtype:
         return before
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def _trained_memory() -> frozenset[int]:

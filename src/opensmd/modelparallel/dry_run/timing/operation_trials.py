@@ -53,7 +53,7 @@ class _Given(NamedTuple):
 
     def made(self) -> Tensor:
         """One like it, with numbers that no function refuses."""
-        tensor = torch.empty(self.span, dtype=self.dtype).uniform_(0.1, 1.0)
+        tensor = torch.empty(self.span, dtype=self.dtype, device="cpu").uniform_(0.1, 1.0)
         return tensor.as_strided(self.shape, self.stride).requires_grad_(self.requires_grad)
 
 
@@ -257,7 +257,7 @@ class _Engine:
 
     def __init__(self) -> None:
         self.stopwatch = Stopwatch()
-        self._leaf = torch.ones(4, requires_grad=True)
+        self._leaf = torch.ones(4, device="cpu", requires_grad=True)
         self._to_begin = 0.0
         self._to_begin = statistics.median(self._of_nothing() for _ in range(NOTHINGS))
         self.to_call = statistics.median(self._call_of_nothing() for _ in range(NOTHINGS))
@@ -274,7 +274,7 @@ class _Engine:
 
     def _of_nothing(self) -> float:
         with torch.enable_grad():
-            return self._taken([self._leaf.view(4)], [self._leaf], [torch.ones(4)])
+            return self._taken([self._leaf.view(4)], [self._leaf], [torch.ones(4, device="cpu")])
 
     def _taken(self, roots: list[Tensor], inputs: list[Tensor], gradients: list[Tensor]) -> float:
         start = self.stopwatch.now()

@@ -181,7 +181,7 @@ def watching_seconds() -> Watching:
     for _ in range(_ROUNDS):
         clock = StepClock(torch.device("cpu"))
         with clock.follow({module: name for name, module in calls.named_modules()}):
-            calls(torch.ones(1))
+            calls(torch.ones(1, device="cpu"))
         seconds.append(sum(clock.seconds.values()))
         nodes = _Views()
         clock = StepClock(torch.device("cpu"))
@@ -200,7 +200,7 @@ class _Views(nn.Module):
     """Makes nodes that do nothing."""
 
     def forward(self) -> Tensor:
-        value = torch.ones((), requires_grad=True)
+        value = torch.ones((), device="cpu", requires_grad=True)
         for _ in range(_WATCHED):
             value = value.view(())
         return value

@@ -42,7 +42,7 @@ def checkpointed(
         )
     # A checkpoint saves tensors among its positional arguments; those inside containers it would just keep.
     tensors = structure.tensors_in((args, kwargs))
-    nothing = torch.empty(0)
+    nothing = torch.empty(0, device="cpu")
     frame = structure.substitute((args, kwargs), iter([nothing] * len(tensors)))
 
     def call(*given: Tensor) -> Any:

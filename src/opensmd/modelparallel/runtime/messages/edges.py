@@ -77,7 +77,7 @@ class _Receive(torch.autograd.Function):
 _apply_send: Callable[..., Any] = super(torch.autograd.Function, _Send).apply
 _apply_receive: Callable[..., Any] = super(torch.autograd.Function, _Receive).apply
 RECEIVED = frozenset({_Receive._backward_cls.__name__, "OpenSMDReceived"})  # nodes, here and in the mailbox
-_ANCHOR = torch.empty(0, requires_grad=True)
+_ANCHOR = torch.empty(0, device="cpu", requires_grad=True)
 
 
 def send_edge(tensor: Tensor, receive: ReceiveGradient, device: torch.device | None = None) -> Tensor:

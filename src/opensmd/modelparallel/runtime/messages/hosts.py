@@ -151,7 +151,7 @@ class HostsTransport:
 
         def send(gradient: Tensor | None) -> None:
             if gradient is None:
-                self.send(source, none, torch.zeros(1, dtype=torch.uint8))
+                self.send(source, none, torch.zeros(1, dtype=torch.uint8, device="cpu"))
             else:
                 self.send(source, tag, gradient)
 
@@ -201,7 +201,7 @@ class HostsTransport:
         end = time.monotonic() + _PARTING
         for rank in self._receivers:
             with contextlib.suppress(RuntimeError):  # it may be gone
-                self._post(rank, _FAREWELL, torch.empty(0, dtype=torch.uint8))
+                self._post(rank, _FAREWELL, torch.empty(0, dtype=torch.uint8, device="cpu"))
         for thread in self._receivers.values():
             thread.join(max(0.0, end - time.monotonic()))
 
@@ -256,7 +256,7 @@ class HostsTransport:
             self._inbox.lose(source, str(error))
 
     def _irecv(self, source: int, tag: int, size: int) -> tuple[dist.Work, Tensor]:
-        into = torch.empty(size, dtype=torch.uint8)
+        into = torch.empty(size, dtype=torch.uint8, device="cpu")
         work = dist.irecv(into, group=self._group, tag=tag, group_src=source)
         assert work is not None
         return work, into
@@ -264,7 +264,7 @@ class HostsTransport:
     def _failure(self, source: int, *, in_time: bool) -> Exception:
         """Of the group, which a rank ends that is lost or does not send, as any receive from it would."""
         try:
-            into = torch.empty(1, dtype=torch.uint8)
+            into = torch.empty(1, dtype=torch.uint8, device="cpu")
             work = dist.irecv(into, group=self._group, group_src=source)
             assert work is not None
             work.wait(_MOMENT)

@@ -177,7 +177,7 @@ class MailboxTransport:
     def send_object(self, target: int, tag: int, value: Any) -> None:
         data = as_bytes(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # nobody else reaches the memory
         # The size first: a receiver must say how much it takes.
-        self._mailbox.send(target, tag, torch.tensor([data.numel()]))
+        self._mailbox.send(target, tag, torch.tensor([data.numel()], device="cpu"))
         self._mailbox.send(target, tag, data)
 
     def receive_object(self, source: int, tag: int) -> Any:
