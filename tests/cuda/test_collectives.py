@@ -77,6 +77,8 @@ def sums_of_truths_and_pairs() -> None:
 
 def sums_of_multiples() -> None:
     for dtype in FLOATS:
+        if dtype is torch.bfloat16 and not MAPPED:
+            continue  # torch's NCCL gives zeros, or an error, also without smddp
         for factor in (3.0, torch.tensor([3.0], dtype=dtype, device=DEVICE)):
             tensor = mine(5, dtype=dtype)
             dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))  # type: ignore[attr-defined]
