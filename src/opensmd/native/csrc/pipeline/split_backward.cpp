@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace opensmd {
 namespace {
@@ -54,7 +55,7 @@ class ReleasingNodes {
 
 // Stands where an edge leads to something that waits, and takes its gradient.
 struct Catch : Node {
-  Catch(Edge target, std::vector<WaitingGradient>* waiting)
+  Catch(Edge target, WaitingGradients* waiting)
       : Node(edge_list()), target_(std::move(target)), waiting_(waiting) {
     input_metadata_.emplace_back(target_.function->input_metadata(target_.input_nr));
   }
@@ -62,12 +63,12 @@ struct Catch : Node {
   std::string name() const override { return "OpenSMDWaitingGradient"; }
 
   variable_list apply(variable_list&& gradients) override {
-    if (gradients[0].defined()) waiting_->push_back({target_, gradients[0]});
+    if (gradients[0].defined()) waiting_->add(target_, std::move(gradients[0]));
     return {};
   }
 
   const Edge target_;
-  std::vector<WaitingGradient>* const waiting_;
+  WaitingGradients* const waiting_;
 };
 
 // Edges that lead elsewhere for as long as this lives.
@@ -113,6 +114,16 @@ void execute(const edge_list& roots, const variable_list& gradients, bool keep_g
 
 }  // namespace
 
+void WaitingGradients::add(Edge edge, at::Tensor gradient) {
+  const std::lock_guard lock(mutex_);
+  came_.push_back({std::move(edge), std::move(gradient)});
+}
+
+std::vector<WaitingGradient> WaitingGradients::take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(came_, {});
+}
+
 SplitBackward::SplitBackward(SplitGraph graph, std::vector<at::Tensor> gradients)
     : graph_(std::make_unique<SplitGraph>(std::move(graph))), gradients_(std::move(gradients)),
       layers_(layers_of(*graph_)) {}
@@ -128,7 +139,7 @@ void SplitBackward::run_first() {
   for (size_t index = 0; index < gradients_.size(); ++index) {
     const Edge& root = graph_->roots[index];
     if (graph_->waits(root)) {
-      waiting_.push_back({root, gradients_[index]});
+      waiting_.add(root, gradients_[index]);
     } else {
       roots.push_back(root);
       gradients.push_back(gradients_[index]);
@@ -175,11 +186,10 @@ void SplitBackward::run_weights() {
     roots.push_back(each.layer);
     gradients.push_back(std::move(each.gradient));
   }
-  for (auto& each : waiting_) {
+  for (auto& each : waiting_.take()) {
     roots.push_back(std::move(each.edge));
     gradients.push_back(std::move(each.gradient));
   }
-  waiting_.clear();
   if (!roots.empty()) execute(roots, gradients, /*keep_graph=*/false);
   layers_.clear();
 }

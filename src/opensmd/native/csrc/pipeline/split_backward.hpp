@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace opensmd {
@@ -24,6 +25,18 @@ struct DividedLayer {
 struct WaitingGradient {
   torch::autograd::Edge edge;
   at::Tensor gradient;
+};
+
+// Those of one backward, in the order in which they came, which is the one in which the engine itself adds them up.
+// Autograd has a thread for each device, so that those of a stage that computes on two come from two threads.
+class WaitingGradients {
+ public:
+  void add(torch::autograd::Edge edge, at::Tensor gradient);
+  std::vector<WaitingGradient> take();
+
+ private:
+  std::mutex mutex_;
+  std::vector<WaitingGradient> came_;
 };
 
 // The backward that begins at some roots. The graph and what it has saved live until both parts have run, or it is
@@ -48,7 +61,7 @@ class SplitBackward {
   std::unique_ptr<SplitGraph> graph_;
   std::vector<at::Tensor> gradients_;
   std::vector<DividedLayer> layers_;
-  std::vector<WaitingGradient> waiting_;
+  WaitingGradients waiting_;
 };
 
 // Null if nothing of the backward that begins at `roots` can wait: nothing leads to another rank, or the program would
