@@ -111,7 +111,7 @@ def _seeded(offset: int) -> Iterator[None]:
         return
     group = tensor_process_group()
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    seed = torch.randint(RANGE, (1,)).to(device)
+    seed = torch.randint(RANGE, (1,), device="cpu").to(device)
     dist.broadcast(seed, group=group, group_src=0)
     with torch.random.fork_rng(_devices()):
         torch.manual_seed(int(seed) + offset)

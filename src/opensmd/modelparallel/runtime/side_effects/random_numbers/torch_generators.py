@@ -71,7 +71,7 @@ class RandomPerMicrobatch:
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self._generators = generators
         # Drawn from the rank's own generator, so that torch.manual_seed makes a step repeatable.
-        self._seed = int(torch.randint(1 << 62, ()))
+        self._seed = int(torch.randint(1 << 62, (), device="cpu"))
         # After the draw, so that the next step draws another seed.
         self._rank = _states(generators)
         self._states: dict[int, list[torch.Tensor]] = {}
