@@ -18,7 +18,7 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ __all__ = [
     "is_of_transform",
     "is_reentrant_checkpoint",
     "let_optimizers_ask",
+    "on_stack",
     "out_of_transforms",
     "parametrization_cache",
     "put_parametrization_cache",
@@ -402,6 +403,16 @@ def gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
 def function_modes() -> list[torch.overrides.TorchFunctionMode]:
     """The function modes of this thread, from the outermost."""
     return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def on_stack(mode: torch.overrides.TorchFunctionMode) -> Iterator[None]:
+    """What another thread has entered applies in this one, too; entering it again would change the object."""
+    _push_mode(mode)
+    try:
+        yield
+    finally:
+        _pop_mode()
 
 
 def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from opensmd.modelparallel._torch_internals import any_autocast, function_modes
+from opensmd.modelparallel._torch_internals import any_autocast, function_modes, on_stack
 
 __all__ = ["ThreadState", "without_autocast"]
 
@@ -56,7 +56,7 @@ class ThreadState(NamedTuple):
             for kind, dtype in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=True, cache_enabled=self.cache))
             for mode in self.modes:
-                stack.enter_context(mode)
+                stack.enter_context(on_stack(mode))
             if self.stream is not None:
                 stack.enter_context(torch.cuda.stream(self.stream))
             yield
