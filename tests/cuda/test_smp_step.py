@@ -157,6 +157,65 @@ def test_what_is_on_the_cpu_comes_to_the_next_stage_on_the_cpu(gpus: Gpus) -> No
     gpus(2).run(tensors_of_two_devices)
 
 
+class ThroughCpu(nn.Linear):
+    """Computes on both devices with weights of the GPU; autograd has a thread for each."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, CLASSES)
+        self.gains = nn.ParameterList(torch.linspace(0.5, 1.5, WIDTH).roll(turn) for turn in range(4))
+        self.scales = nn.ParameterList(torch.linspace(-1, 1, WIDTH).roll(turn) for turn in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        there, here = x.cpu(), x
+        for gain, scale in zip(self.gains, self.scales, strict=True):
+            there, here = torch.tanh(there * scale.cpu()), torch.tanh(here * gain)
+            here = here + there.to(x.device)
+        return super().forward(here)
+
+
+class HalfOnCpu(nn.Module):
+    """Its second stage computes partly on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = ThroughCpu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.second(torch.relu(self.first(x)))
+        return logits
+
+
+def half_on_the_cpu(schedule: str) -> None:
+    torch.manual_seed(6)
+    net = HalfOnCpu().to(DEVICE)
+    plain = copy.deepcopy(net)
+    split(net, pipeline=schedule)
+    trained_beside(net, smp.DistributedModel(net), plain, steps=5)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble", "1f1b"])
+def test_a_stage_that_computes_partly_on_the_cpu_trains_as_without_stages(gpus: Gpus, schedule: str) -> None:
+    gpus(2).run(half_on_the_cpu, schedule)
+
+
+def timed() -> None:
+    """A plan by times that were measured on the GPU, and a model that the measuring has left as it was."""
+    torch.manual_seed(7)
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)])
+    net.append(nn.Linear(WIDTH, CLASSES))
+    net.to(DEVICE)
+    plain = copy.deepcopy(net)
+    restart(partitions=2, microbatches=4, memory_weight=0.0, optimize="speed")
+    model = smp.DistributedModel(net, trace_execution_times=True)
+    trained_beside(net, model, plain)
+    assert 0 < sum(map(model.is_local, dict(net.named_parameters()))) < len(list(net.parameters()))
+
+
+def test_a_plan_by_measured_times_is_made_on_cuda(gpus: Gpus) -> None:
+    gpus(2).run(timed)
+
+
 def on_a_stream() -> None:
     """Every microbatch computes on the stream on which its step was called, whatever its thread."""
     torch.manual_seed(3)
