@@ -155,12 +155,16 @@ class Bucket:
         """Average over all processes; a parameter that no process used keeps the gradient it had."""
         used = [float(index not in self.missing) for index in range(len(self.parameters))]
         first = self.parameters[0]
-        uses = torch.tensor(used, dtype=first.dtype, device=first.device)
+        if self.missing:
+            uses = torch.tensor(used, dtype=first.dtype, device=first.device)
+        else:  # without a copy from the host, which would wait for a GPU
+            uses = torch.ones(len(used), dtype=first.dtype, device=first.device)
         flat = flatten([*(self._gradient(parameter) for parameter in self.parameters), uses])
         api.all_reduce(flat)
         uses = flat[-len(used) :].clone()
         flat /= api.get_world_size()
-        self._write_back(flat[: -len(used)], (uses > 0).tolist())
+        # What this process has used need not be asked of a GPU, either.
+        self._write_back(flat[: -len(used)], (uses > 0).tolist() if self.missing else [True] * len(used))
 
     def _gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

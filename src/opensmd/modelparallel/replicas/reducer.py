@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from opensmd.modelparallel.ranks.composite import is_composite, plain_parts
+from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.replicas._torch_internals import (
     arm,
     begin,
@@ -316,10 +317,9 @@ class Replicas:
 
     def _reduce_now(self) -> None:
         """Average all gradients; one that only some replicas have counts as zero in the others."""
-        have = torch.tensor(
-            [parameter.grad is not None for parameter in self._parameters], dtype=torch.uint8, device="cpu"
-        )
-        have = have.to(self._parameters[0].device)
+        found = [parameter.grad is not None for parameter in self._parameters]
+        # Where the group carries the CPU's tensors, so that nothing waits for a GPU.
+        have = torch.tensor(found, dtype=torch.uint8, device=control_device(self.group))
         dist.all_reduce(have, op=dist.ReduceOp.MAX, group=self.group)
         gradients = []
         for parameter, wanted in zip(self._parameters, have.tolist(), strict=True):

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether
 from opensmd.modelparallel.sharding._torch_internals import (
@@ -143,14 +144,11 @@ class ShardedReplicas(ReplicasTogether):
             return
         if not found:
             return
-        have = torch.tensor([has for _, has in found], dtype=torch.uint8, device=self._device)
+        device = control_device(self._group)  # the CPU, where that goes: nothing waits for a GPU
+        have = torch.tensor([has for _, has in found], dtype=torch.uint8, device=device)
         dist.all_reduce(have, op=dist.ReduceOp.MAX, group=self._group)
         wanted = {id(parameter): bool(has) for (parameter, _), has in zip(found, have.tolist(), strict=True)}
         self._reduces(True)
         for unit in reversed(self._sharded.units):
             zeros_where(unit, wanted)
             reduce_now(unit)
-
-    @property
-    def _device(self) -> str:
-        return self._sharded.mesh.device_type

@@ -284,9 +284,7 @@ class GroupTransport:
 
     def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
         def send(gradient: Tensor | None) -> None:
-            self.send(
-                source, tag, torch.tensor([gradient is not None], dtype=torch.int64, device=self._device)
-            )
+            self.send(source, tag, self._number(gradient is not None))
             if gradient is not None:
                 self.send(source, tag, gradient)
 
@@ -294,7 +292,7 @@ class GroupTransport:
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         data = as_bytes(sealed.dumps(value)).to(self._device)
-        self.send(target, tag, torch.tensor([data.numel()], device=self._device))
+        self.send(target, tag, self._number(data.numel()))
         self.send(target, tag, data)
 
     def receive_object(self, source: int, tag: int) -> Any:
@@ -315,6 +313,10 @@ class GroupTransport:
         while self._leaving:
             work, _ = self._leaving.popleft()
             work.wait()
+
+    def _number(self, value: int) -> Tensor:
+        """Made on the device, for a copy from the host would wait for all that the device has to do."""
+        return torch.full((1,), value, dtype=torch.int64, device=self._device)
 
     def _forget_what_has_left(self) -> None:
         """Let go of tensors that nobody sends any more: steps that change nothing in place never flush."""
