@@ -18,8 +18,6 @@ import torch.distributed.deprecated as legacy
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel.deprecated import DistributedDataParallel, DistributedDataParallelCPU
-from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
 
 import smdistributed.dataparallel.torch.distributed as v1
 import smdistributed.modelparallel.torch as smp
@@ -35,24 +33,16 @@ Pool = Callable[[int], RankPool]
 RATE, STEPS, ROWS = 0.1, 2, 8
 
 
-class NoData(TorchFunctionMode):
-    """As ``torch.set_default_device``, which does not come off again once a checkpoint has run under it."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _device_constructors() and kwargs.get("device") is None:
-            kwargs["device"] = "meta"
-        return func(*args, **kwargs)
-
-
 @contextlib.contextmanager
 def no_data_by_default() -> Iterator[None]:
     """Tensors that are made without naming their device have no data."""
-    with NoData():
+    torch.set_default_device("meta")
+    try:
         assert torch.ones(1).is_meta
         yield
+    finally:
+        torch.set_default_device(None)
+        assert torch.ones(1).is_cpu
 
 
 def network() -> nn.Module:

@@ -31,10 +31,12 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "ParametrizationCache",
+    "WithoutDefaultDevice",
     "WithoutMode",
     "backward_of_node",
     "compiled_where",
@@ -377,6 +379,32 @@ class WithoutMode:
             _push_mode(self._mode)
 
 
+class WithoutDefaultDevice:
+    """Takes a default device off this thread's stack of modes for a while, as ``loss.backward()`` does.
+
+    torch's checkpoints enter it again when they recompute, and it does not come off any more if it is on.
+    """
+
+    __slots__ = ("_modes",)
+
+    def __enter__(self) -> None:
+        self._modes = _take_modes() if _stack_height() else []
+        for mode in self._modes:
+            if not isinstance(mode, DeviceContext):
+                _push_mode(mode)
+
+    def __exit__(self, *_: object) -> None:
+        if self._modes:
+            _take_modes()
+            for mode in self._modes:
+                _push_mode(mode)
+
+
+def _take_modes() -> list[torch.overrides.TorchFunctionMode]:
+    """Those of this thread, from the outermost, none of which is on its stack any more."""
+    return [_pop_mode() for _ in range(_stack_height())][::-1]
+
+
 def without_interception() -> contextlib.AbstractContextManager[None]:
     """Calls of torch inside go past function modes and past parameters' own classes."""
     plain: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
@@ -388,9 +416,16 @@ def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], *, retain
 
     Its checks in Python take longer than the graph of a small stage.
     """
-    torch.autograd.Variable._execution_engine.run_backward(
-        tuple(roots), tuple(gradients), retain_graph, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+    with WithoutDefaultDevice():
+        torch.autograd.Variable._execution_engine.run_backward(
+            tuple(roots),
+            tuple(gradients),
+            retain_graph,
+            False,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
 
 
 def gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from opensmd.modelparallel._torch_internals import any_modes, run_backward
+from opensmd.modelparallel._torch_internals import WithoutDefaultDevice, any_modes, run_backward
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward, Leg
@@ -266,7 +266,8 @@ class BackwardPass:
         splits = index >= self._splits_from and not retain_graph
         split = first_part(leg.roots, leg.gradients, everything=reducer is not None) if splits else None
         if split is not None and reducer is not None and split.leaves_everything:
-            split.run_first()
+            with WithoutDefaultDevice():
+                split.run_first()
             arm = partial(reducer.before_last_backward, leg.roots)
             self._weight_gradients.leave(index, chunk, split, before_all=arm)
             microbatch.leaves_weights = True
@@ -277,7 +278,8 @@ class BackwardPass:
             self.complete_gradients(microbatch)
             reducer.before_last_backward(leg.roots)
         if split is not None:
-            split.run_first()
+            with WithoutDefaultDevice():
+                split.run_first()
             self._weight_gradients.leave(index, chunk, split)  # the reducer waits for it
             microbatch.leaves_weights = True
             return

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from opensmd.modelparallel._torch_internals import any_autocast
+from opensmd.modelparallel._torch_internals import WithoutDefaultDevice, any_autocast
 from opensmd.modelparallel.runtime.backward.inner_backwards import begins_backward
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState, without_autocast
@@ -117,7 +117,7 @@ class WeightGradients:
         if before is not None:
             before()
         # The thread is that of whoever waits, and may be in the autocast of another microbatch.
-        with without_autocast() if state is None else state.restored():
+        with without_autocast() if state is None else state.restored(), WithoutDefaultDevice():
             split.run_weights()
         self._record.end()
 
