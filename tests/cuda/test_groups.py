@@ -22,7 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from opensmd.timeline.files import read_timeline
 from opensmd.timeline.recorder import recorder
 from tests.support.cuda import DEVICE, ENVIRONMENT, MAPPED, CudaRanks, on_gpu
-from tests.support.ranks import ROOT, free_port, run_once
+from tests.support.ports import free_port
+from tests.support.ranks import ROOT, run_once
 from tests.support.tried import tried
 
 Gpus = Callable[[int], CudaRanks]

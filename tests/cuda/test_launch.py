@@ -24,7 +24,8 @@ from tests.support.cuda import DEVICE, ENVIRONMENT, MAPPED
 from tests.support.jobs import both
 from tests.support.launchers import BOTH, assert_trained
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import ROOT
 from tests.support.scripts import run_as_main
 
 SMDDP = ROOT / "tests" / "scripts" / "smddp"

@@ -21,7 +21,8 @@ from tests.ranks.test_legacy_parallel import Net, batch, losses
 from tests.scripts.legacy import calls
 from tests.support.cuda import DEVICE, MAPPED
 from tests.support.patience import PATIENCE
-from tests.support.ranks import ROOT, free_port
+from tests.support.ports import free_port
+from tests.support.ranks import ROOT
 
 BACKENDS = ["nccl", "gloo"]  # tcp is gloo
 EXPIRES = 30  # seconds that a call waits for a rank that has failed

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import nn
 
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states, set_random_states
@@ -18,6 +21,9 @@ class KeptStep:
 
     Args:
         model: whose step it is; its parts have their places.
+
+    Raises:
+        SMPError: it is on a GPU.
     """
 
     def __init__(self, model: WrappedModel) -> None:
@@ -26,6 +32,7 @@ class KeptStep:
             self._parameters = {
                 name: parameter for name, parameter in module.named_parameters() if model.is_here(name)
             }
+            _require_cpu(self._parameters)
             buffers = [buffer for name, buffer in module.named_buffers() if model.is_here(name)]
             self._model = KeptModel(module, list(self._parameters.values()), buffers)
             self._gradients = [
@@ -55,3 +62,14 @@ class KeptStep:
         set_random_states(self._random)
         if state.engine is not None and "replicated" in self._random:
             state.engine.random_position = self._random["replicated"]
+
+
+def _require_cpu(parameters: Mapping[str, nn.Parameter]) -> None:
+    """On a GPU, kernels of NCCL would wait for ever for a replica that is lost within a step."""
+    for name, parameter in parameters.items():
+        if not parameter.is_cpu:
+            raise SMPError(
+                f"the setting elastic: {name} is on {parameter.device}, and replicas that come and go are "
+                "only for models on the CPU, as collectives of a GPU do not end when a replica is lost. "
+                "Leave the setting out, and go on from checkpoints"
+            )
