@@ -18,7 +18,7 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,13 +31,12 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
+
+from opensmd.modelparallel.function_modes._torch_internals import WithoutDefaultDevice
 
 __all__ = [
     "ParametrizationCache",
-    "WithoutDefaultDevice",
-    "WithoutMode",
     "backward_of_node",
     "compiled_where",
     "follow_class",
@@ -47,7 +46,6 @@ __all__ = [
     "is_of_transform",
     "is_reentrant_checkpoint",
     "let_optimizers_ask",
-    "on_stack",
     "out_of_transforms",
     "parametrization_cache",
     "put_parametrization_cache",
@@ -65,11 +63,6 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
-# The stack of function modes of a thread; every intercepted call goes through these.
-_stack_height = torch._C._len_torch_function_stack
-_mode_at = torch._C._get_function_stack_at
-_pop_mode = torch._C._pop_torch_function_stack
-_push_mode = torch._C._push_on_torch_function_stack
 # Whether autocast is on in this thread, for any kind of device.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _WEIGHT_HOOKS = (WeightNorm, SpectralNorm, BasePruningMethod)
@@ -360,51 +353,6 @@ def has_global_hooks() -> bool:
     return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
-class WithoutMode:
-    """Takes a function mode off this thread's stack for a while, if it is on top."""
-
-    __slots__ = ("_mode", "_taken")
-
-    def __init__(self, mode: torch.overrides.TorchFunctionMode) -> None:
-        self._mode = mode
-
-    def __enter__(self) -> None:
-        height = _stack_height()
-        self._taken = height > 0 and _mode_at(height - 1) is self._mode
-        if self._taken:
-            _pop_mode()
-
-    def __exit__(self, *_: object) -> None:
-        if self._taken:
-            _push_mode(self._mode)
-
-
-class WithoutDefaultDevice:
-    """Takes a default device off this thread's stack of modes for a while, as ``loss.backward()`` does.
-
-    torch's checkpoints enter it again when they recompute, and it does not come off any more if it is on.
-    """
-
-    __slots__ = ("_modes",)
-
-    def __enter__(self) -> None:
-        self._modes = _take_modes() if _stack_height() else []
-        for mode in self._modes:
-            if not isinstance(mode, DeviceContext):
-                _push_mode(mode)
-
-    def __exit__(self, *_: object) -> None:
-        if self._modes:
-            _take_modes()
-            for mode in self._modes:
-                _push_mode(mode)
-
-
-def _take_modes() -> list[torch.overrides.TorchFunctionMode]:
-    """Those of this thread, from the outermost, none of which is on its stack any more."""
-    return [_pop_mode() for _ in range(_stack_height())][::-1]
-
-
 def without_interception() -> contextlib.AbstractContextManager[None]:
     """Calls of torch inside go past function modes and past parameters' own classes."""
     plain: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
@@ -433,21 +381,6 @@ def gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
     everyone = mine.new_empty(mine.numel() * group.size())
     group._allgather_base(everyone, mine).wait()
     return everyone
-
-
-def function_modes() -> list[torch.overrides.TorchFunctionMode]:
-    """The function modes of this thread, from the outermost."""
-    return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def on_stack(mode: torch.overrides.TorchFunctionMode) -> Iterator[None]:
-    """What another thread has entered applies in this one, too; entering it again would change the object."""
-    _push_mode(mode)
-    try:
-        yield
-    finally:
-        _pop_mode()
 
 
 def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.dry_run import _torch_internals as dry_run
+from opensmd.modelparallel.function_modes import _torch_internals as modes
 
 pytestmark = pytest.mark.newest
 
@@ -197,12 +198,12 @@ def test_a_mode_is_set_aside_and_put_back() -> None:
     with Counting() as mode:
         torch.ones(1) + 1
         seen = mode.count
-        with internals.WithoutMode(mode):
+        with modes.WithoutMode(mode):
             torch.ones(1) + 1
         assert mode.count == seen
         torch.ones(1) + 1
         assert mode.count > seen
-        assert internals.function_modes()[-1] is mode
+        assert modes.function_modes()[-1] is mode
 
 
 def test_backward_without_torchs_checks_accumulates_what_backward_does() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from opensmd.modelparallel._torch_internals import WithoutMode
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.function_modes._torch_internals import WithoutMode
 from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
 from opensmd.modelparallel.runtime.backward.shared_gradients import SharedGradients
 from opensmd.modelparallel.runtime.messages.graph_edges import GraphEdges

@@ -24,8 +24,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from opensmd.modelparallel._torch_internals import WithoutDefaultDevice, any_modes, run_backward
+from opensmd.modelparallel._torch_internals import any_modes, run_backward
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.function_modes._torch_internals import WithoutDefaultDevice
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward, Leg
 from opensmd.modelparallel.runtime.backward.roots import latest_first, root_gradient, root_pairs

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from opensmd.modelparallel._torch_internals import WithoutDefaultDevice, any_autocast
+from opensmd.modelparallel._torch_internals import any_autocast
+from opensmd.modelparallel.function_modes._torch_internals import WithoutDefaultDevice
 from opensmd.modelparallel.runtime.backward.inner_backwards import begins_backward
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState, without_autocast

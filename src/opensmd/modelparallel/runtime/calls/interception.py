@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.function_modes._torch_internals import WithoutMode
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall, passed
@@ -127,7 +128,7 @@ def pass_modules(calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
     run = current_run()
     if run is None:
         return None
-    with internals.WithoutMode(run.microbatch.mode):
+    with WithoutMode(run.microbatch.mode):
         return passed(run, calls, argument)
 
 
@@ -153,7 +154,7 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
         if has_iterators(args, kwargs):
             called, (args, kwargs) = without_iterators(shown, function, args, kwargs, run.iterators)
         # What the runtime itself asks of tensors would be intercepted like the program.
-        with internals.WithoutMode(run.microbatch.mode):
+        with WithoutMode(run.microbatch.mode):
             if run.rank != home and len(args) == 1 and not kwargs:
                 made = passed(run, (own,), args[0])
                 if made is not None:
@@ -178,7 +179,7 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
         )
         with _checkpointing(run), torch.set_grad_enabled(wanted), _keeping_what_escapes(run) as escaped:
             result = args[0](*args[2:])
-            with internals.WithoutMode(run.microbatch.mode):
+            with WithoutMode(run.microbatch.mode):
                 escaped.detach(result, run.rank)
         return result
     return _follow(run, f"autograd function {function.__qualname__}", function, original, args, kwargs)
@@ -202,7 +203,7 @@ def _follow(
     kwargs: dict[str, Any],
 ) -> Any:
     """Run a function as a whole where its arguments are."""
-    with internals.WithoutMode(run.microbatch.mode):
+    with WithoutMode(run.microbatch.mode):
         leaves, tags = run.leaves_of(args, kwargs)
         home = highest_home(tags)
         if home is not None:

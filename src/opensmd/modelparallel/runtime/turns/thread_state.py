@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from opensmd.modelparallel._torch_internals import any_autocast, function_modes, on_stack
+from opensmd.modelparallel._torch_internals import any_autocast
+from opensmd.modelparallel.function_modes._torch_internals import function_modes, on_stack
 
 __all__ = ["ThreadState", "without_autocast"]
 

@@ -1,0 +1,80 @@
+"""The stack of function modes of a thread, which only private functions of torch change.
+
+A mode that a script has entered must not be entered again, as its object remembers what was before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.utils._device import DeviceContext
+
+__all__ = ["WithoutDefaultDevice", "WithoutMode", "function_modes", "on_stack"]
+
+# Every intercepted call goes through these.
+_stack_height = torch._C._len_torch_function_stack
+_mode_at = torch._C._get_function_stack_at
+_pop_mode = torch._C._pop_torch_function_stack
+_push_mode = torch._C._push_on_torch_function_stack
+
+
+class WithoutMode:
+    """Takes a function mode off this thread's stack for a while, if it is on top."""
+
+    __slots__ = ("_mode", "_taken")
+
+    def __init__(self, mode: torch.overrides.TorchFunctionMode) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        height = _stack_height()
+        self._taken = height > 0 and _mode_at(height - 1) is self._mode
+        if self._taken:
+            _pop_mode()
+
+    def __exit__(self, *_: object) -> None:
+        if self._taken:
+            _push_mode(self._mode)
+
+
+class WithoutDefaultDevice:
+    """Takes a default device off this thread's stack of modes for a while, as ``loss.backward()`` does.
+
+    torch's checkpoints enter it again when they recompute, and it does not come off any more if it is on.
+    """
+
+    __slots__ = ("_modes",)
+
+    def __enter__(self) -> None:
+        self._modes = _take_modes() if _stack_height() else []
+        for mode in self._modes:
+            if not isinstance(mode, DeviceContext):
+                _push_mode(mode)
+
+    def __exit__(self, *_: object) -> None:
+        if self._modes:
+            _take_modes()
+            for mode in self._modes:
+                _push_mode(mode)
+
+
+def _take_modes() -> list[torch.overrides.TorchFunctionMode]:
+    """Those of this thread, from the outermost, none of which is on its stack any more."""
+    return [_pop_mode() for _ in range(_stack_height())][::-1]
+
+
+def function_modes() -> list[torch.overrides.TorchFunctionMode]:
+    """The function modes of this thread, from the outermost."""
+    return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def on_stack(mode: torch.overrides.TorchFunctionMode) -> Iterator[None]:
+    """What another thread has entered applies in this one, too; entering it again would change the object."""
+    _push_mode(mode)
+    try:
+        yield
+    finally:
+        _pop_mode()
