@@ -1,4 +1,4 @@
-# Every target sets up what it needs on a fresh machine with Python 3.11, a C++ compiler and make.
+# Every target sets up what it needs on a fresh machine with Python (3.11 to 3.13), a C++ compiler and make.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin

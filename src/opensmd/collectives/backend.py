@@ -17,6 +17,7 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -42,6 +43,7 @@ __all__ = ["NAME", "create", "register"]
 
 # As many as one arena takes; larger groups of one host are served by Gloo.
 MOST_IN_ARENA = 64
+LEAST_HEAP = 1 << 20  # bytes
 
 
 @cache
@@ -175,9 +177,12 @@ def _share_arena(
 
 def _usual_heap(native: ModuleType, size: int) -> int:
     """The core's own choice, or less where this process is not allowed so much (``ulimit -v``, ``-f``)."""
-    softs = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)]
-    allowed = [soft // (4 * size) for soft in softs if soft != resource.RLIM_INFINITY]
-    return min([int(native.default_heap_bytes(size)), *allowed])
+    used = {resource.RLIMIT_AS: psutil.Process().memory_info().vms, resource.RLIMIT_FSIZE: 0}
+    softs = {which: resource.getrlimit(which)[0] for which in used}
+    left = [soft - used[which] for which, soft in softs.items() if soft != resource.RLIM_INFINITY]
+    return min(
+        [int(native.default_heap_bytes(size)), *(max(each // (4 * size), LEAST_HEAP) for each in left)]
+    )
 
 
 def _split(place: Membership, store: Store, rank: int, ranks: Sequence[int], options: Any) -> Any:
