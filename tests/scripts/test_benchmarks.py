@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+from benchmarks.cuda import __main__ as cuda_benchmark
 from benchmarks.harness import launch
 from benchmarks.harness.contestants import after_a_call
 from benchmarks.harness.results import Results, human_bytes, human_time, row
@@ -148,6 +150,17 @@ def test_ddp_measures_a_small_model(run_benchmark: Callable[..., None], tmp_path
     run_benchmark("ddp", "--widths", "16")
     names = {"smddp", "smddp zero-copy", "gloo", "do-nothing"}
     assert set(Results.load(tmp_path / "ddp-2.json").candidates()) == names
+
+
+def test_calls_with_cuda_tensors_are_measured_over_smddp_and_nccl(
+    run_benchmark: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_benchmark, "RANK", "tests.support.mapped_benchmark")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    run_benchmark("cuda")
+    results = Results.load(tmp_path / "cuda-2.json")
+    assert set(results.candidates()) == {"smddp", "torch's NCCL"}
+    assert len(results.cases()) == 7
 
 
 def test_the_pipeline_is_measured_beside_torchs_and_one_process(
