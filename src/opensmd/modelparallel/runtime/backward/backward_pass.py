@@ -26,7 +26,6 @@ from torch import Tensor
 
 from opensmd.modelparallel._torch_internals import any_modes, run_backward
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.function_modes._torch_internals import WithoutDefaultDevice
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward, Leg
 from opensmd.modelparallel.runtime.backward.roots import latest_first, root_gradient, root_pairs
@@ -267,10 +266,8 @@ class BackwardPass:
         splits = index >= self._splits_from and not retain_graph
         split = first_part(leg.roots, leg.gradients, everything=reducer is not None) if splits else None
         if split is not None and reducer is not None and split.leaves_everything:
-            with WithoutDefaultDevice():
-                split.run_first()
             arm = partial(reducer.before_last_backward, leg.roots)
-            self._weight_gradients.leave(index, chunk, split, before_all=arm)
+            self._weight_gradients.run_first(index, chunk, split, before_all=arm)
             microbatch.leaves_weights = True
             return
         if reducer is not None:
@@ -279,9 +276,7 @@ class BackwardPass:
             self.complete_gradients(microbatch)
             reducer.before_last_backward(leg.roots)
         if split is not None:
-            with WithoutDefaultDevice():
-                split.run_first()
-            self._weight_gradients.leave(index, chunk, split)  # the reducer waits for it
+            self._weight_gradients.run_first(index, chunk, split)  # the reducer waits for it
             microbatch.leaves_weights = True
             return
         run_backward(leg.roots, leg.gradients, retain_graph=retain_graph)

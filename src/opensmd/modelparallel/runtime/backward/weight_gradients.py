@@ -76,7 +76,7 @@ class WeightGradients:
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def leave(
+    def run_first(
         self,
         microbatch: int,
         chunk: int,
@@ -84,11 +84,13 @@ class WeightGradients:
         *,
         before_all: Callable[[], None] | None = None,
     ) -> None:
-        """Leave the second part of ``split`` for later.
+        """Run the first part of ``split`` and leave the second for later.
 
         Args:
-            before_all: to be called before it; it then comes after all others.
+            before_all: to be called before the second part, which then comes after all others.
         """
+        with WithoutDefaultDevice():
+            split.run_first()
         key = (microbatch, chunk)
         while key in self._parts:  # a further backward of the same microbatch
             key = (microbatch, key[1] + 1)
