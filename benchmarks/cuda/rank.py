@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -12,8 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.harness.gpus import use_gpu
 from benchmarks.harness.options import plan, rank_parser
-from benchmarks.harness.rank import Rank, join, leave
+from benchmarks.harness.rank import join, leave
 from benchmarks.harness.results import Results, row
 from benchmarks.harness.sampling import Candidate, sample, timed
 from benchmarks.pipeline.rank import over_smddp
@@ -39,7 +39,7 @@ def main() -> None:
     """Measure all cases and leave the results to rank 0."""
     options = rank_parser().parse_args()
     me = join([], patience=options.patience, pinned=False)
-    use_device(me)
+    use_gpu(me.rank, me.size)
     me = over_smddp(me)
     groups = {OURS: dist.group.WORLD, NCCL: dist.new_group(backend="nccl")}
     results = Results("cuda", me.layout)
@@ -48,15 +48,6 @@ def main() -> None:
         for name, samples in sample(candidates, me.meeting, me.calm, plan(options)).items():
             results.rows.append(row(case.title, case.nbytes, name, samples))
     leave(me, results)
-
-
-def use_device(me: Rank) -> None:
-    """Choose this rank's GPU; NCCL lets ranks share one that say they are on different hosts."""
-    devices = torch.cuda.device_count()
-    if me.size > devices:
-        os.environ["NCCL_HOSTID"] = f"rank-{me.rank}"
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    torch.cuda.set_device(me.rank % devices)
 
 
 def until_done(call: Callable[[], object]) -> Callable[[], None]:

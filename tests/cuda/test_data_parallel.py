@@ -4,7 +4,6 @@
 # some of torch's own functions have no annotations
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -18,102 +17,12 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.ranks.test_ddp import python_chain_hook
 from tests.support.cuda import DEVICE, MAPPED, CudaRanks
+from tests.support.ddp_training import STEPS, assert_same_on_all_ranks, compare, model_and_data, own_rows
 from tests.support.tried import tried
 
 Gpus = Callable[[int], CudaRanks]
-STEPS = 4
-ROWS_A_RANK = 6
-
-
-class Branching(nn.Module):
-    """Layers, and a branch that even steps do not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, 16)
-        self.often = nn.Linear(16, 16)
-        self.last = nn.Linear(16, 3)
-
-    def forward(self, inputs: torch.Tensor, *, branch: bool = True) -> torch.Tensor:
-        hidden = torch.tanh(self.first(inputs))
-        if branch:
-            hidden = torch.tanh(self.often(hidden))
-        return self.last(hidden)
-
-
-def model_and_data() -> tuple[Branching, torch.Tensor, torch.Tensor]:
-    torch.manual_seed(7)
-    model = Branching().to(DEVICE)
-    rows = dist.get_world_size() * ROWS_A_RANK
-    return model, torch.randn(STEPS, rows, 5).to(DEVICE), torch.randn(STEPS, rows, 3).to(DEVICE)
-
-
-def own_rows(whole: torch.Tensor) -> torch.Tensor:
-    return whole[dist.get_rank() * ROWS_A_RANK : (dist.get_rank() + 1) * ROWS_A_RANK]
-
-
-def train_alone(*, branches: bool = False, accumulate: int = 1) -> list[torch.Tensor]:
-    model, inputs, targets = model_and_data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
-        output = model(inputs[step], branch=not branches or step % 2 == 1)
-        nn.functional.mse_loss(output, targets[step]).backward()
-        if (step + 1) % accumulate == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def train_together(
-    *,
-    branches: bool = False,
-    accumulate: int = 1,
-    hook: tuple[object, Callable[..., Any]] | None = None,
-    zero: bool = False,
-    group: Any = None,
-    **ddp_options: Any,
-) -> list[torch.Tensor]:
-    model, inputs, targets = model_and_data()
-    if dist.get_rank() != 0 and ddp_options.get("init_sync", True):
-        for parameter in model.parameters():  # DDP must send rank 0's
-            nn.init.zeros_(parameter)
-    ddp = DistributedDataParallel(model, process_group=group, **ddp_options)
-    if hook is not None:
-        ddp.register_comm_hook(*hook)
-    optimizer: Any = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
-    if zero:
-        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    for step in range(STEPS):
-        last = (step + 1) % accumulate == 0
-        with contextlib.nullcontext() if last else ddp.no_sync():
-            output = ddp(own_rows(inputs[step]), branch=not branches or step % 2 == 1)
-            nn.functional.mse_loss(output, own_rows(targets[step])).backward()
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def assert_same_on_all_ranks(tensors: list[torch.Tensor]) -> None:
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    everyones = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, flat)
-    assert all(torch.equal(other, flat) for other in everyones)
-
-
-def compare(alone: dict[str, Any], together: dict[str, Any], tolerance: float = 1e-5) -> None:
-    expected, got = train_alone(**alone), train_together(**alone, **together)
-    assert_same_on_all_ranks(got)
-    for one, other in zip(got, expected, strict=True):
-        assert one.device.type == DEVICE
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-
-
-# DDP compares a hook's annotations with its own types, which postponed annotations are not.
-def python_chain_hook(state, bucket):  # type: ignore[no-untyped-def]
-    summed = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return summed.then(lambda future: future.value()[0].div_(dist.get_world_size()))
 
 
 # by what a failure is to be called; the second part are a wrapper's options
@@ -139,7 +48,7 @@ def variants() -> list[str]:
     for name, (alone, together, tolerance) in VARIANTS.items():
         if MAPPED and name == "bf16":  # torch takes that hook where it is built with NCCL
             continue
-        check = functools.partial(compare, alone, together, tolerance)
+        check = functools.partial(compare, alone, together, tolerance, device=DEVICE)
         check.__name__ = name  # type: ignore[attr-defined]
         checks.append(check)
     return tried(checks)
@@ -148,13 +57,13 @@ def variants() -> list[str]:
 def wrapped_before_nccl_is_connected() -> None:
     """A group of its own whose first call of CUDA tensors is the sum of a bucket."""
     group = dist.new_group()
-    compare({}, {"group": group, "init_sync": False})
+    compare({}, {"group": group, "init_sync": False}, device=DEVICE)
     assert os.environ["DDP_DISABLE_COMM_MEM"] == "0"  # so the reducer asks for memory before that
     dist.destroy_process_group(group)
 
 
 def several_sums_of_powersgd() -> None:
-    model, inputs, targets = model_and_data()
+    model, inputs, targets = model_and_data(DEVICE)
     ddp = DistributedDataParallel(model, bucket_cap_mb=1e-4)  # several, whose sums take turns
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -172,7 +81,7 @@ def several_sums_of_powersgd() -> None:
 
 
 def a_hook_that_steps_a_sharded_optimizer() -> None:
-    model, inputs, targets = model_and_data()
+    model, inputs, targets = model_and_data(DEVICE)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     ddp = DistributedDataParallel(model, static_graph=True, bucket_cap_mb=1e-4)
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.1, overlap_with_ddp=True)
@@ -188,13 +97,13 @@ def a_hook_that_steps_a_sharded_optimizer() -> None:
 
 
 def a_state_of_shards_is_gathered() -> None:
-    model, inputs, targets = model_and_data()
+    model, inputs, targets = model_and_data(DEVICE)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
     nn.functional.mse_loss(model(inputs[0]), targets[0]).backward()
     optimizer.step()
     optimizer.consolidate_state_dict(to=0)
     if dist.get_rank() == 0:
-        alone, _, _ = model_and_data()
+        alone, _, _ = model_and_data(DEVICE)
         plain = torch.optim.Adam(alone.parameters(), lr=0.1)
         nn.functional.mse_loss(alone(inputs[0]), targets[0]).backward()
         plain.step()
@@ -252,7 +161,7 @@ def statistics_over_all_ranks() -> None:
 
 def scaled_losses_of_half_precision() -> None:
     """Autocast and a scaler, whose search for infinities is the same on all ranks."""
-    model, inputs, targets = model_and_data()
+    model, inputs, targets = model_and_data(DEVICE)
     ddp = DistributedDataParallel(model)
     optimizer, scaler = (
         torch.optim.SGD(ddp.parameters(), lr=0.1),

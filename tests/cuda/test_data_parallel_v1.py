@@ -13,17 +13,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import smdistributed.dataparallel.torch.distributed as v1
 from smdistributed.dataparallel.torch.parallel import DistributedDataParallel as DDP
+from tests.ranks.test_dataparallel_ddp import PER_RANK, gradients, network
 from tests.support.cuda import DEVICE, CudaRanks
 from tests.support.tried import tried
 
 Gpus = Callable[[int], CudaRanks]
-PER_RANK = 4
-
-
-def network(*, norm: bool = False) -> nn.Module:
-    torch.manual_seed(5)
-    middle: nn.Module = nn.BatchNorm1d(8) if norm else nn.Tanh()
-    return nn.Sequential(nn.Linear(6, 8), middle, nn.Linear(8, 3))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,10 +30,6 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 def mine(whole: torch.Tensor) -> torch.Tensor:
     return whole[v1.get_rank() * PER_RANK : (v1.get_rank() + 1) * PER_RANK]
-
-
-def gradients(model: nn.Module) -> list[torch.Tensor]:
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
 def functions() -> None:

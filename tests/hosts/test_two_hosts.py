@@ -30,6 +30,7 @@ from tests.ranks.test_collectives_table import (
     check_rooted_moves,
     places,
 )
+from tests.support.ddp_training import compare
 from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, run_once
 from tests.support.timeouts import meet_in_store
@@ -148,10 +149,10 @@ def in_shared_memory_hook(state, bucket):  # type: ignore[no-untyped-def]
 
 def run_ddp(hosts: str) -> None:
     init_on(hosts)
-    test_ddp.compare({}, {})
+    compare({}, {})
     assert not is_in_shared_memory(torch.ones(100_000))
-    test_ddp.compare({}, {"hook": in_shared_memory_hook})
-    test_ddp.compare({"accumulate": 2}, {"accumulate": 2, "gradient_as_bucket_view": True})
+    compare({}, {"hook": (dist.group.WORLD, in_shared_memory_hook)})
+    compare({"accumulate": 2}, {"gradient_as_bucket_view": True})
     test_ddp.run_sparse_gradients()
     # Ranks of one host still share memory in a group of their own.
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,99 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from opensmd.collectives import _torch_internals
+from tests.support.ddp_training import assert_same_on_all_ranks, compare
 from tests.support.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
-STEPS = 4
-ROWS_A_RANK = 6
-
-
-class Branching(nn.Module):
-    """Two layers, a normalisation and a branch that even steps do not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, 16)
-        self.often = nn.Linear(16, 16)
-        self.last = nn.Linear(16, 3)
-
-    def forward(self, inputs: torch.Tensor, *, branch: bool = True) -> torch.Tensor:
-        hidden = torch.tanh(self.first(inputs))
-        if branch:
-            hidden = torch.tanh(self.often(hidden))
-        return self.last(hidden)
-
-
-def model_and_data() -> tuple[Branching, torch.Tensor, torch.Tensor]:
-    torch.manual_seed(7)
-    model = Branching()
-    rows = dist.get_world_size() * ROWS_A_RANK
-    return model, torch.randn(STEPS, rows, 5), torch.randn(STEPS, rows, 3)
-
-
-def own_rows(whole: torch.Tensor) -> torch.Tensor:
-    return whole[dist.get_rank() * ROWS_A_RANK : (dist.get_rank() + 1) * ROWS_A_RANK]
-
-
-def train_alone(*, branches: bool = False, accumulate: int = 1) -> list[torch.Tensor]:
-    model, inputs, targets = model_and_data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
-        output = model(inputs[step], branch=not branches or step % 2 == 1)
-        nn.functional.mse_loss(output, targets[step]).backward()
-        if (step + 1) % accumulate == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def train_together(
-    *,
-    branches: bool = False,
-    accumulate: int = 1,
-    hook: Callable[..., Any] | None = None,
-    zero: bool = False,
-    **ddp_options: Any,
-) -> list[torch.Tensor]:
-    model, inputs, targets = model_and_data()
-    if dist.get_rank() != 0:
-        for parameter in model.parameters():  # DDP must send rank 0's
-            nn.init.zeros_(parameter)
-    ddp = DistributedDataParallel(model, **ddp_options)
-    if hook is not None:
-        ddp.register_comm_hook(dist.group.WORLD, hook)
-    if zero:
-        optimizer: Any = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    else:
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
-        last = (step + 1) % accumulate == 0
-        with contextlib.nullcontext() if last else ddp.no_sync():
-            output = ddp(own_rows(inputs[step]), branch=not branches or step % 2 == 1)
-            nn.functional.mse_loss(output, own_rows(targets[step])).backward()
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def assert_same_on_all_ranks(tensors: list[torch.Tensor]) -> None:
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    everyones = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, flat)
-    for other in everyones:
-        assert torch.equal(other.view(torch.int32), flat.view(torch.int32))
-
-
-def compare(alone: dict[str, Any], together: dict[str, Any], tolerance: float = 1e-5) -> None:
-    expected, got = train_alone(**alone), train_together(**together)
-    assert_same_on_all_ranks(got)
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
 # DDP compares a hook's annotations with its own types, which postponed annotations are not.
@@ -124,14 +36,14 @@ def run_variants() -> None:
     compare({}, {"gradient_as_bucket_view": True})
     compare({}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0001})
     compare({}, {"static_graph": True})
-    compare({"branches": True}, {"branches": True, "find_unused_parameters": True})
-    compare({"accumulate": 2}, {"accumulate": 2})
-    compare({"accumulate": 2}, {"accumulate": 2, "gradient_as_bucket_view": True})
-    compare({}, {"hook": default_hooks.allreduce_hook})
-    compare({}, {"hook": python_chain_hook})
-    compare({}, {"hook": in_arena_hook})
-    compare({}, {"hook": in_arena_hook, "gradient_as_bucket_view": True})
-    compare({}, {"hook": default_hooks.fp16_compress_hook}, tolerance=1e-2)
+    compare({"branches": True}, {"find_unused_parameters": True})
+    compare({"accumulate": 2}, {})
+    compare({"accumulate": 2}, {"gradient_as_bucket_view": True})
+    compare({}, {"hook": (dist.group.WORLD, default_hooks.allreduce_hook)})
+    compare({}, {"hook": (dist.group.WORLD, python_chain_hook)})
+    compare({}, {"hook": (dist.group.WORLD, in_arena_hook)})
+    compare({}, {"hook": (dist.group.WORLD, in_arena_hook), "gradient_as_bucket_view": True})
+    compare({}, {"hook": (dist.group.WORLD, default_hooks.fp16_compress_hook)}, tolerance=1e-2)
     compare({}, {"zero": True})
 
 

@@ -1,8 +1,6 @@
 """Ranks with a GPU each, or with a share of the one there is.
 
-NCCL refuses two ranks of one host on one device, and knows hosts by their identity, which NCCL_HOSTID
-replaces: ranks that say they are on different hosts may share a device, and talk over sockets of the
-loopback. That is slow, and everything else is as on many GPUs.
+Ranks that share one (``benchmarks.harness.gpus``) are slow, and everything else is as on many GPUs.
 
 With ``OPENSMD_TEST_CUDA=mapped`` the programs run on the CPU instead, by the mapping of
 ``smdrun --device cpu``: that tries a test where there is no GPU, and says nothing about one.
@@ -14,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from benchmarks.harness import gpus
 
 from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool
@@ -65,7 +63,4 @@ def use_gpu(rank: int, world_size: int) -> None:
         cuda_on_cpu.install()
         nccl_like.install()
         return
-    devices = torch.cuda.device_count()
-    if world_size > devices:
-        os.environ["NCCL_HOSTID"] = f"rank-{rank}"
-    torch.cuda.set_device(rank % devices)
+    gpus.use_gpu(rank, world_size)
