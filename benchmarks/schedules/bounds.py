@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from opensmd.modelparallel.planning.schedule import most_active
+from opensmd.modelparallel.planning.policies.limits import most_active
 from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
     interleaved,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.planning.schedule import Progress, Standing
+from opensmd.modelparallel.planning.policies.policy import Progress, Standing
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
 from opensmd.modelparallel.planning.schedules.playing import play
 from opensmd.modelparallel.planning.schedules.tables import Action, Kind, Table, looped

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.planning.schedule import in_flight
+from opensmd.modelparallel.planning.policies.limits import in_flight
 from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import interleaved
 from opensmd.modelparallel.planning.schedules.playing import play

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from opensmd.modelparallel.planning.plan import Crossing, Plan
-from opensmd.modelparallel.planning.schedule import most_active
+from opensmd.modelparallel.planning.policies.limits import most_active
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 
 __all__ = ["in_a_v", "rank_schedules", "route"]

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from opensmd.modelparallel.planning.schedule import Policy
-from opensmd.modelparallel.planning.schedules.patience import SHARE, Patience
+from opensmd.modelparallel.planning.policies.patience import SHARE, Patience
+from opensmd.modelparallel.planning.policies.policy import Policy
 from opensmd.modelparallel.runtime.messages.transport import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.turns.parts import Done, Waiting

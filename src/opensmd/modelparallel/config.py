@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from opensmd.environment.sagemaker import json_object
-from opensmd.modelparallel.planning.schedule import most_active
+from opensmd.modelparallel.planning.policies.limits import most_active
 from opensmd.modelparallel.planning.schedules.names import Pipeline
 from opensmd.modelparallel.ranks.elastic_setting import HINDERS_REPLICAS, ElasticSetting, require_replicas
 

@@ -17,8 +17,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from opensmd.modelparallel.planning.plan import Plan, SharedParameter, ancestors
+from opensmd.modelparallel.planning.policies.limits import in_flight, most_active
 from opensmd.modelparallel.planning.predict import predict
-from opensmd.modelparallel.planning.schedule import in_flight, most_active
 from opensmd.modelparallel.planning.split_modules import with_opened
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import Link, Links, UnitGroups, UnitSequence, Weights

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from opensmd.modelparallel.planning.new_gradients import new_gradient_bytes
 from opensmd.modelparallel.planning.plan import Crossing, Plan, PlanRow, StageLoad
-from opensmd.modelparallel.planning.schedule import in_flight, split_backwards
+from opensmd.modelparallel.planning.policies.limits import in_flight, split_backwards
 from opensmd.modelparallel.planning.simulate import seconds_of_step
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import Links, UnitGroups, weights_of

@@ -15,15 +15,10 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from opensmd.modelparallel.planning.plan import StageLoad
-from opensmd.modelparallel.planning.schedule import (
-    MOST_AHEAD,
-    Policy,
-    Progress,
-    Standing,
-    TableOrder,
-    forwards_ahead,
-)
-from opensmd.modelparallel.planning.schedules.patience import Patience
+from opensmd.modelparallel.planning.policies.limits import MOST_AHEAD, forwards_ahead
+from opensmd.modelparallel.planning.policies.patience import Patience
+from opensmd.modelparallel.planning.policies.policy import Policy, Progress, Standing
+from opensmd.modelparallel.planning.policies.table_order import TableOrder
 from opensmd.modelparallel.planning.schedules.tables import Action, ChunkTimes, Kind, fused
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble

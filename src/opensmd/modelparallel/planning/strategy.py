@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from opensmd.modelparallel.planning.cost import CPU
 from opensmd.modelparallel.planning.partition import partition
 from opensmd.modelparallel.planning.plan import Plan, StageLoad, ancestors, is_inside
-from opensmd.modelparallel.planning.schedule import forwards_ahead, in_flight, most_active
+from opensmd.modelparallel.planning.policies.limits import forwards_ahead, in_flight, most_active
 from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.names import Pipeline
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward

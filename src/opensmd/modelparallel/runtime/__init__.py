@@ -17,7 +17,7 @@ one MicrobatchRun a microbatch. Each file imports only what is below it::
                                                       │
                                                  turns/turns             who runs now
                                                       │
-                                       messages/transport, planning/schedule
+                                       messages/transport, planning/policies
 
 ``microbatch.py`` is what these share of one microbatch, ``pipeline_context.py`` what microbatches share.
 Nothing here knows the user's objects: settings, plan and replicas come as arguments of the Engine. Imports

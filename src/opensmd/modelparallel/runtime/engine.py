@@ -18,8 +18,8 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.planning.measured import StageTimes, with_times
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.policies.patience import Patience
 from opensmd.modelparallel.planning.predict import comes_back
-from opensmd.modelparallel.planning.schedules.patience import Patience
 from opensmd.modelparallel.planning.schedules.tables import Table
 from opensmd.modelparallel.planning.simulate import parts_of_step
 from opensmd.modelparallel.ranks.first_rank import from_first_rank

@@ -22,7 +22,7 @@ from torch.distributed import DistBackendError
 
 from opensmd.modelparallel._torch_internals import gathered
 from opensmd.modelparallel.exceptions import PeerFailed, SMPError
-from opensmd.modelparallel.planning.schedule import Progress
+from opensmd.modelparallel.planning.policies.policy import Progress
 from opensmd.modelparallel.ranks.poisoned_groups import poison, require_sound
 from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.runtime.messages.transport import Transport, abort

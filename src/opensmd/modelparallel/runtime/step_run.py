@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from opensmd.modelparallel.planning.schedules.patience import Patience
+from opensmd.modelparallel.planning.policies.patience import Patience
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass, Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning

@@ -11,8 +11,8 @@ import pytest
 
 from opensmd.modelparallel.planning.partition import manual_partition, partition
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.policies.limits import in_flight
 from opensmd.modelparallel.planning.predict import bubble
-from opensmd.modelparallel.planning.schedule import in_flight
 from opensmd.modelparallel.planning.schedules.tables import in_a_v, looped
 from opensmd.modelparallel.planning.trace import Edge, Escape, ModelTrace, ModuleInfo, Unit
 from opensmd.modelparallel.planning.units import ON_ONE_HOST, Link, Links

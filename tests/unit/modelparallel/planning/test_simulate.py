@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from opensmd.modelparallel.planning.plan import Crossing, StageLoad
-from opensmd.modelparallel.planning.schedule import TableOrder
+from opensmd.modelparallel.planning.policies.table_order import TableOrder
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
     interleaved,
     one_forward_one_backward,

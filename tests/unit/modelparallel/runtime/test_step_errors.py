@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.planning.schedule import Progress
+from opensmd.modelparallel.planning.policies.policy import Progress
 from opensmd.modelparallel.ranks.poisoned_groups import require_sound
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.step_errors import Explained, located, stopped

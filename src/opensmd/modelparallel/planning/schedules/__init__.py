@@ -5,6 +5,6 @@ one chunk of a rank. Each further file makes the tables of one idea; ``playing.p
 takes and what it keeps in memory. Nothing here knows tensors, ranks or settings, and nothing else is
 imported.
 
-These are what schedules promise. A policy (:mod:`..schedule`) takes a rank's row for its order of preference,
+These are what schedules promise. A policy (:mod:`..policies`) takes a rank's row for its order of preference,
 and follows what arrives, because a program may call its parts in any order.
 """

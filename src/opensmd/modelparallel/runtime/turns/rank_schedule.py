@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from opensmd.modelparallel.planning.plan import Plan
-from opensmd.modelparallel.planning.schedule import (
-    FixedOrder,
-    Policy,
-    TableOrder,
+from opensmd.modelparallel.planning.policies.fixed_order import FixedOrder
+from opensmd.modelparallel.planning.policies.limits import (
     forwards_ahead,
     split_backwards,
     splits_at_the_end,
     window,
 )
+from opensmd.modelparallel.planning.policies.policy import Policy
+from opensmd.modelparallel.planning.policies.table_order import TableOrder
 from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.names import Pipeline
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
@@ -25,7 +25,7 @@ from opensmd.modelparallel.planning.schedules.one_forward_one_backward import (
 )
 from opensmd.modelparallel.planning.schedules.playing import play
 from opensmd.modelparallel.planning.schedules.searched import searched
-from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, fused, looped
+from opensmd.modelparallel.planning.schedules.tables import Action, ChunkTimes, Table, fused, looped
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, zero_bubble_h1, zero_bubble_h2
 
@@ -119,42 +119,40 @@ class RankSchedule:
         if self.in_order:
             ahead = self._window if self.pipeline != "simple" else microbatches
             return partial(FixedOrder, ahead, microbatches)
+        follow = partial(TableOrder, last_goes_last=reduces)
         if self.pipeline == "simple":
-            return self._follow(
-                fill_drain(self.partitions, microbatches),
-                reduces,
-                most_active=math.inf,
-                forwards_first=True,
-            )
+            row = self._row_of(fill_drain(self.partitions, microbatches))
+            return partial(follow, row, most_active=math.inf, forwards_first=True)
         chunked = self._chunked(microbatches)
         if chunked is not None:
             # Weight gradients without a place in the table fill waits, within the memory of the table.
-            kept = math.inf if chunked.splits else _kept(chunked)[self.stage]
-            return self._follow(
-                chunked,
-                reduces,
+            return partial(
+                follow,
+                self._row_of(chunked),
                 most_active=math.inf,
-                most_kept=kept,
+                most_kept=math.inf if chunked.splits else _kept(chunked)[self.stage],
                 early=False,
                 weights_last=not chunked.splits,
             )
         active = self.active_microbatches
         if self.pipeline == "zero_bubble" and self.chain and active >= 2 * self.partitions - 1:
-            table = zero_bubble_h2(self.partitions, microbatches)
+            row = self._row_of(zero_bubble_h2(self.partitions, microbatches))
             kept = 2 * self.partitions - 1
-            return self._follow(table, reduces, most_active=active, most_kept=kept, weights_last=False)
+            return partial(follow, row, most_active=active, most_kept=kept, weights_last=False)
         if self.pipeline == "searched" and self.chain:
-            table = self._search(_searched, microbatches, active)
-            return self._follow(
-                table, reduces, most_active=active, most_kept=active, early=False, weights_last=False
-            )
+            row = self._row_of(self._search(_searched, microbatches, active))
+            return partial(follow, row, most_active=active, most_kept=active, early=False, weights_last=False)
         if self.pipeline != "1f1b" and self.chain and active >= self.partitions:
             ahead = forwards_ahead(self.partitions, active)
-            table = zero_bubble(self.partitions, microbatches, more=ahead)
-            return self._follow(table, reduces, most_active=math.inf, early=False, weights_last=False)
+            row = self._row_of(zero_bubble(self.partitions, microbatches, more=ahead))
+            return partial(follow, row, most_active=math.inf, early=False, weights_last=False)
+        # No chain, or too little memory for the tables above: here a row is only an order of preference.
         make = one_forward_one_backward if self.pipeline == "1f1b" else zero_bubble_h1
-        table = make(self.partitions, microbatches)
-        return self._follow(table, reduces, most_active=active, most_kept=active, window=self._window)
+        row = self._row_of(make(self.partitions, microbatches))
+        return partial(follow, row, most_active=active, most_kept=active, window=self._window)
+
+    def _row_of(self, table: Table) -> Sequence[Action]:
+        return table.rows[self.stage]
 
     def most_split(self, microbatches: int) -> int:
         """How many backwards of a step, its last, may run in two parts, of which the second waits."""
@@ -223,27 +221,3 @@ class RankSchedule:
         if microbatches not in self._found:
             self._found[microbatches] = self.common(partial(search, self._times, microbatches, *memory))
         return self._found[microbatches]
-
-    def _follow(
-        self,
-        table: Table,
-        reduces: bool,
-        *,
-        most_active: float,
-        most_kept: float = math.inf,
-        window: int | None = None,
-        early: bool = True,
-        weights_last: bool = True,
-        forwards_first: bool = False,
-    ) -> Callable[[], TableOrder]:
-        return partial(
-            TableOrder,
-            table.rows[self.stage],
-            most_active=most_active,
-            most_kept=most_kept,
-            window=window,
-            early=early,
-            weights_last=weights_last,
-            forwards_first=forwards_first,
-            last_goes_last=reduces,
-        )

@@ -8,7 +8,7 @@ microbatch i, a dot is a tick in which a rank has nothing to do::
     rank 2   .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
 
 A microbatch hands its turn on where it comes to a tensor that has not arrived, or to a backward. A policy
-(:mod:`opensmd.modelparallel.planning.schedule`) chooses who goes on; it is pure, and knows only how far each
+(:mod:`opensmd.modelparallel.planning.policies`) chooses who goes on; it is pure, and knows only how far each
 has come. Its unit tests play whole pipelines in one process and compare them with tables.
 
 A microbatch keeps the thread in which it began as long as the user's function runs, whose stack that is. The
@@ -32,8 +32,8 @@ from functools import partial
 from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.planning.schedule import Choice, Policy, Progress, Standing
-from opensmd.modelparallel.planning.schedules.patience import Patience
+from opensmd.modelparallel.planning.policies.patience import Patience
+from opensmd.modelparallel.planning.policies.policy import Choice, Policy, Progress, Standing
 from opensmd.modelparallel.planning.schedules.tables import Action
 from opensmd.modelparallel.runtime.messages.transport import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from opensmd.modelparallel.planning.plan import Crossing, Plan
-from opensmd.modelparallel.planning.schedule import FixedOrder, Progress, TableOrder
+from opensmd.modelparallel.planning.policies.fixed_order import FixedOrder
+from opensmd.modelparallel.planning.policies.policy import Progress
+from opensmd.modelparallel.planning.policies.table_order import TableOrder
 from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table
 from opensmd.modelparallel.planning.simulate import Part, RankPlayed, play_policies
 from opensmd.modelparallel.runtime.turns import rank_schedule

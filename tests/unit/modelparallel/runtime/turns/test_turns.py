@@ -13,7 +13,9 @@ from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import StageLoad
-from opensmd.modelparallel.planning.schedule import FixedOrder, TableOrder, in_flight
+from opensmd.modelparallel.planning.policies.fixed_order import FixedOrder
+from opensmd.modelparallel.planning.policies.limits import in_flight
+from opensmd.modelparallel.planning.policies.table_order import TableOrder
 from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
 from opensmd.modelparallel.planning.simulate import parts_of_step

@@ -5,19 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opensmd.modelparallel.planning.schedule import (
-    Choice,
-    FixedOrder,
-    Policy,
-    Progress,
-    Standing,
-    TableOrder,
-    window,
-)
+from opensmd.modelparallel.planning.policies.fixed_order import FixedOrder
+from opensmd.modelparallel.planning.policies.policy import Choice, Policy, Progress, Standing
+from opensmd.modelparallel.planning.policies.table_order import TableOrder
 from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.one_forward_one_backward import one_forward_one_backward
 
@@ -138,18 +131,3 @@ def test_every_microbatch_goes_forward_and_backward_once_within_the_window(
         assert [each for what, each in events if what == kind] == list(range(microbatches))
     if not simple:
         assert most_under_way(events) <= size
-
-
-@pytest.mark.parametrize(
-    ("chain", "active", "expected"),
-    [
-        (True, 6, [6, 5, 3, 1]),
-        (True, 5, [5, 4, 3, 1]),
-        (False, 6, [4, 4, 4, 4]),
-        (True, 2, [2, 2, 2, 1]),
-        (False, 1, [1, 1, 1, 1]),
-    ],
-)
-def test_the_window_of_each_of_four_stages(chain: bool, active: int, expected: list[int]) -> None:
-    found = [window(partitions=4, stage=s, chain=chain, active_microbatches=active) for s in range(4)]
-    assert found == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opensmd.modelparallel.planning.schedules.patience import SHARE, Patience
+from opensmd.modelparallel.planning.policies.patience import SHARE, Patience
 
 
 def waits(patience: Patience, *, came: bool, most: int = 1000) -> int:

@@ -1,175 +1,31 @@
-"""Which microbatch a rank works on next. Pure: states and arrivals in, a choice out.
+"""*Table order*: of everything that can go on, what comes first in a rank's row of a schedule's table.
 
-*Table order* follows a schedule's table (:mod:`.schedules`): of everything that can go on, what comes first
-in the row of this rank. So forwards and backwards alternate as the table has them, whoever is late, and what
-is late holds up only what needs it. With backwards that take twice as long as forwards, half of it for
-weights::
+So forwards and backwards alternate as the table has them, whoever is late, and what is late holds up only
+what needs it. With backwards that take twice as long as forwards, half of it for weights::
 
     "interleaved", 3 ranks
     F0 F1 F2 F3 F4 B0 B0 F5 B1 B1 B2 B2 B3 B3 B4 B4 B5 B5
     .  F0 F1 F2 B0 F3 B1 F4 B2 W0 F5 B3 W1 B4 W2 B5 W3 W4 W5
     .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 F5 B5 W1 W2 W3 W4 W5
 
-What is late by little is waited for (:mod:`.schedules.patience`), as anything else takes a whole action.
-
-*Fixed order* gives every rank the same order of forwards and backwards, whatever has come: for transports
-whose messages must be received in the order in which they were sent, and for ``deterministic_server``.
-
-Results do not depend on the policy.
+What is late by little is waited for (:mod:`.patience`), as anything else takes a whole action.
 """
 
 from __future__ import annotations
 
-import enum
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from opensmd.modelparallel.planning.policies.policy import Choice, Progress, Standing
 from opensmd.modelparallel.planning.schedules.tables import Action
 
-__all__ = [
-    "MOST_AHEAD",
-    "Choice",
-    "FixedOrder",
-    "Policy",
-    "Progress",
-    "Standing",
-    "TableOrder",
-    "forwards_ahead",
-    "in_flight",
-    "most_active",
-    "split_backwards",
-    "splits_at_the_end",
-    "window",
-]
-
-
-class Progress(enum.Enum):
-    """How far a microbatch has come on this rank."""
-
-    NEW = "new"
-    RUNNING = "running"
-    FORWARD = "waits in forward"
-    AT_FORWARD = "waits before a further part of its forward"
-    AT_BACKWARD = "waits before backward"
-    BACKWARD = "waits in backward"
-    DONE = "done"
-
+__all__ = ["TableOrder"]
 
 # Enum members are slow to reach
 _NEW, _RUNNING, _FORWARD, _AT_FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress
 _FORWARDS = (_FORWARD, _AT_FORWARD)
-
-
-class Standing(NamedTuple):
-    """Where the microbatches of a rank are.
-
-    Attributes:
-        progress: of every one; none is RUNNING, and they begin in their order.
-        chunks: the chunk of the rank that each is in, or comes to next.
-        weights: the weight gradients that are left, as (microbatch, chunk), earliest first.
-    """
-
-    progress: Sequence[Progress]
-    chunks: Sequence[int]
-    weights: Sequence[tuple[int, int]]
-
-
-class Choice(NamedTuple):
-    """What a rank does next: it goes on with ``microbatch``, or computes weight gradients of one.
-
-    Attributes:
-        microbatch: which one.
-        weights: the chunk whose weight gradients are computed; None to go on with the microbatch itself.
-        instead_of: what the table has before that, if it only waits for a message.
-    """
-
-    microbatch: int
-    weights: int | None = None
-    instead_of: Action | None = None
-
-
-class Policy(Protocol):
-    """Chooses what a rank does next.
-
-    Attributes:
-        waits_in_place: what waits for a message does so without asking.
-        chunks: how many of the model's stages the rank has, as far as their order is the policy's.
-    """
-
-    waits_in_place: bool
-    chunks: int
-
-    def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
-        """What comes next; None to wait for a message.
-
-        Args:
-            standing: of the microbatches.
-            can_go_on: whether what a microbatch waits for has come; asked for suspended ones only.
-        """
-
-    def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
-        """Whether a microbatch must wait before its backward for others, whatever has come."""
-
-
-MOST_AHEAD = 2  # forwards, beyond those that a chain must have under way
-
-
-def most_active(partitions: int, wanted: int | None) -> int:
-    """How many microbatches may be under way at once: the setting ``active_microbatches``, or its default."""
-    return partitions + MOST_AHEAD if wanted is None else wanted
-
-
-def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int) -> int:
-    """How many microbatches may be between forward and backward on a stage at once.
-
-    In a chain the stage needs as many as there are stages from it to the end, and a few more, so that it has
-    something to do while a gradient is late; the last stage needs one. Placements that come back to a stage
-    need one for each stage everywhere. ``active_microbatches`` bounds all.
-    """
-    after = partitions - 1 - stage
-    ahead = min(after, max(1, forwards_ahead(partitions, active_microbatches)))
-    needed = after + ahead + 1 if chain else partitions
-    return max(1, min(needed, active_microbatches))
-
-
-def forwards_ahead(partitions: int, active_microbatches: int) -> int:
-    """How many forwards further ahead a chain goes than it must, as far as memory and the chain allow."""
-    return min(MOST_AHEAD, partitions - 1, max(0, active_microbatches - partitions))
-
-
-def in_flight(*, partitions: int, microbatches: int, active_microbatches: int, chain: bool) -> list[int]:
-    """How many microbatches' activations each stage holds at most between forward and backward."""
-    return [
-        min(
-            microbatches,
-            window(partitions=partitions, stage=stage, chain=chain, active_microbatches=active_microbatches),
-        )
-        for stage in range(partitions)
-    ]
-
-
-def split_backwards(*, stage: int, chain: bool, most: int, microbatches: int) -> int:
-    """How many microbatches at once may have gradients of weights left on a stage.
-
-    ``most`` bounds them, together with those between forward and backward, as what waits keeps activations.
-    A first stage that nothing comes back to sends no gradients, and a single microbatch may look at its
-    gradients as soon as it has had its backward.
-    """
-    if microbatches == 1 or (chain and stage == 0):
-        return 0
-    return min(most, microbatches)
-
-
-def splits_at_the_end(*, stage: int, partitions: int, chain: bool, active_microbatches: int) -> int:
-    """How many backwards of a step, its last, are split where splitting all of them costs more than it gains.
-
-    Their gradients arrive earlier by what they leave for later, and what they leave fills the time in which
-    the ranks before this one end. One more than ranks come before, as many as wait for each other then.
-    """
-    return min(stage + 1 if chain else partitions, active_microbatches)
 
 
 class TableOrder:
@@ -409,34 +265,3 @@ class _Places(NamedTuple):
         }
         microbatches = range(1 + max(action.microbatch for action in row))
         return _Places(of_kind("F"), of_kind("B"), weights, [Choice(each) for each in microbatches])
-
-
-class FixedOrder:
-    """The same forwards and backwards in the same order on every rank; receives wait where they are.
-
-    Weight gradients follow their backward, which has sent its gradient by then.
-
-    Args:
-        window: how many forwards go ahead of the first backward; the same number on every rank.
-        microbatches: of the step.
-    """
-
-    waits_in_place = True
-    chunks = 1
-
-    def __init__(self, window: int, microbatches: int) -> None:
-        self._forwards = deque(range(microbatches))
-        self._ahead = min(window, microbatches)
-
-    def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
-        """See :class:`Policy`; None at the end only, because a microbatch that waits does so in place."""
-        if standing.weights:
-            return Choice(*standing.weights[0])
-        waiting = [i for i, each in enumerate(standing.progress) if each is _AT_BACKWARD]
-        if self._forwards and (len(waiting) < self._ahead):
-            return Choice(self._forwards.popleft())
-        return Choice(waiting[0]) if waiting else None
-
-    def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
-        """See :class:`Policy`; never, because the last microbatch's turn comes last in any case."""
-        return False
