@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
+from opensmd.modelparallel.planning.schedules.tables import ChunkTimes
+
 __all__ = ["Crossing", "Plan", "PlanRow", "SharedParameter", "StageLoad"]
 
 
@@ -42,6 +44,12 @@ class StageLoad:
     def seconds(self) -> float:
         """Forward and backward of one microbatch."""
         return self.forward_seconds + self.backward_seconds
+
+    @property
+    def times(self) -> ChunkTimes:
+        """The same for a schedule, with weight gradients apart where they are computed late."""
+        late = self.late_seconds if self.late else 0.0
+        return ChunkTimes(self.forward_seconds, self.backward_seconds - late, late)
 
     @property
     def memory_bytes(self) -> int:

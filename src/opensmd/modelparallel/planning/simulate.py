@@ -23,11 +23,10 @@ from opensmd.modelparallel.planning.schedules.tables import Action, ChunkTimes, 
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble
 
-__all__ = ["Part", "RankPlayed", "parts_of_step", "play_policies", "seconds_of_step"]
+__all__ = ["MOST_MICROBATCHES", "Part", "RankPlayed", "parts_of_step", "play_policies", "seconds_of_step"]
 
 # More microbatches than these repeat what the ones in the middle do.
 MOST_MICROBATCHES = 64
-
 # What ends together on paper must not begin one after the other because of a sum's last bits.
 SAME_TIME = 1 + 1e-9
 
@@ -108,10 +107,9 @@ def _of_chain(loads: Sequence[StageLoad], microbatches: int) -> list[RankPlayed]
         else:
             kept = load.late or microbatches
             policy = TableOrder(row, most_active=microbatches, most_kept=kept, window=load.in_flight)
-        late = load.late_seconds if load.late else 0.0
-        times = ChunkTimes(load.forward_seconds, load.backward_seconds - late, late)
         # Two ranks gain nothing by splitting more than the last backwards.
-        ranks.append(RankPlayed(policy, (stage,), (times,), microbatches - load.late if stages == 2 else 0))
+        splits_from = microbatches - load.late if stages == 2 else 0
+        ranks.append(RankPlayed(policy, (stage,), (load.times,), splits_from))
     return ranks
 
 
@@ -120,13 +118,9 @@ def _of_a_v(loads: Sequence[StageLoad], microbatches: int) -> list[RankPlayed]:
     passed = sorted(itertools.chain(*table.stages))
     ranks = []
     for load, row, stages in zip(loads, table.rows, table.stages, strict=True):
-        late = load.late_seconds if load.late else 0.0
-        forward, backward, late = (
-            seconds / len(stages) for seconds in (load.forward_seconds, load.backward_seconds - late, late)
-        )
         policy = TableOrder(row, most_active=math.inf, early=False, weights_last=False)
         own = [passed.index(stage) for stage in stages]
-        ranks.append(RankPlayed(policy, own, [ChunkTimes(forward, backward, late)] * len(stages)))
+        ranks.append(RankPlayed(policy, own, [load.times.shared_out(len(stages))] * len(stages)))
     return ranks
 
 

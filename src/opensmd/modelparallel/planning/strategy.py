@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from opensmd.modelparallel.planning.cost import CPU
 from opensmd.modelparallel.planning.partition import partition
-from opensmd.modelparallel.planning.plan import Plan, StageLoad, ancestors, is_inside
+from opensmd.modelparallel.planning.plan import Plan, ancestors, is_inside
 from opensmd.modelparallel.planning.policies.limits import forwards_ahead, in_flight, most_active
 from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.names import Pipeline
@@ -26,13 +26,12 @@ from opensmd.modelparallel.planning.schedules.searched import searched
 from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, in_a_v, looped
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, zero_bubble_h2
+from opensmd.modelparallel.planning.simulate import MOST_MICROBATCHES
 from opensmd.modelparallel.planning.trace import ModelTrace, Unit
 from opensmd.modelparallel.planning.units import ON_ONE_HOST, Links
 
 __all__ = ["Choices", "Strategy", "layers_of", "strategies"]
 
-# further microbatches only repeat what those in the middle do
-MOST_MICROBATCHES = 64
 SEARCHES = 3
 WORTH_A_SEARCH = 0.01  # of a step: what a search must save for its order to be taken unasked
 
@@ -328,16 +327,14 @@ def _times(plan: Plan, *, in_a_v: bool) -> list[ChunkTimes]:
     for crossing in plan.crossings:
         messages[crossing.source] += crossing.seconds
         messages[crossing.target] += crossing.seconds
-    times = [_of_load(load, sent) for load, sent in zip(plan.loads, messages, strict=True)]
+    times = [
+        ChunkTimes(load.times.forward + sent, load.times.backward + sent, load.times.weights)
+        for load, sent in zip(plan.loads, messages, strict=True)
+    ]
     if not in_a_v:
         return times
-    halves = [ChunkTimes(*(part / 2 for part in each)) for each in times]
+    halves = [whole.shared_out(2) for whole in times]
     return [*halves, *reversed(halves)]
-
-
-def _of_load(load: StageLoad, sent: float) -> ChunkTimes:
-    late = load.late_seconds if load.late else 0.0
-    return ChunkTimes(load.forward_seconds + sent, load.backward_seconds - late + sent, late)
 
 
 def _part(trace: ModelTrace, share: float) -> ModelTrace:

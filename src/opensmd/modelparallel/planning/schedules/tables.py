@@ -45,6 +45,10 @@ class ChunkTimes(NamedTuple):
         """The seconds of one action."""
         return {"F": self.forward, "B": self.backward, "W": self.weights}[kind]
 
+    def shared_out(self, chunks: int) -> ChunkTimes:
+        """Of each of so many equal chunks."""
+        return ChunkTimes(self.forward / chunks, self.backward / chunks, self.weights / chunks)
+
 
 @dataclass(frozen=True)
 class Table:

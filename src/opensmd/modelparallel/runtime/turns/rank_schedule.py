@@ -49,7 +49,7 @@ def _searched_v(times: Sequence[ChunkTimes], microbatches: int) -> Table:
     ranks = len(times)
     stages = _fused_v(ranks, microbatches).stages
     limits = [ranks * len(own) for own in stages]
-    halves = [ChunkTimes(*(part / 2 for part in each)) for each in times[:-1]]
+    halves = [whole.shared_out(2) for whole in times[:-1]]
     return searched(stages, [*halves, times[-1], *reversed(halves)], microbatches, most_kept=limits)
 
 
@@ -190,10 +190,7 @@ class RankSchedule:
         loads = self.plan.loads
         if not any(load.seconds for load in loads):
             return (ChunkTimes(1.0, 1.0, 1.0),) * self.partitions
-        return tuple(
-            ChunkTimes(load.forward_seconds, load.backward_seconds - late, late)
-            for load, late in ((load, load.late_seconds if load.late else 0.0) for load in loads)
-        )
+        return tuple(load.times for load in loads)
 
     @property
     def _window(self) -> int:
