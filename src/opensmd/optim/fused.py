@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from opensmd.optim.upcast import upcast
+
 __all__ = ["Batch", "FusedOptimizer", "check_betas", "refuse_amsgrad"]
 
 
@@ -26,10 +28,7 @@ class Batch:
 
     def working(self) -> list[Tensor]:
         """The parameters in float32 (themselves, if they are), as half precision would lose updates."""
-        return [
-            parameter if parameter.dtype in (torch.float32, torch.float64) else parameter.float()
-            for parameter in self.parameters
-        ]
+        return [upcast(parameter) for parameter in self.parameters]
 
     def moment(self, name: str) -> list[Tensor]:
         """A tensor of each parameter's state, begun at zero with the parameter's shape."""
@@ -109,9 +108,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             entry = self.state[parameter]
             entry["step"] = int(entry.get("step", 0)) + 1
             batch = sorted_out[(parameter.device, parameter.dtype, entry["step"])]
-            wide = parameter.grad.dtype in (torch.float32, torch.float64)
             batch.parameters.append(parameter)
-            batch.grads.append(parameter.grad if wide else parameter.grad.float())
+            batch.grads.append(upcast(parameter.grad))
             batch.states.append(entry)
             batch.step = entry["step"]
         yield from sorted_out.values()

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from opensmd.optim.upcast import upcast
+
 __all__ = ["global_norm"]
 
 
@@ -31,8 +33,7 @@ def global_norm(
         groups = [group, *groups]
     square = torch.zeros((), dtype=torch.float64, device=grads[0].device if grads else "cpu")
     if grads:
-        wide = [grad if grad.dtype in (torch.float32, torch.float64) else grad.float() for grad in grads]
-        norms = torch._foreach_norm(wide)
+        norms = torch._foreach_norm([upcast(grad) for grad in grads])
         square = torch.stack([norm.to(square) for norm in norms]).square().sum()
     for one in groups:
         if dist.get_world_size(one) > 1:

@@ -27,6 +27,7 @@ from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttrib
 from opensmd.modelparallel.precision.owners import device_of, share_among_owners, share_over_replicas
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.state import WrappedModel, state
+from opensmd.optim.upcast import upcast
 
 __all__ = ["HalfMethods"]
 
@@ -237,8 +238,5 @@ class HalfMethods(PrecisionAttributes):
 def _widened(entries: Mapping[str, Any]) -> dict[str, Any]:
     """State of a parameter of 16 bits as its master's."""
     return {
-        key: each.to(torch.promote_types(each.dtype, torch.float32))
-        if isinstance(each, torch.Tensor) and each.is_floating_point()
-        else each
-        for key, each in entries.items()
+        key: upcast(value) if isinstance(value, torch.Tensor) else value for key, value in entries.items()
     }

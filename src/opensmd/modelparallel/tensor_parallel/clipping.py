@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import replaced_total_norm
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_process_group
+from opensmd.optim.upcast import upcast_dtype
 
 __all__ = ["clip_by_whole_tensors"]
 
@@ -58,5 +58,5 @@ def _over_ranks(norm: Tensor, order: float) -> Tensor:
         return norm
     power = norm.double().pow(order)
     dist.all_reduce(power, group=group)
-    root: Tensor = power.pow(1 / order).to(norm.dtype if norm.dtype == torch.float64 else torch.float32)
+    root: Tensor = power.pow(1 / order).to(upcast_dtype(norm.dtype))
     return root

@@ -9,6 +9,7 @@ from opensmd.modelparallel.tensor_parallel.collectives import sum_for_split
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule
 from opensmd.modelparallel.tensor_parallel.layers.linear import require_divisible
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_size
+from opensmd.optim.upcast import upcast
 
 __all__ = ["DistributedLayerNorm"]
 
@@ -43,7 +44,7 @@ class DistributedLayerNorm(DistributedModule):
         """``[..., this rank's features]``, normalised over all ranks' features."""
         if tensor_size() == 1:
             return nn.functional.layer_norm(input, [self.normalized_shape], self.weight, self.bias, self.eps)
-        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        wide = upcast(input)
         centred = wide - self._mean(wide)
         output = centred * torch.rsqrt(self._mean(centred.square()) + self.eps)
         output = output.to(input.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.tensor_parallel.distributed_module import (
@@ -14,6 +13,7 @@ from opensmd.modelparallel.tensor_parallel.distributed_module import (
     DistributedModule,
 )
 from opensmd.modelparallel.tensor_parallel.transformer.options import LayerOptions
+from opensmd.optim.upcast import upcast
 
 __all__ = ["Block", "add", "norm"]
 
@@ -54,6 +54,5 @@ def norm(options: LayerOptions, *, wanted: bool) -> nn.LayerNorm | None:
 def add(residual: Tensor, output: Tensor, options: LayerOptions) -> Tensor:
     """Their sum, in float32 if so set."""
     if options.fp32_residual_addition:
-        wide = torch.promote_types(output.dtype, torch.float32)
-        return (residual.to(wide) + output.to(wide)).to(output.dtype)
+        return (upcast(residual) + upcast(output)).to(output.dtype)
     return residual + output

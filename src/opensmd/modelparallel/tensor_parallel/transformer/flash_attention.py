@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from opensmd.modelparallel.tensor_parallel import random
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
+from opensmd.optim.upcast import upcast
 from opensmd.said_once import warn_once
 
 __all__ = ["AttentionCore", "FlashAttentionLayer", "alibi_bias"]
@@ -124,8 +125,7 @@ class AttentionCore(nn.Module):
         """``[batch, heads, words, size]`` each; a mask is boolean (True is seen) or added to the scores."""
         dtype = query.dtype
         if self.in_fp32:
-            wide = torch.promote_types(dtype, torch.float32)
-            query, key, value = query.to(wide), key.to(wide), value.to(wide)
+            query, key, value = upcast(query), upcast(key), upcast(value)
         bias, causal = self._bias(query, key, mask)
         dropout = self.dropout if self.training else 0.0
         with random.per_tensor_rank() if dropout else contextlib.nullcontext():
