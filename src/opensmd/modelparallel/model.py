@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.collectives.gradients.buckets import require_bucket_size
-from opensmd.modelparallel._torch_internals import reaches, replaced_backward, run_backward
+from opensmd.modelparallel._torch_internals import reaches, run_backward
 from opensmd.modelparallel.activation_checkpointing import checkpoint_layers
 from opensmd.modelparallel.delayed.delayed_parameter import goes_on
 from opensmd.modelparallel.dry_run.capture import is_tracing
@@ -36,6 +36,7 @@ from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.redirection._torch_internals import replaced_backward
 from opensmd.modelparallel.replan.plan_check import PlanCheck
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
 from opensmd.modelparallel.replicas.reducer import CommHook

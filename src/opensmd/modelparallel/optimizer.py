@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opensmd.modelparallel._torch_internals import follow_class, without_interception
+from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
@@ -24,6 +24,7 @@ from opensmd.modelparallel.precision.loss_scale import dynamic_arguments, shared
 from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.redirection._torch_internals import follow_class
 from opensmd.modelparallel.runtime.calls.interception import beside_the_program
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.runtime.tensors.tags import count_changes

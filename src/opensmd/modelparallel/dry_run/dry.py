@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from opensmd.modelparallel._torch_internals import replaced_backward
 from opensmd.modelparallel.dry_run._torch_internals import own_parametrization_cache
 from opensmd.modelparallel.dry_run.restoring import WrittenTensors, untouched
+from opensmd.modelparallel.redirection._torch_internals import replaced_backward
 from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators import GeneratorStates
 
 __all__ = ["dry", "is_tracing"]

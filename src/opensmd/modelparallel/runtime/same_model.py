@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from opensmd.modelparallel._torch_internals import gathered
+from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 
@@ -26,7 +26,7 @@ def require_same_model(module: nn.Module, group: dist.ProcessGroup, device: torc
     mine = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
     # One number each; the names travel only where they differ, for the error.
     own = torch.tensor([stable_hash(tuple(mine), 63)], device=device)
-    hashes = gathered(own, group)
+    hashes = gathered_vectors(own, group)
     if bool((hashes == hashes[0]).all()):
         return
     models: list[Any] = [None] * group.size()

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistBackendError
 
-from opensmd.modelparallel._torch_internals import gathered
+from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import PeerFailed, SMPError
 from opensmd.modelparallel.planning.policies.policy import Progress
 from opensmd.modelparallel.ranks.poisoned_groups import poison, require_sound
@@ -164,4 +164,4 @@ class StepErrors:
     def _confirm(self, *, ended: bool) -> bool:
         """Whether all ranks ended this step well."""
         mine = torch.tensor([ended], dtype=torch.int64, device=self._control_device)
-        return bool(gathered(mine, self._group).all())
+        return bool(gathered_vectors(mine, self._group).all())

@@ -4,6 +4,6 @@
 ``Whereabouts``, each in its file. ``gather`` and ``merge`` put parts together: over ranks, and of files.
 
 Begin with ``whereabouts``. Imports ``planning``, ``precision``, ``ranks``, ``runtime.tensors``,
-``compatibility``, ``delayed`` and ``tensor_parallel``; files on disk are those of ``checkpoint``, which
-imports this.
+``compatibility``, ``redirection``, ``delayed`` and ``tensor_parallel``; files on disk are those of
+``checkpoint``, which imports this.
 """

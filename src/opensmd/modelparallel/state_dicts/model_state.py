@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from opensmd.modelparallel._torch_internals import let_optimizers_ask, without_interception
+from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup
+from opensmd.modelparallel.redirection._torch_internals import let_optimizers_ask
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.moves import Moves
 from opensmd.modelparallel.tensor_parallel.clipping import clip_by_whole_tensors

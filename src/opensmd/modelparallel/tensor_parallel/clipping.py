@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from opensmd.modelparallel._torch_internals import replaced_total_norm
+from opensmd.modelparallel.redirection._torch_internals import replaced_total_norm
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_process_group
 from opensmd.optim.upcast import upcast_dtype
 

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opensmd.modelparallel._torch_internals import gathered
+from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.ranks.shards import bounds
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
@@ -148,7 +148,7 @@ def _require_same_shape(tensor: Tensor) -> None:
         return
     group = tensor_process_group()
     mine = torch.tensor([_form(tensor.shape, tensor.dtype)], device=tensor.device)
-    if len(set(gathered(mine, group).tolist())) == 1:
+    if len(set(gathered_vectors(mine, group).tolist())) == 1:
         return
     shapes: list[Any] = [None] * group.size()
     dist.all_gather_object(shapes, (list(tensor.shape), tensor.dtype), group=group)

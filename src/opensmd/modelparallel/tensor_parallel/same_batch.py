@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opensmd.modelparallel._torch_internals import gathered
+from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.runtime.messages.step_inputs import fingerprint
@@ -35,7 +35,7 @@ def begin_alike(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     group = tensor_process_group()
     # Both in one collective, as this is the price of every step.
     numbers = [fingerprint(structure.tensors_in((args, kwargs))), fingerprint(generator_states())]
-    everyone = gathered(torch.tensor(numbers, device=control_device(group)), group).tolist()
+    everyone = gathered_vectors(torch.tensor(numbers, device=control_device(group)), group).tolist()
     if len(set(everyone[::2])) > 1:
         raise SMPError(
             f"rank {state.rank}: the ranks of a tensor-parallel group called the step with different data. "

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from opensmd.modelparallel._torch_internals import in_transform, replaced_calls, takes_hooks
+from opensmd.modelparallel._torch_internals import in_transform, takes_hooks
 from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
 from opensmd.modelparallel.planning.plan import is_inside
+from opensmd.modelparallel.redirection._torch_internals import replaced_calls
 
 __all__ = ["Clock", "Position", "UnitSeconds"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from opensmd.modelparallel._torch_internals import replaced_functions
+from opensmd.modelparallel.redirection._torch_internals import replaced_functions
 
 __all__ = ["UnseenWork", "outweighs"]
 

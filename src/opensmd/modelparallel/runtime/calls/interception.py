@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel import _torch_internals as internals
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.function_modes._torch_internals import WithoutMode
+from opensmd.modelparallel.redirection import _torch_internals as redirection
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall, passed
@@ -109,10 +110,10 @@ def intercepted(
             run.backward_pass.begin(run.microbatch, *args, **kwargs)
 
     with (
-        internals.replaced_calls(forwards, calls),
-        internals.replaced_functions(apply=_apply, script=_script, checkpoint=_checkpoint),
-        internals.compiled_where(lambda: current_run() is None),
-        internals.replaced_backward(any_backward),
+        redirection.replaced_calls(forwards, calls),
+        redirection.replaced_functions(apply=_apply, script=_script, checkpoint=_checkpoint),
+        redirection.compiled_where(lambda: current_run() is None),
+        redirection.replaced_backward(any_backward),
     ):
         yield
 

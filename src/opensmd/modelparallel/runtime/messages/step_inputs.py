@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from opensmd.modelparallel._torch_internals import gathered
+from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
@@ -51,7 +51,7 @@ def agreed_inputs(
     program = _program(function)
     # Three numbers in one collective, as this is the price of every step.
     mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves)])
-    numbers = gathered(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
+    numbers = gathered_vectors(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
     # Said before anything is sent: ranks in different functions would wait for messages that never come.
     if len(set(numbers[::3])) > 1:
         _refuse_different(program, group)
