@@ -16,15 +16,16 @@ from opensmd.collectives.locality import meet
 from opensmd.collectives.sealed import seal_objects_of_torch
 from opensmd.collectives.stores.replica_store import JobPlace
 from opensmd.environment.variables import fill
-from opensmd.modelparallel.config import Config, load_config
 from opensmd.modelparallel.dry_run.automatic import choose_settings
 from opensmd.modelparallel.elastic.elastic_job import ElasticJob
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.ranks.elastic_setting import Elastic
 from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
 from opensmd.modelparallel.ranks.groups import Groups, default_group
 from opensmd.modelparallel.ranks.host_grid import HostGrid
 from opensmd.modelparallel.runtime import tensor_memory
+from opensmd.modelparallel.settings.config import Config
+from opensmd.modelparallel.settings.elastic import Elastic
+from opensmd.modelparallel.settings.sources import load_config
 from opensmd.modelparallel.state import state
 
 __all__ = ["init", "shutdown"]

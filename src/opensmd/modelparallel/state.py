@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from opensmd.modelparallel.config import Config
     from opensmd.modelparallel.offloading.offloading import Offloading
     from opensmd.modelparallel.ranks.grid import RankGrid
     from opensmd.modelparallel.ranks.groups import Groups
     from opensmd.modelparallel.ranks.shards import Shard
     from opensmd.modelparallel.runtime.engine import Engine
+    from opensmd.modelparallel.settings.config import Config
 
 __all__ = [
     "ElasticReplicas",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.manual_partition import fixed_places, partition, set_partition
+from opensmd.modelparallel.settings.config import Config
 from opensmd.modelparallel.state import state
 
 

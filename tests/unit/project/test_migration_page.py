@@ -6,7 +6,7 @@ import re
 
 import smdistributed.dataparallel.torch.distributed as v1
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.config import Config
+from opensmd.modelparallel.settings.config import Config
 from tests.support.ranks import ROOT
 
 CODE = re.compile(r"`([^`\n]+)`")

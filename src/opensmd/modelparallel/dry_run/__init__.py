@@ -4,6 +4,6 @@
 rank and announces it to the others.
 
 Begin with ``capture``; ``automatic`` chooses for ``smp.init``. Imports ``planning``, ``report``, ``ranks``,
-``compatibility``, ``redirection``, of ``precision`` what torch keeps of autocast, and of the ``runtime`` what
-describes tensors, calls and side effects, never what runs steps.
+``compatibility``, ``redirection``, ``settings``, of ``precision`` what torch keeps of autocast, and of the
+``runtime`` what describes tensors, calls and side effects, never what runs steps.
 """

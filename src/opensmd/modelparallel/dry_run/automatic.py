@@ -11,7 +11,6 @@ from typing import Any
 import torch.distributed as dist
 from rich.console import Console
 
-from opensmd.modelparallel.config import Automatic, Config
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.dry_run.factory import model_and_step
 from opensmd.modelparallel.dry_run.module_tree import describe
@@ -19,6 +18,7 @@ from opensmd.modelparallel.dry_run.timing.stage_links import links_of_job
 from opensmd.modelparallel.planning.strategy import Choices, Strategy, layers_of, strategies
 from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.report.strategies import strategy_table
+from opensmd.modelparallel.settings.config import Automatic, Config
 
 __all__ = ["choose_settings"]
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 
 from opensmd.collectives.mailbox import has_mailbox
-from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.dry_run.module_tree import describe
 from opensmd.modelparallel.dry_run.split_blocks import split_blocks
@@ -27,6 +26,7 @@ from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import Links
 from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.runtime.calls.inner_hooks import may_carry
+from opensmd.modelparallel.settings.config import Config
 
 __all__ = ["FirstPlan", "PlanRequest", "agree_on_plan"]
 

@@ -5,6 +5,6 @@ groups anew without it and do the step again. ``membership`` is pure and says wh
 for it in the job's store; ``job_groups`` makes the groups; ``kept`` puts back what a step had changed;
 ``regrouped_model`` is the model between two sets of groups; ``join_requests`` looks for replicas that come,
 ``steps`` is the border at which they join and ``joining`` sends them their state. Imports ``checkpoint``,
-``dry_run``, ``planning``, ``ranks``, ``replan``, ``replicas``, ``report``, ``runtime``, ``sharding``,
-``state_dicts`` and the state.
+``dry_run``, ``planning``, ``ranks``, ``replan``, ``replicas``, ``report``, ``runtime``, ``settings``,
+``sharding``, ``state_dicts`` and the state.
 """

@@ -26,7 +26,6 @@ import torch.distributed as dist
 
 from opensmd.collectives.locality import Locality
 from opensmd.collectives.stores.replica_store import JobPlace, Replica, ReplicaStore
-from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.elastic.agreement import Agreement
 from opensmd.modelparallel.elastic.job_groups import leave_groups, make_world
 from opensmd.modelparallel.elastic.join_requests import JoinRequests
@@ -36,10 +35,11 @@ from opensmd.modelparallel.elastic.losses import may_be_a_loss
 from opensmd.modelparallel.elastic.membership import Arrived, Decision
 from opensmd.modelparallel.elastic.regrouped_model import RegroupedModel
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.ranks.elastic_setting import Elastic
 from opensmd.modelparallel.ranks.grid import RankGrid
 from opensmd.modelparallel.ranks.groups import Groups, default_group
 from opensmd.modelparallel.ranks.sendable import control_device
+from opensmd.modelparallel.settings.config import Config
+from opensmd.modelparallel.settings.elastic import Elastic
 from opensmd.modelparallel.state import WrappedModel, state
 
 __all__ = ["ElasticJob"]

@@ -2,5 +2,5 @@
 
 Begin with ``plan_check``, which compares the first steps with the plan; ``moving`` sends parts of the model
 to where they live from then on. Imports ``planning``, ``dry_run``, ``ranks``, ``replicas``, ``report``,
-``runtime``, ``state_dicts`` and the state.
+``runtime``, ``settings``, ``state_dicts`` and the state.
 """

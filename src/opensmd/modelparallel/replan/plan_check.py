@@ -22,9 +22,9 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.report.better_plan import better_plan_text
 
 if TYPE_CHECKING:
-    from opensmd.modelparallel.config import Config
     from opensmd.modelparallel.ranks.groups import Groups
     from opensmd.modelparallel.runtime.engine import Engine
+    from opensmd.modelparallel.settings.config import Config
 
 __all__ = ["PlanCheck"]
 

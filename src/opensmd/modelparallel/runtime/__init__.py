@@ -21,6 +21,6 @@ one MicrobatchRun a microbatch. Each file imports only what is below it::
 
 ``microbatch.py`` is what these share of one microbatch, ``pipeline_context.py`` what microbatches share.
 Nothing here knows the user's objects: settings, plan and replicas come as arguments of the Engine. Imports
-``planning``, ``ranks``, ``replicas``, ``offloading``, ``function_modes``, ``redirection`` and
-``compatibility``.
+``planning``, ``ranks``, ``replicas``, ``offloading``, ``function_modes``, ``redirection``,
+``settings`` and ``compatibility``.
 """

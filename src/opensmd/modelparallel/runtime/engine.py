@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import DistBackendError
 
-from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.planning.measured import StageTimes, with_times
@@ -45,6 +44,7 @@ from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
 from opensmd.modelparallel.runtime.turns.split_choice import SplitChoice
 from opensmd.modelparallel.runtime.turns.threads import Threads
+from opensmd.modelparallel.settings.config import Config
 from opensmd.timeline.frames import NOTHING_EXPECTED
 from opensmd.timeline.recorder import Recorder, recorder
 

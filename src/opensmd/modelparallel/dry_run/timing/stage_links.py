@@ -13,10 +13,10 @@ import torch.distributed as dist
 from opensmd.collectives.hosts.cost_model import USUAL_LINK, Cluster
 from opensmd.collectives.locality import known_locality
 from opensmd.environment.settings import Settings
-from opensmd.modelparallel.config import Config
 from opensmd.modelparallel.planning.units import ON_ONE_HOST, Link, Links
 from opensmd.modelparallel.ranks.grid import RankGrid
 from opensmd.modelparallel.ranks.host_grid import HostGrid
+from opensmd.modelparallel.settings.config import Config
 
 __all__ = ["links_of_job", "stage_links"]
 

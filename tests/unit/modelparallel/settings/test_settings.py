@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from opensmd.modelparallel.config import Config, load_config, parse_pairs
+from opensmd.modelparallel.settings.config import Config
+from opensmd.modelparallel.settings.sources import load_config, parse_pairs
 
 
 def load(

@@ -1,18 +1,10 @@
-"""What a user can set about model parallelism: every documented key, checked in one place.
+"""Every documented setting of model parallelism, checked, and what cannot be set together.
 
-The keys are those of the launcher's ``modelparallel`` parameters, as SageMaker's documentation names them.
-They come from three places, later ones winning: the dict given to ``smp.init``, the launcher's
-``SM_HP_MP_PARAMETERS`` (JSON), and ``--mp_parameters k=v,k=v`` on the script's command line.
+The names are those of the launcher's ``modelparallel`` parameters in SageMaker's documentation.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-import os
-import sys
-import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,61 +12,41 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from opensmd.environment.sagemaker import json_object
 from opensmd.modelparallel.planning.policies.limits import most_active
 from opensmd.modelparallel.planning.schedules.names import Pipeline
-from opensmd.modelparallel.ranks.elastic_setting import HINDERS_REPLICAS, ElasticSetting, require_replicas
+from opensmd.modelparallel.settings.elastic import HINDERS_REPLICAS, ElasticSetting, require_replicas
 
-__all__ = ["Automatic", "Config", "load_config", "parse_pairs"]
+__all__ = ["Automatic", "Config"]
 
-VARIABLE = "SM_HP_MP_PARAMETERS"
-OPTION = "--mp_parameters"
-
-# Seen in public notebooks but documented nowhere: scripts with them must run. With what asks for nothing.
-_UNDOCUMENTED = {
-    "static_mode": False,
-    "fast_mode": False,
-    "overlapping_allreduce": True,
-    "checkpoint_attentions": False,
-    "_match_weights": False,
-    "_fp32_grad_accumulation": False,
-    "use_times": False,
-    "xla": False,
-}
-# Documented for TensorFlow alone; the launcher takes them for PyTorch too.
-_OF_TENSORFLOW = {"horovod": False, "contiguous": True}
 # Keys whose features do not exist here; their defaults ask for nothing.
 _ABSENT = (
     "load_partition",
     "partition_file",
 )
-# Details of sharded parameters.
-_OF_SHARDING = (
-    "sdp_reduce_bucket_size",
-    "sdp_param_persistence_threshold",
-    "sdp_max_live_parameters",
-    "sdp_gradient_clipping",
-)
-# What keeps parameters, or what belongs to them, where a move would not find it; or tells no times.
+# What keeps parameters, or what belongs to them, where ``replan`` would not find it; or tells no times.
 _HINDERS_MOVES = (
     "fp16",
     "bf16",
     "shard_optimizer_state",
     "delayed_parameter_initialization",
     "deterministic_server",
+    "sharded_data_parallel_degree",
+    "tensor_parallel_degree",
 )
-# Details of absent features, or of what is always done here: harmless, but without effect.
-_WITHOUT_EFFECT = {
-    "sdp_hierarchical_allgather",
+# What no prediction knows.
+_HINDERS_AUTO = ("tensor_parallel_degree", "sharded_data_parallel_degree", "shard_optimizer_state")
+# Without replicas they mean nothing.
+_NEED_REPLICAS = (
     "ddp_port",
     "ddp_dist_backend",
-}
+    "tensor_parallel_degree",
+    "sharded_data_parallel_degree",
+)
 
 
 class Automatic(BaseModel):
@@ -241,14 +213,8 @@ class Config(BaseModel):
             )
         if not self.auto_partition and "default_partition" not in self.model_fields_set:
             raise ValueError("auto_partition=False needs default_partition, the place of unplaced modules")
-        need_replicas = (
-            "ddp_port",
-            "ddp_dist_backend",
-            "tensor_parallel_degree",
-            "sharded_data_parallel_degree",
-        )
-        asked = [name for name in need_replicas if self._asks(name) and not self.ddp]
-        if asked:
+        asked = [name for name in _NEED_REPLICAS if self._asks(name)]
+        if asked and not self.ddp:
             raise ValueError(f"{' and '.join(asked)} {'needs' if len(asked) == 1 else 'need'} ddp=True")
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are two types for the same parameters; set one of them")
@@ -260,11 +226,7 @@ class Config(BaseModel):
         self._require_virtual_stages()
         self._require_movable()
         self._require_replicas()
-        hinder = ("tensor_parallel_degree", "sharded_data_parallel_degree", "shard_optimizer_state")
-        if self.auto is not None and (asked := [name for name in hinder if self._asks(name)]):
-            raise ValueError(f"auto does not choose for {' and '.join(asked)}")
-        if self.auto is not None and "virtual_stages" in self.model_fields_set and self.pipeline != "v":
-            raise ValueError("auto does not choose for virtual_stages; leave it out, or set pipeline='v'")
+        self._require_automatic()
         self._refuse_absent()
         return self
 
@@ -292,8 +254,7 @@ class Config(BaseModel):
             return
         if not self.auto_partition:
             raise ValueError("replan=True needs auto_partition=True: places given by hand are kept")
-        hinder = (*_HINDERS_MOVES, "sharded_data_parallel_degree", "tensor_parallel_degree")
-        if asked := [name for name in hinder if self._asks(name)]:
+        if asked := [name for name in _HINDERS_MOVES if self._asks(name)]:
             raise ValueError(f"replan=True cannot be combined with {' and '.join(asked)}")
 
     def _require_replicas(self) -> None:
@@ -301,6 +262,15 @@ class Config(BaseModel):
         if self.elastic is not None:
             asked = [name for name in HINDERS_REPLICAS if self._asks(name)]
             require_replicas(asked, ddp=self.ddp, pipeline=self.pipeline)
+
+    def _require_automatic(self) -> None:
+        """Predictions are made of pipelines and their replicas alone."""
+        if self.auto is None:
+            return
+        if asked := [name for name in _HINDERS_AUTO if self._asks(name)]:
+            raise ValueError(f"auto does not choose for {' and '.join(asked)}")
+        if "virtual_stages" in self.model_fields_set and self.pipeline != "v":
+            raise ValueError("auto does not choose for virtual_stages; leave it out, or set pipeline='v'")
 
     def _asks(self, name: str) -> bool:
         """Whether a setting asks for something; sharding over nobody is written 0 or 1."""
@@ -319,131 +289,3 @@ class Config(BaseModel):
                 f"{given} {verb} for a feature of the original library that does not exist here; leave "
                 f"{those} out, or set {nothing}"
             )
-
-
-def load_config(
-    given: Mapping[str, Any] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    arguments: Sequence[str] | None = None,
-) -> Config:
-    """Combine the three sources and check every key.
-
-    Args:
-        given: what the script passed to ``smp.init``.
-        environ: default ``os.environ``.
-        arguments: the command line, default ``sys.argv[1:]``.
-
-    Raises:
-        TypeError: ``given`` is not a dict.
-        ValueError: an unknown key, a bad value or a contradiction; the message names the valid keys.
-
-    Warns:
-        UserWarning: a key that is ignored.
-    """
-    if given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"smp.init: expected a dict of modelparallel parameters, got {given!r}")
-    environ = os.environ if environ is None else environ
-    arguments = sys.argv[1:] if arguments is None else arguments
-    sources = (given or {}, _from_variable(environ), _from_arguments(arguments))
-    values = {name: each for source in sources for name, each in _one_name(source).items()}
-    for names, why in ((_UNDOCUMENTED, "undocumented"), (_OF_TENSORFLOW, "for TensorFlow alone")):
-        for name in sorted(names.keys() & set(values)):
-            if str(values.pop(name)).lower() not in (str(names[name]).lower(), "none"):
-                warnings.warn(f"modelparallel parameter {name!r} is {why} and ignored", stacklevel=3)
-    unknown = sorted(set(values) - set(Config.model_fields), key=str)
-    if unknown:
-        valid = sorted({*Config.model_fields, "partitions"})
-        named = ", ".join(f"{name}{_meant(name, valid)}" for name in unknown)
-        raise ValueError(f"unknown modelparallel parameters: {named}. The valid ones are: {', '.join(valid)}")
-    try:
-        config = Config(**values)
-    except ValidationError as error:
-        raise ValueError("modelparallel parameters: " + "; ".join(_reasons(error))) from None
-    idle = dict.fromkeys(
-        () if config.shards_parameters else _OF_SHARDING, "without sharded_data_parallel_degree"
-    )
-    idle |= dict.fromkeys(_WITHOUT_EFFECT, "here")
-    for name in sorted(idle.keys() & set(values)):
-        if getattr(config, name) != Config.model_fields[name].default:
-            warnings.warn(
-                f"modelparallel parameter {name}={values[name]!r} has no effect {idle[name]}", stacklevel=3
-            )
-    return config
-
-
-def parse_pairs(text: str) -> dict[str, Any]:
-    """Read ``"partitions=2,ddp=True,pipeline=simple"``; values are read as JSON if possible, else as text.
-
-    A single JSON object is also accepted, as from the launcher.
-
-    Raises:
-        ValueError: a piece that is not ``key=value``.
-    """
-    if text.lstrip().startswith("{"):
-        return json_object(text, OPTION)
-    values: dict[str, Any] = {}
-    for piece in filter(None, (each.strip() for each in text.split(","))):
-        key, equals, value = piece.partition("=")
-        if not equals or not key.strip():
-            raise ValueError(
-                f"{OPTION} {text!r}: expected key=value pairs with commas between, got {piece!r}"
-            )
-        values[key.strip()] = _value(value.strip())
-    return values
-
-
-def _meant(name: object, valid: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), valid, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def _one_name(source: Mapping[str, Any]) -> dict[str, Any]:
-    """One source's settings with ``partitions`` under its newer name."""
-    values = dict(source)
-    if "partitions" in values:
-        older = values.pop("partitions")
-        newer = values.setdefault("pipeline_parallel_degree", older)
-        if newer != older and str(newer) != str(older):
-            raise ValueError(
-                f"partitions={older!r} and pipeline_parallel_degree={newer!r} are two names of one setting; "
-                "give one of them"
-            )
-    return values
-
-
-def _value(text: str) -> Any:
-    lowered = text.lower()
-    if lowered in ("true", "false", "none", "null"):
-        return {"true": True, "false": False}.get(lowered)
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def _from_variable(environ: Mapping[str, str]) -> dict[str, Any]:
-    text = environ.get(VARIABLE, "").strip()
-    return json_object(text, VARIABLE) if text else {}
-
-
-def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
-    for index, argument in enumerate(arguments):
-        if argument.startswith(OPTION + "="):
-            return parse_pairs(argument.removeprefix(OPTION + "="))
-        if argument == OPTION and index + 1 < len(arguments):
-            return parse_pairs(arguments[index + 1])
-    return {}
-
-
-def _reasons(error: ValidationError) -> list[str]:
-    """What is wrong with each key; a default that depends on a wrong value is not the user's matter."""
-    return [_of_key(each) for each in error.errors() if each["type"] != "default_factory_not_called"]
-
-
-def _of_key(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    if where == "pipeline_parallel_degree":
-        where = "partitions"
-    text = str(error["msg"]).removeprefix("Value error, ")
-    return f"{where}={error['input']!r}: {text}" if where else text

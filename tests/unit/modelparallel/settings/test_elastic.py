@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from opensmd.modelparallel.config import load_config
-from opensmd.modelparallel.ranks.elastic_setting import HINDERS_REPLICAS
+from opensmd.modelparallel.settings.elastic import HINDERS_REPLICAS
+from opensmd.modelparallel.settings.sources import load_config
 
 ASKS = {"tensor_parallel_degree": 2, "sharded_data_parallel_degree": 2}
 ASKS |= {"auto": {"model": "models:build", "batch": 4}}
