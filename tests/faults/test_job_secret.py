@@ -51,7 +51,7 @@ def join(rank_with: int | None = None) -> int:
 
 def run_with_stranger(folder: Path) -> list[str]:
     """Rank 1's pickles are made without the secret, as by somebody who has taken its connections."""
-    from opensmd.modelparallel.runtime.messages.transport import GroupTransport
+    from opensmd.modelparallel.runtime.messages.group_transport import GroupTransport
 
     rank = join()
     everyone: list[Any] = [None, None]

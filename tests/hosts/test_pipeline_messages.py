@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from opensmd.modelparallel.exceptions import PeerFailed
-from opensmd.modelparallel.runtime.messages.hosts import HostsTransport
+from opensmd.modelparallel.runtime.messages.hosts_transport import HostsTransport
+from opensmd.modelparallel.runtime.messages.message import ABORT, Kind, gradient_messages, make_tag
 from opensmd.modelparallel.runtime.messages.opening import open_transport
-from opensmd.modelparallel.runtime.messages.transport import ABORT, Kind, gradient_messages, make_tag
 from tests.hosts.test_two_hosts import init_on, values
 from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
@@ -98,6 +98,24 @@ def run_messages(hosts: str) -> None:
     transport.close()
 
 
+def run_without_flush(hosts: str) -> int:
+    """How many sends are kept when all but the last have left; a letter and its payload are two."""
+    init_on(hosts)
+    transport = opened(dist.group.WORLD)
+    if dist.get_rank() == 0:
+        for _ in range(3):
+            transport.send(1, FORWARD, numbers(300_000))
+            for work, _ in transport._outbox._leaving:
+                work.wait()
+    else:
+        for _ in range(3):
+            transport.receive(0, FORWARD, 300_000, torch.float32)
+    kept = len(transport._outbox)
+    dist.barrier()
+    transport.close()
+    return kept
+
+
 def run_into_silence(hosts: str) -> str:
     """Rank 0 sends nothing, and is named."""
     init_on(hosts)
@@ -118,6 +136,10 @@ def run_into_silence(hosts: str) -> str:
 @pytest.mark.parametrize("hosts", ["abb", "aba", "abc"])
 def test_messages_are_seen_when_they_have_come_and_taken_in_any_order(hosts: str) -> None:
     values(run_once(3, run_messages, hosts, backend=None))
+
+
+def test_what_has_left_is_let_go_also_where_nothing_is_flushed() -> None:
+    assert values(run_once(2, run_without_flush, "ab", backend=None))[0] == 2
 
 
 def test_a_rank_that_sends_nothing_within_the_timeout_is_named() -> None:

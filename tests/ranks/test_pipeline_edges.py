@@ -9,14 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opensmd.modelparallel.runtime.messages.transport import (
-    GroupTransport,
-    Kind,
-    MailboxTransport,
-    Transport,
-    gradient_messages,
-    make_tag,
-)
+from opensmd.modelparallel.runtime.messages.group_transport import GroupTransport
+from opensmd.modelparallel.runtime.messages.mailbox_transport import MailboxTransport
+from opensmd.modelparallel.runtime.messages.message import Kind, gradient_messages, make_tag
+from opensmd.modelparallel.runtime.messages.transport import Transport
 from tests.support.ranks import RankPool
 
 FORWARD, BACK = make_tag(Kind.TENSOR, 0, 1), make_tag(Kind.GRADIENT, 0, 1)

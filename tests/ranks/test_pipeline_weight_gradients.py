@@ -17,12 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients, first_part
-from opensmd.modelparallel.runtime.messages.transport import (
-    Kind,
-    MailboxTransport,
-    gradient_messages,
-    make_tag,
-)
+from opensmd.modelparallel.runtime.messages.mailbox_transport import MailboxTransport
+from opensmd.modelparallel.runtime.messages.message import Kind, gradient_messages, make_tag
 from opensmd.modelparallel.runtime.turns.record import Record
 from tests.support.partitioned import restart
 from tests.support.ranks import RankPool

@@ -21,7 +21,7 @@ from opensmd.collectives._torch_internals import timeout_of
 from opensmd.modelparallel import _torch_internals
 from opensmd.modelparallel.runtime import engine
 from opensmd.modelparallel.runtime.backward import backward_pass, weight_gradients
-from opensmd.modelparallel.runtime.messages.transport import GroupTransport
+from opensmd.modelparallel.runtime.messages.group_transport import GroupTransport
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 from opensmd.native import core
 
@@ -44,9 +44,7 @@ class _OnlyInOrder(GroupTransport):
         self._meet(group, target, upward)
         head = torch.tensor([tag, tensor.numel() * tensor.element_size()])
         for data, kind in ((head, _HEAD), (tensor.detach().clone().reshape(-1).contiguous(), _MESSAGE)):
-            work = dist.isend(data, group=group, tag=kind, group_dst=target)
-            assert work is not None
-            self._leaving.append((work, data))
+            self._outbox.add(dist.isend(data, group=group, tag=kind, group_dst=target), data)
 
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
         upward = source < self._rank

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from opensmd.modelparallel.planning.policies.patience import SHARE, Patience
 from opensmd.modelparallel.planning.policies.policy import Policy
-from opensmd.modelparallel.runtime.messages.transport import Message
+from opensmd.modelparallel.runtime.messages.message import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.turns.parts import Done, Waiting
 from opensmd.modelparallel.runtime.turns.record import Record

@@ -29,9 +29,10 @@ from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.calls.interception import current_run
+from opensmd.modelparallel.runtime.messages.message import SentTensor
 from opensmd.modelparallel.runtime.messages.opening import open_transport
 from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
-from opensmd.modelparallel.runtime.messages.transport import SentTensor, Transport
+from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.same_model import require_same_model

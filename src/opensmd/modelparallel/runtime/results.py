@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
+from opensmd.modelparallel.runtime.messages.message import Kind, make_tag
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.memory_layout import arranged, in_memory_order, strides_kept

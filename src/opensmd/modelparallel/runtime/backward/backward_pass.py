@@ -35,7 +35,7 @@ from opensmd.modelparallel.runtime.backward.weight_gradients import (
     are_apart,
     first_part,
 )
-from opensmd.modelparallel.runtime.messages.transport import Message
+from opensmd.modelparallel.runtime.messages.message import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors.tags import tags_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from opensmd.modelparallel.runtime.messages.transport import Message
+from opensmd.modelparallel.runtime.messages.message import Message
 
 __all__ = ["DeferredBackward", "Leg"]
 

@@ -23,7 +23,7 @@ from opensmd.modelparallel.runtime.calls.descriptions import (
 )
 from opensmd.modelparallel.runtime.calls.keys import call_key
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
-from opensmd.modelparallel.runtime.messages.transport import Kind, make_tag
+from opensmd.modelparallel.runtime.messages.message import Kind, make_tag
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.containers import Containers

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
-from opensmd.modelparallel.runtime.messages.transport import (
+from opensmd.modelparallel.runtime.messages.message import (
     Kind,
     Message,
     gradient_messages,

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from opensmd.modelparallel.runtime.messages.transport import Message
+from opensmd.modelparallel.runtime.messages.message import Message
 from opensmd.modelparallel.runtime.tensors.tags import Tag, ancestors, tags_of
 
 __all__ = ["GraphEdges"]

@@ -6,8 +6,10 @@ import torch
 import torch.distributed as dist
 
 from opensmd.collectives.mailbox import has_mailbox, spans_hosts
-from opensmd.modelparallel.runtime.messages.hosts import HostsTransport
-from opensmd.modelparallel.runtime.messages.transport import GroupTransport, MailboxTransport, Transport
+from opensmd.modelparallel.runtime.messages.group_transport import GroupTransport
+from opensmd.modelparallel.runtime.messages.hosts_transport import HostsTransport
+from opensmd.modelparallel.runtime.messages.mailbox_transport import MailboxTransport
+from opensmd.modelparallel.runtime.messages.transport import Transport
 
 __all__ = ["open_transport"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from opensmd.modelparallel.runtime.messages.transport import Message
+from opensmd.modelparallel.runtime.messages.message import Message
 
 __all__ = ["Arrivals", "Done", "Run", "SwappedState", "Waiting", "WeightWork"]
 

@@ -35,7 +35,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.policies.patience import Patience
 from opensmd.modelparallel.planning.policies.policy import Choice, Policy, Progress, Standing
 from opensmd.modelparallel.planning.schedules.tables import Action
-from opensmd.modelparallel.runtime.messages.transport import Message
+from opensmd.modelparallel.runtime.messages.message import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.step_errors import located, stopped
 from opensmd.modelparallel.runtime.turns.parts import Arrivals, Run, SwappedState, Waiting, WeightWork

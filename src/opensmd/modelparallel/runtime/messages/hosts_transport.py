@@ -34,16 +34,9 @@ from opensmd.collectives._torch_internals import timeout_of
 from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.runtime.messages import edges
-from opensmd.modelparallel.runtime.messages.transport import (
-    ABORT,
-    REMEMBERED,
-    Expect,
-    Message,
-    SentTensor,
-    as_bytes,
-    gradient_messages,
-    tensors_among,
-)
+from opensmd.modelparallel.runtime.messages.message import ABORT, Message, SentTensor, gradient_messages
+from opensmd.modelparallel.runtime.messages.outbox import Outbox
+from opensmd.modelparallel.runtime.messages.transport import Expect, as_bytes
 from opensmd.modelparallel.runtime.tensors.memory_layout import arranged
 
 __all__ = ["HostsTransport"]
@@ -106,8 +99,7 @@ class HostsTransport:
         self._group = group
         self._rank = dist.get_rank(group)
         self._inbox = _Inbox()
-        self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
-        self._sent: deque[tuple[int, int, int]] = deque(maxlen=REMEMBERED)
+        self._outbox = Outbox()
         others = [rank for rank in range(dist.get_world_size(group)) if rank != self._rank]
         self._aborts = [(rank, ABORT) for rank in others]
         self._receivers = {
@@ -118,7 +110,7 @@ class HostsTransport:
             thread.start()
 
     def send(self, target: int, tag: int, tensor: Tensor) -> None:
-        self._sent.append((time.perf_counter_ns(), target, tag))
+        self._outbox.note(target, tag)
         self._post(target, tag, sendable(tensor).detach().reshape(-1).view(torch.uint8))
 
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -185,12 +177,10 @@ class HostsTransport:
         return self._inbox.wait(lambda: self._came(messages), seconds)
 
     def flush(self) -> None:
-        while self._leaving:
-            work, _ = self._leaving.popleft()
-            work.wait()
+        self._outbox.flush()
 
     def sent(self) -> list[SentTensor]:
-        return tensors_among(self._sent)
+        return self._outbox.sent()
 
     def require_no_abort(self) -> None:
         for source, tag in self._aborts:
@@ -231,9 +221,7 @@ class HostsTransport:
             self._isend(target, _PAYLOADS, data)
 
     def _isend(self, target: int, tag: int, data: Tensor) -> None:
-        work = dist.isend(data, group=self._group, tag=tag, group_dst=target)
-        assert work is not None
-        self._leaving.append((work, data))
+        self._outbox.add(dist.isend(data, group=self._group, tag=tag, group_dst=target), data)
 
     def _receive_from(self, source: int) -> None:
         """All that a rank sends, until it takes its leave or is lost."""
