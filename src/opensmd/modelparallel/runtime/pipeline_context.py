@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from opensmd.modelparallel.offloading.offloading import Offloading
-from opensmd.modelparallel.runtime.calls.descriptions import Description, Passed
+from opensmd.modelparallel.runtime.calls.descriptions.known_calls import KnownCalls
 from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
@@ -34,18 +33,14 @@ class PipelineContext:
         escaped: tells tensors that only this rank has from replicated ones.
         buffers: of split modules, which change in the order of the microbatches.
         trained: which parameters are.
-        descriptions: what is known of results, by key.
-        passed: what is known of calls of other ranks that follow each other.
+        calls: what is known of them.
         placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
         replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
         divided: buffers of which modules in different places have copies.
         offloading: of checkpointed activations; None keeps them in memory.
         sent_since_flush: something may still have to leave before it may be changed.
         begun: microbatches of earlier steps.
-        new_calls: how often a call was unlike all before.
         borrowed: tags of tensors that a later microbatch than their own has used in this step.
-        stateful: calls that change buffers or parameters; they keep the order of the microbatches.
-        carrying: calls that leave tensors in attributes in which the next may go on; they keep it, too.
     """
 
     rank: int
@@ -60,12 +55,8 @@ class PipelineContext:
     replicated_memory: frozenset[int]
     divided: frozenset[Tensor]
     offloading: Offloading | None = None
-    descriptions: dict[Hashable, Description] = field(default_factory=dict)
-    passed: dict[Hashable, Passed] = field(default_factory=dict)
-    stateful: set[Hashable] = field(default_factory=set)
-    carrying: set[Hashable] = field(default_factory=set)
+    calls: KnownCalls = field(default_factory=KnownCalls)
     begun: int = 0
-    new_calls: int = 0
     borrowed: set[Tag] = field(default_factory=set)
     sent_since_flush: bool = False
     others: list[int] = field(init=False)

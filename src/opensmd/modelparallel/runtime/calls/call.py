@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel.runtime.calls.descriptions import TensorDescription
+from opensmd.modelparallel.runtime.calls.descriptions.description import TensorDescription
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import AliasFamily, Tag, tag_of
 

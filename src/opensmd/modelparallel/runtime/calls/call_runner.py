@@ -10,17 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import in_transform, out_of_transforms
-from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call, parents_of
 from opensmd.modelparallel.runtime.calls.changed_arguments import ChangedArguments
 from opensmd.modelparallel.runtime.calls.checkpointed import can_be_repeated, checkpointed
-from opensmd.modelparallel.runtime.calls.descriptions import (
-    Description,
-    Hidden,
-    TensorDescription,
-    check_result,
-)
+from opensmd.modelparallel.runtime.calls.descriptions.describing import ResultParts, check_result
+from opensmd.modelparallel.runtime.calls.descriptions.description import Description, TensorDescription
+from opensmd.modelparallel.runtime.calls.descriptions.exchange import DescriptionExchange
 from opensmd.modelparallel.runtime.calls.keys import call_key
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
 from opensmd.modelparallel.runtime.messages.message import Kind, make_tag
@@ -77,6 +74,8 @@ class CallRunner:
         self.escaped_from_checkpoint: EscapedFromCheckpoint | None = None
         self.iterators: dict[int, Any] = {}
         self._transport = context.transport
+        self._known = context.calls
+        self._descriptions = DescriptionExchange(microbatch, context, transfers)
         self._changed = ChangedArguments(microbatch, context, transfers, turns)
 
     def leaves_of(
@@ -180,12 +179,12 @@ class CallRunner:
 
     def run_at(self, home: int, call: Call) -> Any:
         """Run a call at ``home``; elsewhere make placeholders of its results."""
-        context, microbatch = self.context, self.microbatch
+        microbatch = self.microbatch
         tensors = self.transfers.bring_all(call, home)
-        key = call_key(call.key, call.args, call.kwargs, context.trained.epoch)
-        known = context.descriptions.get(key)
+        key = call_key(call.key, call.args, call.kwargs, self.context.trained.epoch)
+        known = self._known.descriptions.get(key)
         if known is None:
-            context.new_calls += 1
+            self._known.new += 1
         # Counted whether or not the result is known: what one rank remembers, another may be about to learn.
         number = microbatch.next_point()
         microbatch.point = _point(call.name, home)
@@ -194,10 +193,11 @@ class CallRunner:
             call.serial = microbatch.serial
         if self.rank != home:
             if known is None or known.depends_on_data:
-                known = self._description(home, key, known, number)
+                known = self._descriptions.receive(home, key, number)
             return self._stand_in(home, call, known)
         self.settle()
-        if known is not None and known.is_plain and not (context.stateful and key in context.stateful):
+        stateful = self._known.stateful
+        if known is not None and known.is_plain and not (stateful and key in stateful):
             return self._run_known(home, call, tensors, known)
         result, description = self._run_watched(home, call, tensors, key, known, number)
         for change in description.changed:
@@ -229,37 +229,6 @@ class CallRunner:
             )
         return result
 
-    def _description(self, home: int, key: Hashable, known: Description | None, number: int) -> Description:
-        """What the home tells of the result."""
-        if known is None:
-            tag = make_tag(Kind.DESCRIPTION, 0, 0) | stable_hash(key, 26)
-            # Another microbatch may get it while this one waits for it.
-            self._wait_until_known(home, tag, key)
-            known = self.context.descriptions[key]
-        if known.depends_on_data:
-            tag = make_tag(Kind.OBJECT, self.microbatch.index, number)
-            self.transfers.wait([(home, tag)])
-            received: Description = self._transport.receive_object(home, tag)
-            return received
-        return known
-
-    def _wait_until_known(self, home: int, tag: int, key: Hashable) -> None:
-        descriptions = self.context.descriptions
-        while key not in descriptions:
-            # The tag names no microbatch: whichever comes here first takes the description, for all of them.
-            if self._transport.ready((home, tag)):
-                described_key, description = self._transport.receive_object(home, tag)
-                # The tag has room for 26 bits of the key only.
-                if described_key != stable_hash(key, 64):
-                    raise SMPError(
-                        f"microbatch {self.microbatch.index}: pipeline rank {home} described another "
-                        f"operation than {self.microbatch.point}: the ranks do not run the same program. "
-                        "Run the same code, with the same settings, on all of them"
-                    )
-                descriptions[key] = description
-            else:
-                self.transfers.wait([(home, tag)], until=lambda: key in descriptions)
-
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
         """Run a call whose result the others know for good."""
         given = call.given(tensors)
@@ -269,7 +238,7 @@ class CallRunner:
             if tag_of(result) is None:
                 self.put(result, call.new_tag(described, home))
             return result
-        parts = Hidden.of(result, call.name, lambda: Containers(given).containers)
+        parts = ResultParts.of(result, call.name, lambda: Containers(given).containers)
         check_result(known, parts, call.name)
         copied = given[0] is not call.args or given[1] is not call.kwargs
         own = Containers((call.args, call.kwargs)).containers if known.refers and copied else None
@@ -291,28 +260,23 @@ class CallRunner:
             self.context.sent_since_flush = False
         real = [each for each in tensors if each is not None]
         assert len(real) == len(tensors)
-        # A call that changes what outlives the microbatch must find what earlier ones have written there. Of
-        # an unknown one that has buffers nobody can say yet that it does not.
-        buffers = _has_buffers(call.owner) or any(map(self.context.lasts, real))
-        changes = key in self.context.stateful or (known is None and buffers)
-        if changes or known is None or key in self.context.carrying:
-            self.turns.wait_for_earlier(self.microbatch, None if changes else key)
-            known = self.context.descriptions.get(key)  # an earlier one may have learned it meanwhile
+        if self._waits_for_earlier(call, key, real, is_new=known is None):
+            known = self._known.descriptions.get(key)  # an earlier one may have learned it meanwhile
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known
         given = call.given(real)
         with Watch(call, given, real, first=known is None) as watch:
             result = self._call(call, *given, known)
         effects = watch.effects
-        parts = Hidden.of(result, call.name, lambda: effects.containers)
+        parts = ResultParts.of(result, call.name, lambda: effects.containers)
         description = watch.description(parts)
         self._require_whole(call, watch.written_buffers())
         changed = (real[change.argument] for change in description.changed)
         if watch.goes_on() or any(map(self.context.lasts, changed)):
-            self.context.stateful.add(key)
-        elif watch.effects.carries_on:
-            self.context.carrying.add(key)
-        self._tell(description, key, known, number)
+            self._known.stateful.add(key)
+        elif effects.carries_on:
+            self._known.carrying.add(key)
+        self._descriptions.send(description, key, number, is_new=known is None)
         # They are in no result, but the call has left them in an attribute or a list: whoever finds them
         # there must know whose they are.
         for tensor in watch.made:
@@ -320,6 +284,17 @@ class CallRunner:
                 made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
                 self.put(tensor, made)
         return self._tagged(call, home, parts, description, result, effects.own_containers), description
+
+    def _waits_for_earlier(self, call: Call, key: Hashable, real: Sequence[Tensor], *, is_new: bool) -> bool:
+        """Whether earlier microbatches have to make such a call first; they have done so on return."""
+        # A call that changes what outlives the microbatch must find what earlier ones have written there. Of
+        # an unknown one that has buffers nobody can say yet that it does not.
+        buffers = _has_buffers(call.owner) or any(map(self.context.lasts, real))
+        changes = key in self._known.stateful or (is_new and buffers)
+        if not (changes or is_new or key in self._known.carrying):
+            return False
+        self.turns.wait_for_earlier(self.microbatch, None if changes else key)
+        return True
 
     def _require_whole(self, call: Call, written: Sequence[Tensor]) -> None:
         """Raise where a module has changed a buffer of which others on other ranks have copies.
@@ -334,17 +309,6 @@ class CallRunner:
                     "on another partition has, too, where it stays as it was. Place the modules that share "
                     "it on one partition with smp.set_partition"
                 )
-
-    def _tell(self, description: Description, key: Hashable, known: Description | None, number: int) -> None:
-        if known is None:
-            tag = make_tag(Kind.DESCRIPTION, 0, 0) | stable_hash(key, 26)
-            for rank in self.context.others:
-                self._transport.send_object(rank, tag, (stable_hash(key, 64), description))
-            self.context.descriptions[key] = description
-        if description.depends_on_data:
-            tag = make_tag(Kind.OBJECT, self.microbatch.index, number)
-            for rank in self.context.others:
-                self._transport.send_object(rank, tag, description)
 
     def _run(self, call: Call, tensors: Sequence[Tensor | None], known: Description | None = None) -> Any:
         """Call the function on the tensors that are here."""
@@ -376,7 +340,7 @@ class CallRunner:
         self,
         call: Call,
         home: int,
-        parts: Hidden,
+        parts: ResultParts,
         description: Description,
         result: Any,
         containers: Sequence[Any] | None,

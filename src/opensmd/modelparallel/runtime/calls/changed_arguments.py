@@ -19,7 +19,7 @@ from torch import Tensor
 
 from opensmd.modelparallel._torch_internals import unversioned
 from opensmd.modelparallel.runtime.calls.call import Call
-from opensmd.modelparallel.runtime.calls.descriptions import Change
+from opensmd.modelparallel.runtime.calls.descriptions.description import Change
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.runtime.calls.call import Call
-from opensmd.modelparallel.runtime.calls.descriptions import Description
+from opensmd.modelparallel.runtime.calls.descriptions.description import Description
 from opensmd.modelparallel.runtime.side_effects.repeated import repeatable
 from opensmd.modelparallel.runtime.tensors import structure
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from opensmd.modelparallel._torch_internals import in_transform
 from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
-from opensmd.modelparallel.runtime.calls.descriptions import Passed
+from opensmd.modelparallel.runtime.calls.descriptions.description import Passed
 from opensmd.modelparallel.runtime.calls.keys import call_key
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors.tags import Tag, tag_of
@@ -51,12 +51,12 @@ def passed(run: CallRunner, calls: Sequence[ModuleCall], argument: Any) -> Tenso
         _, (tag,) = run.leaves_of((argument,), {})
     context, microbatch, last = run.context, run.microbatch, calls[-1]
     key = call_key(calls, (argument,), {}, context.trained.epoch)
-    known = context.passed.get(key)
+    known = context.calls.passed.get(key)
     if known is None:
         known = _known(context, calls, key)
         if known is None:
             return None
-        context.passed[key] = known
+        context.calls.passed[key] = known
     run.transfers.bring(argument, tag, calls[0].home)
     microbatch.pass_points(known.points)
     microbatch.point = f"{last.name} on pipeline rank {last.home}"
@@ -78,7 +78,7 @@ def _known(context: PipelineContext, calls: Sequence[ModuleCall], key: tuple[Any
             before = calls[number - 1].home
             argument = (result.form, result.requires_grad, before)  # as :func:`.tensor_key` of a placeholder
             points += call.home != before
-        description = context.descriptions.get((call.key, argument, *modes))
+        description = context.calls.descriptions.get((call.key, argument, *modes))
         result = None if description is None else description.new_tensor
         if result is None or result.shares is not None:
             return None

@@ -93,7 +93,7 @@ class AttributesPerMicrobatch:
             SMPError: it has put something new where a later one has already used what was there before.
         """
         # New attributes come with calls that were never seen; after the first steps nobody looks any more.
-        look = bool(self._modules) and self._context.new_calls != self._places.calls
+        look = bool(self._modules) and self._context.calls.new != self._places.calls
         if through:
             self._through.add(microbatch)
         if not (look or self._swaps):
@@ -138,7 +138,7 @@ class AttributesPerMicrobatch:
 
     def end_step(self) -> None:
         """Leave what the last microbatch has put there."""
-        self._places.calls = self._context.new_calls
+        self._places.calls = self._context.calls.new
         # The highest microbatch is the one that plain PyTorch would have run last.
         for slot, values in self._values.items():
             slot.put(values[max(values)])

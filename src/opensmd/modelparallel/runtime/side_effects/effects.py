@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.calls.descriptions import Found, Left, TensorDescription, version_of
+from opensmd.modelparallel.runtime.calls.descriptions.describing import Left, version_of
+from opensmd.modelparallel.runtime.calls.descriptions.description import LeftDescription, TensorDescription
 from opensmd.modelparallel.runtime.side_effects.containers import (
     Containers,
     Content,
@@ -107,7 +108,7 @@ class Effects:
         """Those of this rank in their places; None if they are the same."""
         return self._own.containers if self._copied else None
 
-    def found(self, result: Sequence[Tensor]) -> Found | None:
+    def found(self, result: Sequence[Tensor]) -> Left | None:
         """What has changed; None if nothing has. ``result`` are the tensors that the call returns."""
         tensors = [*self._held, *result]
         states: dict[int, Any] = {}
@@ -143,7 +144,7 @@ class Effects:
         # With placeholders, as on the other ranks: the fetched tensors are gone after the call.
         if contents and self._copied:
             self._own.fill(contents, tensors)
-        return Found(pickled, contents, tensors[len(self._held) + len(result) :])
+        return Left(pickled, contents, tensors[len(self._held) + len(result) :])
 
     def _filled(self) -> Iterator[tuple[Inner, _Filled]]:
         """The containers in attributes whose content has changed, and how."""
@@ -157,7 +158,7 @@ class Effects:
 
 
 def apply(
-    left: Left,
+    left: LeftDescription,
     arguments: Any,
     leaves: Sequence[Tensor],
     owner: nn.Module | None,

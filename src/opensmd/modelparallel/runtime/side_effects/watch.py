@@ -12,7 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
-from opensmd.modelparallel.runtime.calls.descriptions import Before, Description, Hidden, describe, version_of
+from opensmd.modelparallel.runtime.calls.descriptions.describing import (
+    ArgumentBefore,
+    ResultParts,
+    describe,
+    version_of,
+)
+from opensmd.modelparallel.runtime.calls.descriptions.description import Description
 from opensmd.modelparallel.runtime.side_effects.effects import Effects
 from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
 from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse
@@ -44,7 +50,7 @@ class Watch:
         self._buffer_versions = list(map(version_of, self._buffers))
         self._buffer_values = [_value(buffer) for buffer in self._buffers]
         self.effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
-        self._before = list(map(Before.of, tensors))
+        self._before = list(map(ArgumentBefore.of, tensors))
         # Versions of sparse tensors count coalescing as well, so only a copy tells.
         self._sparse = [(tensor, tensor.clone()) for tensor in tensors if is_sparse(tensor)]
         self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
@@ -80,7 +86,7 @@ class Watch:
             if version_of(buffer) != version or not _is_still(buffer, value)
         ]
 
-    def description(self, parts: Hidden) -> Description:
+    def description(self, parts: ResultParts) -> Description:
         """What to tell of the result ``parts``."""
         call, data = self._call, self._data
         for tensor, before in self._sparse:

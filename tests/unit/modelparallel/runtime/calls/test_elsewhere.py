@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.runtime.calls.descriptions import Description, TensorDescription
+from opensmd.modelparallel.runtime.calls.descriptions.description import Description, TensorDescription
+from opensmd.modelparallel.runtime.calls.descriptions.known_calls import KnownCalls
 from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall, passed
 from opensmd.modelparallel.runtime.calls.keys import call_key
 from opensmd.modelparallel.runtime.microbatch import Microbatch
@@ -42,12 +43,12 @@ class Runner:
             shape=(2, 3), stride=(3, 1), dtype=torch.float32, device="cpu", requires_grad=True, **described
         )
         self.context = SimpleNamespace(
-            descriptions={}, passed={}, trained=SimpleNamespace(epoch=0), others=[], rank=0
+            calls=KnownCalls(), trained=SimpleNamespace(epoch=0), others=[], rank=0
         )
         argument = placed(0) if argument is None else argument
         for call in CALLS:
             key = call_key(call.key, (argument,), {}, 0)
-            self.context.descriptions[key] = Description("tensor", (made,))
+            self.context.calls.descriptions[key] = Description("tensor", (made,))
             argument = placed(call.home)
 
     def leaves_of(
@@ -86,7 +87,7 @@ def test_what_is_known_with_gradients_is_not_known_without() -> None:
 @pytest.mark.parametrize("missing", range(3))
 def test_calls_are_called_one_by_one_until_each_is_known(missing: int) -> None:
     run = Runner()
-    del run.context.descriptions[list(run.context.descriptions)[missing]]
+    del run.context.calls.descriptions[list(run.context.calls.descriptions)[missing]]
     assert passed(run, CALLS, placed(0)) is None  # type: ignore[arg-type]
     assert not run.brought and run.microbatch.next_point() == 1
 

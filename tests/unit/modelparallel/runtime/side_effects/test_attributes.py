@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.calls.descriptions.known_calls import KnownCalls
 from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch, Places
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
 from tests.unit.modelparallel.keeping import Keeping
 
 
 def attributes(module: nn.Module, places: Places | None = None) -> AttributesPerMicrobatch:
-    context: Any = SimpleNamespace(new_calls=1, borrowed=set())
+    context: Any = SimpleNamespace(calls=KnownCalls(new=1), borrowed=set())
     return AttributesPerMicrobatch(places or Places(module), context, alone=False)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.calls.descriptions import Left
+from opensmd.modelparallel.runtime.calls.descriptions.description import LeftDescription
 from opensmd.modelparallel.runtime.side_effects.effects import Effects, apply
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
 from tests.unit.modelparallel.keeping import Keeping
@@ -22,7 +22,7 @@ def announced(module: Keeping, other: Keeping, change: Any) -> list[Tensor]:
     found = effects.found([])
     if found is None:
         return []
-    left = Left(found.pickled, found.contents, tuple(found.tensors))  # type: ignore[arg-type]
+    left = LeftDescription(found.pickled, found.contents, tuple(found.tensors))  # type: ignore[arg-type]
     apply(left, ((), {}), [], other, [], lambda tensor: tensor)  # type: ignore[arg-type, return-value]
     return list(found.tensors)
 
@@ -70,7 +70,7 @@ def test_a_tensor_on_all_ranks_that_a_call_changes_inside_an_object_is_changed_e
     here.length.add_(2)
     found = effects.found([])
     assert found is not None and not found.tensors
-    left = Left(found.pickled, found.contents, ())
+    left = LeftDescription(found.pickled, found.contents, ())
     apply(left, ((there,), {}), [], None, [], lambda tensor: tensor)  # type: ignore[arg-type, return-value]
     assert there.length is kept and torch.equal(kept, length + 2)
     assert Effects(((here,), {}), [], ((here,), {}), [], None).found([]) is None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.runtime.calls.call import Call
-from opensmd.modelparallel.runtime.calls.descriptions import Hidden
+from opensmd.modelparallel.runtime.calls.descriptions.describing import ResultParts
 from opensmd.modelparallel.runtime.side_effects.watch import Watch
 
 
@@ -16,7 +16,7 @@ def watched(function: Any, *args: Tensor, owner: nn.Module | None = None) -> tup
     call = Call("it", "key", function, args, {}, list(args), [None] * len(args), owner=owner)
     with Watch(call, (args, {}), args, first=True) as watch:
         result = function(*args)
-    return watch, watch.description(Hidden.of(result, "it"))
+    return watch, watch.description(ResultParts.of(result, "it"))
 
 
 def test_a_watched_call_tells_what_it_has_written_and_whether_its_result_depends_on_data() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.runtime.calls.descriptions import TensorDescription
+from opensmd.modelparallel.runtime.calls.descriptions.description import TensorDescription
 from opensmd.modelparallel.runtime.tensors.memory_layout import in_memory_order, strides_kept
 
 CUBE = torch.arange(24.0).view(2, 3, 4)

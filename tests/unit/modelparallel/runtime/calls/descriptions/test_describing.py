@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
-from opensmd.modelparallel.runtime.calls.descriptions import (
-    Before,
-    Description,
-    Hidden,
+from opensmd.modelparallel.runtime.calls.descriptions.describing import (
+    ArgumentBefore,
+    ResultParts,
     check_result,
     describe,
 )
+from opensmd.modelparallel.runtime.calls.descriptions.description import Description
 
 
 def described(function: Callable[..., Any], *arguments: Tensor, foreign: tuple[int, ...] = ()) -> Description:
     """The description of what ``function`` returns for these arguments."""
-    before = [Before.of(argument) for argument in arguments]
+    before = [ArgumentBefore.of(argument) for argument in arguments]
     return describe(
-        Hidden.of(function(*arguments), "the function"),
+        ResultParts.of(function(*arguments), "the function"),
         arguments,
         before=before,
         foreign=[number in foreign for number in range(len(arguments))],
@@ -76,16 +76,16 @@ def test_changes_in_place_are_described_with_what_they_have_changed() -> None:
     ],
 )
 def test_a_result_is_taken_apart_and_built_again(result: Any, form: str) -> None:
-    hidden = Hidden.of(result, "the function")
+    hidden = ResultParts.of(result, "the function")
     assert hidden.form == form and not hidden.has_values
     built = described(lambda: result).build([tensor + 1 for tensor in hidden.tensors])
     assert type(built) is type(result)
-    assert all(tensor.item() == 2.0 for tensor in Hidden.of(built, "the function").tensors)
+    assert all(tensor.item() == 2.0 for tensor in ResultParts.of(built, "the function").tensors)
 
 
 def test_a_tensor_that_comes_twice_comes_back_as_one() -> None:
     x = torch.ones(1)
-    hidden = Hidden.of((x, x), "the function")
+    hidden = ResultParts.of((x, x), "the function")
     assert hidden.form == "pickle" and len(hidden.tensors) == 1
     first, second = Description("pickle", (), pickled=hidden.pickled).build(["only"])
     assert first is second
@@ -98,13 +98,13 @@ def test_values_in_a_result_are_sent_every_time() -> None:
 
 def test_what_cannot_be_described_says_what_can() -> None:
     with pytest.raises(SMPUnsupportedError, match=r"what the function returned cannot be described"):
-        Hidden.of((torch.ones(1), lambda: 1), "the function")
+        ResultParts.of((torch.ones(1), lambda: 1), "the function")
 
 
 def test_another_form_than_before_is_an_error_that_shows_both() -> None:
     description = described(lambda x: x + 1, torch.ones(2))
-    check_result(description, Hidden.of(torch.zeros(2), "layer"), "layer")
+    check_result(description, ResultParts.of(torch.zeros(2), "layer"), "layer")
     with pytest.raises(SMPError, match=r"layer returned \[\(\(3,\), .*\)\] .* returned \[\(\(2,\)"):
-        check_result(description, Hidden.of(torch.zeros(3), "layer"), "layer")
+        check_result(description, ResultParts.of(torch.zeros(3), "layer"), "layer")
     with pytest.raises(SMPError, match="the structure, shapes and dtypes"):
-        check_result(description, Hidden.of(torch.zeros(2, dtype=torch.float64), "layer"), "layer")
+        check_result(description, ResultParts.of(torch.zeros(2, dtype=torch.float64), "layer"), "layer")

@@ -1,0 +1,165 @@
+"""What an operation or module returns, without its data: as the ranks know it that hold placeholders.
+
+A description is made once for each key (what was called, with which arguments, in which modes) and kept on
+every rank. Where a result depends on data in more than its numbers, its description travels every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.memory_layout import contiguous_strides
+from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
+from opensmd.modelparallel.runtime.tensors.tags import Form
+
+__all__ = ["Change", "Description", "LeftDescription", "Passed", "TensorDescription", "local_device"]
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescription:
+    """One tensor of a result.
+
+    Attributes:
+        argument: it is this argument itself.
+        shares: it shares memory with this argument.
+        is_view: and autograd knows it as a view of it.
+        form: what a tag knows of it.
+        is_contiguous: its strides are those that torch gives to its shape.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    requires_grad: bool
+    argument: int | None = None
+    shares: int | None = None
+    is_view: bool = False
+    form: Form = field(init=False)
+    is_contiguous: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Made once: every tag of every microbatch refers to this one tuple.
+        object.__setattr__(self, "form", (self.shape, self.stride, self.dtype))
+        object.__setattr__(self, "is_contiguous", self.stride == contiguous_strides(self.shape))
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor is what was described, as far as the other ranks rely on it."""
+        # Strides may differ from call to call (a transposed input): messages go by those of the tag.
+        return (
+            self.shape == tensor.shape
+            and self.dtype == tensor.dtype
+            and self.requires_grad == tensor.requires_grad
+        )
+
+    def placeholder(self) -> Placeholder:
+        """A tensor like it without data."""
+        # Given strides, torch takes twice as long, and a rank makes a placeholder for nearly every call.
+        stride = None if self.is_contiguous else self.stride
+        return Placeholder.of_form(self.shape, stride, self.dtype, local_device(self.device))
+
+
+class Change(NamedTuple):
+    """An argument that was changed in place.
+
+    Attributes:
+        argument: its number.
+        requires_grad: whether it requires gradients now.
+        numbers_alone: it has the memory and the form that it had before.
+    """
+
+    argument: int
+    requires_grad: bool
+    numbers_alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeftDescription:
+    """What a call left outside its result, for the ranks on which it did not run (see ``effects.py``).
+
+    Attributes:
+        pickled: (states of objects by number, attributes by submodule and name, containers in these, numbers
+            of tensors on all ranks), referring to tensors by number: the call's arguments, what the objects
+            held before, the result's, then ``tensors``.
+        contents: those of lists and mappings (see ``containers.py``), with the same numbers.
+        tensors: further ones that the call made.
+    """
+
+    pickled: bytes
+    contents: bytes
+    tensors: tuple[TensorDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A result without its data.
+
+    Attributes:
+        form: "tensor", "tuple", "list", "none", or "pickle" for anything else, which is then in ``pickled``.
+        tensors: the tensors in it; with "pickle" they come after the operation's arguments.
+        changed: arguments that were changed in place.
+        depends_on_data: it must be sent anew each time.
+        left: what the call left outside its result, if anything.
+        refers: ``pickled`` refers to lists, mappings or dataclasses among the call's arguments.
+        is_plain: a further call like it has nothing to announce and changes nothing.
+        new_tensor: of a plain call, its result, if that is one tensor and none of its arguments.
+    """
+
+    form: str
+    tensors: tuple[TensorDescription, ...]
+    changed: tuple[Change, ...] = ()
+    depends_on_data: bool = False
+    pickled: bytes = b""
+    left: LeftDescription | None = None
+    refers: bool = False
+
+    is_plain: bool = field(init=False)
+    new_tensor: TensorDescription | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Once and for all: every further call of its kind asks.
+        object.__setattr__(
+            self, "is_plain", not self.depends_on_data and not self.changed and self.left is None
+        )
+        # Nearly all calls are plain and return one new tensor: that case must cost no search.
+        alone = self.form == "tensor" and self.tensors[0].argument is None
+        object.__setattr__(self, "new_tensor", self.tensors[0] if self.is_plain and alone else None)
+
+    def build(self, tensors: Sequence[Any], containers: Sequence[Any] = ()) -> Any:
+        """The result with ``tensors`` in it, and with the call's own ``containers`` if it refers to them."""
+        if self.form == "tensor":
+            return tensors[0]
+        if self.form == "tuple":
+            return tuple(tensors)
+        if self.form == "list":
+            return list(tensors)
+        if self.form == "none":
+            return None
+        return structure.load(self.pickled, tensors, containers)
+
+
+class Passed(NamedTuple):
+    """What calls that follow each other leave, each given one tensor that the one before has made.
+
+    Attributes:
+        points: how many program points they pass after the first tensor has been brought.
+        result: of the last one.
+    """
+
+    points: int
+    result: TensorDescription
+
+
+def local_device(kind: str) -> torch.device:
+    """This rank's device of a kind."""
+    if kind == "cpu":
+        return _CPU
+    return torch.device(kind, torch.accelerator.current_device_index())
