@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.collectives.gradients.buckets import require_bucket_size
-from opensmd.modelparallel._torch_internals import reaches, run_backward
 from opensmd.modelparallel.activation_checkpointing import checkpoint_layers
 from opensmd.modelparallel.delayed.delayed_parameter import goes_on
 from opensmd.modelparallel.dry_run.capture import is_tracing
@@ -33,21 +32,20 @@ from opensmd.modelparallel.model_arguments import (
     warn_of_untraced,
 )
 from opensmd.modelparallel.offloading.offloading import Offloading
-from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.precision.half_module import narrowed, to_half, widened
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.redirection._torch_internals import replaced_backward
 from opensmd.modelparallel.replan.plan_check import PlanCheck
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
+from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.replicas.reducer import CommHook
 from opensmd.modelparallel.report.table import print_plan
-from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.checkpoints_of_torch import offloading_of_all_checkpoints
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
 from opensmd.modelparallel.runtime.step_errors import Explained
-from opensmd.modelparallel.runtime.step_under_way import StepUnderWay
+from opensmd.modelparallel.runtime.tensors.structure import Arguments
+from opensmd.modelparallel.runtime.whole_model import WholeModel
 from opensmd.modelparallel.sharding.placing import shard_at_wrapping, shard_parameters
 from opensmd.modelparallel.state import state as smp_state
 from opensmd.modelparallel.state_dicts.not_copied import NotCopied
@@ -56,7 +54,6 @@ from opensmd.modelparallel.tensor_parallel.same_batch import begin_alike
 
 __all__ = ["DistributedModel"]
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Split = Callable[[tuple[Any, ...], dict[str, Any]], list[Arguments]]
 
 
@@ -118,7 +115,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         self._trace_device = trace_device
         self._average = average_grads_across_microbatches
         self._comm_hooks = []
-        self._engine = self._replicas = None
+        self._engine = self._runner = self._replicas = None
         self._placed: PlacedParameters | None = None
         self._plan_check = self._known_plan = None
         self._replica_options = {
@@ -129,7 +126,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "find_unused_parameters": find_unused_parameters,
         }
-        self._step: StepUnderWay | None = None
+        self._backwards: Backwards | None = None  # of the step that runs
         self._sum_warning = SumWarning(is_due=self._average and smp_state.rank == 0)
         self._joins_from_first_step: Callable[[], None] | None = None
         self.joining = False
@@ -141,11 +138,11 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
     @property
     def running(self) -> int:
         """The number of microbatches of the step that runs; 0 outside steps."""
-        return 0 if self._step is None else self._step.microbatches
+        return 0 if self._backwards is None else self._backwards.microbatches
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, inside a step."""
-        if self._step is None and not is_tracing() and not self._runs_anywhere:
+        if self._backwards is None and not is_tracing() and not self._runs_anywhere:
             self._refuse("forward")
         module: nn.Module = self._modules["module"]  # type: ignore[assignment]  # quicker than get_module()
         if self._half is None:
@@ -183,61 +180,15 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
                 "model.backward does not support create_graph: second derivatives do not cross partitions. "
                 "Compute them in an nn.Module that lives on one partition"
             )
-        step = self._step
-        if step is None:
+        if self._backwards is None or self._runner is None:
             if is_tracing():
                 torch.autograd.backward(tensors, grad_tensors, retain_graph)
                 return
             self._refuse("backward")
-        share = 1 / step.microbatches if self._average else 1.0
+        share = 1 / self._backwards.microbatches if self._average else 1.0
         if smp_state.loss_scale is not None:
             share *= smp_state.loss_scale.apply()
-        if self._engine is not None:
-            self._engine.backward(tensors, grad_tensors, retain_graph, share=share)
-            return
-        roots, given = root_pairs(tensors, grad_tensors)
-        gradients = [root_gradient(root, each, share) for root, each in zip(roots, given, strict=True)]
-        with self._counted_backward(step, roots):
-            run_backward(roots, gradients, retain_graph=bool(retain_graph))
-        if self._replicas is not None:
-            self._replicas.after_backward()
-
-    @contextlib.contextmanager
-    def _counted_backward(self, step: StepUnderWay, roots: Sequence[Tensor]) -> Iterator[None]:
-        """Around a backward of a whole model: replicas reduce the gradients of the last one."""
-        step.backwards.add(step.current)
-        if self._replicas is not None and step.backwards.may_be_last(step.current):
-            self._replicas.before_last_backward(roots)
-        step.in_backward = True
-        try:
-            yield
-        finally:
-            step.in_backward = False
-
-    def _plain_backward(
-        self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """``loss.backward()`` of a whole model in a step: its gradients are reduced over replicas, too."""
-        step = self._step
-        tensors: Any = args[0] if args else kwargs["tensors"]
-        roots = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-        if (
-            step is None
-            or step.in_backward  # a reentrant checkpoint calls it, or a hook
-            or kwargs.get("inputs") is not None
-            or not self._reached_from(roots)
-        ):
-            original(*args, **kwargs)
-            return
-        self._sum_warning.plain_backward(step.microbatches)
-        with self._counted_backward(step, roots):
-            original(*args, **kwargs)
-        if self._replicas is not None:
-            self._replicas.after_backward()
-
-    def _reached_from(self, roots: Sequence[Tensor]) -> bool:
-        """Whether this may be a backward of the model; sharded parameters are in no graph for long."""
-        return self._sharded is not None or reaches(roots, self.get_module().parameters())
+        self._runner.backward(tensors, grad_tensors, retain_graph, share=share)
 
     @contextlib.contextmanager
     def join(
@@ -322,7 +273,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         split: Split,
         detach: bool,
     ) -> list[Any]:
-        if self._step is not None or is_tracing():
+        if self._backwards is not None or is_tracing():
             raise SMPError("a smp.step function was called inside another one; call them one after the other")
         if self.gathered:
             raise SMPError(
@@ -367,34 +318,22 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
                 scaler.follow_owners()
         if self._replicas is not None:
             self._replicas.before_step()
+        assert self._runner is not None  # there since the places
         # Past the __setattr__ of nn.Module, which takes longer than all else here.
-        self.__dict__["_step"] = step = StepUnderWay(len(calls))
+        self.__dict__["_backwards"] = backwards = Backwards(len(calls))
         try:
             with offloading_of_all_checkpoints(smp_state.offloading):
-                results = self._run(function, calls, step, detach)
+                results = self._runner.run(function, calls, detach=detach, backwards=backwards)
         except BaseException:
             if self._replicas is not None:
                 self._replicas.abandon_step()
             raise
         finally:
-            self.__dict__["_step"] = None
+            self.__dict__["_backwards"] = None
         if self._replicas is not None:
-            self._replicas.after_step(backward_ran=step.backwards.total > 0)
-        if self._plan_check is not None and step.backwards.total and not self.joining:
+            self._replicas.after_step(backward_ran=backwards.total > 0)
+        if self._plan_check is not None and backwards.total and not self.joining:
             self._plan_check.step_has_ended()
-        return results
-
-    def _run(
-        self, function: Callable[..., Any], calls: list[Arguments], step: StepUnderWay, detach: bool
-    ) -> list[Any]:
-        if self._engine is not None:
-            return self._engine.run(function, calls, detach=detach, backwards=step.backwards)
-        results = []
-        with replaced_backward(self._plain_backward):
-            for microbatch, (args, kwargs) in enumerate(calls):
-                step.current = microbatch
-                result = function(*args, **kwargs)
-                results.append(detached(result) if detach else result)
         return results
 
     def _place(self, call: Callable[[], Any]) -> None:
@@ -425,11 +364,13 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             self._sharded = shard_parameters(self, plan)
         else:
             self._fill_delayed(plan)
-        if pipeline.size() > 1:
-            self._engine = Engine(
+        if pipeline.size() == 1:
+            is_sharded = self._sharded is not None
+            self._runner = WholeModel(self.get_module(), self._sum_warning, is_sharded=is_sharded)
+        else:
+            self._runner = self._engine = smp_state.engine = Engine(
                 pipeline, smp_state.cfg, self.get_module(), plan, self._sum_warning, smp_state.offloading
             )
-            smp_state.engine = self._engine
             self._plan_check = PlanCheck(first, self._engine, smp_state.cfg, smp_state.groups)
         if self._traces_times or self._traces_memory:
             warn_of_untraced(split=self._engine is not None, by_hand=not smp_state.cfg.auto_partition)

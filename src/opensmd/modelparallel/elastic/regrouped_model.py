@@ -16,6 +16,7 @@ from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.engine import Engine
+from opensmd.modelparallel.runtime.whole_model import WholeModel
 from opensmd.modelparallel.sharding.make_replicas import make_replicas
 from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
 from opensmd.modelparallel.state import state
@@ -27,7 +28,8 @@ __all__ = ["RegroupedModel"]
 class RegroupedModel(ModelState):
     """A module with what runs it: an engine if it is split, replicas if there are several."""
 
-    _engine: Engine | None
+    _engine: Engine | None  # None for a model in one partition
+    _runner: Engine | WholeModel | None  # of steps; None until the parts have their places
     _replicas: Replicas | ReplicasTogether | None
     _plan_check: PlanCheck | None
     _sharded: ShardedParameters | None
@@ -45,8 +47,8 @@ class RegroupedModel(ModelState):
         if isinstance(self._replicas, Replicas):
             self._replicas.close()
         self._replicas = self._plan_check = None
-        if self._engine is not None:
-            self._engine.reducer = None
+        if self._runner is not None:
+            self._runner.reducer = None
 
     def enter_groups(self, *, equal: bool) -> None:
         """Go on over the groups of the state, by the plan of those that have one; collective over all ranks.
@@ -87,8 +89,8 @@ class RegroupedModel(ModelState):
         if state.cfg.ddp and state.groups[CommGroup.DP_GROUP].size() > 1:
             options = {**self._replica_options, "comm_hooks": self._comm_hooks, "equal": equal}
             self._replicas = make_replicas(self, self._sharded, options)
-            if self._engine is not None:
-                self._engine.reducer = self._replicas
+            if self._runner is not None:
+                self._runner.reducer = self._replicas
 
     def _compare_with_plan(self, engine: Engine) -> None:
         """Before the third step: what the first two have taken; go on by a better plan if asked to."""

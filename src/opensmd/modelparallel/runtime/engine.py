@@ -40,7 +40,8 @@ from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators import ScriptRandom
 from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import ReplicatedRandom
 from opensmd.modelparallel.runtime.step_errors import StepErrors
-from opensmd.modelparallel.runtime.step_run import Call, StepRun
+from opensmd.modelparallel.runtime.step_run import StepRun
+from opensmd.modelparallel.runtime.tensors.structure import Arguments
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
 from opensmd.modelparallel.runtime.turns.split_choice import SplitChoice
@@ -54,7 +55,7 @@ __all__ = ["Engine", "first_inputs"]
 
 def first_inputs(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
-) -> Call:
+) -> Arguments:
     """The arguments of the first step, the same on all ranks of ``group``, as :meth:`Engine.agreed_inputs`.
 
     Raises:
@@ -225,7 +226,7 @@ class Engine:
 
     def agreed_inputs(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Call:
+    ) -> Arguments:
         """A step's arguments, the same on all ranks (the first rank's where they differ).
 
         Raises:
@@ -243,7 +244,7 @@ class Engine:
                 raise
 
     def run(
-        self, function: Callable[..., Any], calls: Sequence[Call], *, detach: bool, backwards: Backwards
+        self, function: Callable[..., Any], calls: Sequence[Arguments], *, detach: bool, backwards: Backwards
     ) -> list[Any]:
         """Run ``function`` once for each of ``calls``; tensors in the results are real on every rank.
 

@@ -20,14 +20,13 @@ from opensmd.modelparallel.runtime.results import Results
 from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch
 from opensmd.modelparallel.runtime.side_effects.per_microbatch import PerMicrobatchState
 from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import RandomPerMicrobatch
+from opensmd.modelparallel.runtime.tensors.structure import Arguments
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.threads import Threads
 from opensmd.modelparallel.runtime.turns.turns import Turns
 
-__all__ = ["Call", "StepRun"]
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+__all__ = ["StepRun"]
 
 
 class StepRun:
@@ -57,7 +56,7 @@ class StepRun:
         placed: PlacedModel,
         schedule: RankSchedule,
         function: Callable[..., Any],
-        calls: Sequence[Call],
+        calls: Sequence[Arguments],
         *,
         splits_from: int,
         detach: bool,
@@ -138,12 +137,12 @@ class StepRun:
             run.abandon()
 
 
-def _microbatches(context: PipelineContext, calls: Sequence[Call]) -> list[Microbatch]:
+def _microbatches(context: PipelineContext, calls: Sequence[Arguments]) -> list[Microbatch]:
     return [
         Microbatch(index, begun=context.begun, borrowed=context.borrowed, arguments=call)
         for index, call in enumerate(calls)
     ]
 
 
-def _bound(function: Callable[..., Any], calls: Sequence[Call]) -> list[Callable[[], Any]]:
+def _bound(function: Callable[..., Any], calls: Sequence[Arguments]) -> list[Callable[[], Any]]:
     return [partial(function, *args, **kwargs) for args, kwargs in calls]

@@ -12,6 +12,7 @@ from types import GeneratorType
 from typing import Any
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.runtime.tensors.structure import Arguments
 
 __all__ = ["has_iterators", "is_iterator", "without_iterators"]
 
@@ -35,7 +36,6 @@ _KINDS = frozenset(
 )
 
 Function = Callable[..., Any]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _Elements(list[Any]):

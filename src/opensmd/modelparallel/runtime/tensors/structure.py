@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
 
 __all__ = [
+    "Arguments",
     "are_values",
     "dump_if_possible",
     "can_be_dumped",
@@ -33,6 +34,8 @@ __all__ = [
     "substitute",
     "tensors_in",
 ]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call: positional, and by name
 
 _VALUES = frozenset({str, int, float, bool, type(None)})  # which end every search at once
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type)
