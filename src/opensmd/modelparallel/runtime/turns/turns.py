@@ -7,9 +7,9 @@ microbatch i, a dot is a tick in which a rank has nothing to do::
     rank 1   .  F0 F1 F2 .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3
     rank 2   .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
 
-A microbatch hands its turn on where it comes to a tensor that has not arrived, or to a backward. A policy
-(:mod:`opensmd.modelparallel.planning.policies`) chooses who goes on; it is pure, and knows only how far each
-has come. Its unit tests play whole pipelines in one process and compare them with tables.
+A microbatch hands its turn on where it comes to a tensor that has not arrived, or to a backward. Who goes on
+is chosen in ``candidates.py``, by a policy. The unit tests play whole pipelines in one process and compare
+them with tables.
 
 A microbatch keeps the thread in which it began as long as the user's function runs, whose stack that is. The
 first begins in the thread that called the step. A thread whose microbatch has ended, or has only its backward
@@ -24,20 +24,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import copy_context
 from functools import partial
 
-from torch.distributed import DistBackendError
-
-from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.policies.patience import Patience
-from opensmd.modelparallel.planning.policies.policy import Choice, Policy, Progress, Standing
-from opensmd.modelparallel.planning.schedules.tables import Action
+from opensmd.modelparallel.planning.policies.policy import Policy, Progress
 from opensmd.modelparallel.runtime.messages.message import Message
 from opensmd.modelparallel.runtime.microbatch import Microbatch
-from opensmd.modelparallel.runtime.step_errors import located, stopped
+from opensmd.modelparallel.runtime.step_errors import located
+from opensmd.modelparallel.runtime.turns.candidates import IN_FORWARD, Candidates
 from opensmd.modelparallel.runtime.turns.parts import Arrivals, Run, SwappedState, Waiting, WeightWork
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
@@ -47,7 +43,6 @@ __all__ = ["StepAborted", "Turns"]
 
 # Enum members are slow to reach
 _NEW, _RUNNING, _FORWARD, _AT_FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress
-_IN_FORWARD = (_NEW, _RUNNING, _FORWARD, _AT_FORWARD)
 
 
 class StepAborted(BaseException):
@@ -95,31 +90,23 @@ class Turns:
         patience: Patience,
     ) -> None:
         count = len(microbatches)
-        self.progress = [_NEW] * count
-        self.chunked = policy.chunks > 1
+        self._candidates = Candidates(microbatches, policy, arrivals, weight_work.left, record, patience)
+        self._progress = self._candidates.progress
+        self.chunked = self._candidates.chunked
         self.error: BaseException | None = None
         self.failed: Microbatch | None = None
         self._microbatches = microbatches
         self._runs: Sequence[Run] = ()
         self._left = count
-        self._refused: list[int] = []  # by the latest choice, as what they wait for had not come
-        self._policy = policy
-        self._chunks = [0] * count
-        self._standing = Standing(self.progress, self._chunks, weight_work.left)
-        self._arrivals = arrivals
+        self._waits_in_place = policy.waits_in_place
         self._weight_work = weight_work
         self._record = record
-        self._patience = patience
-        self._given_up: Action | None = None  # the latest that patience was in vain for
-        self._state_per_microbatch = swapped_state
-        self._messages: list[Sequence[Message]] = [()] * count
-        self._calls: Counter[tuple[int, Hashable]] = Counter()  # of microbatches, where their order counts
-        self._until: list[Callable[[], bool] | None] = [None] * count
+        self._swapped_state = swapped_state
         self._threads_of_rank = threads
         self._workers: list[_Worker | None] = [None] * count
         self._idle: list[_Worker] = []
         self._main = _Worker()
-        self._state = ThreadState.of_this_thread()
+        self._thread_state = ThreadState.of_this_thread()
         self._context = copy_context()
 
     # --- what microbatches ask for ---------------------------------------------------------------------
@@ -129,9 +116,9 @@ class Turns:
     ) -> None:
         """Let others go on until one of ``messages`` has come, or ``until`` holds."""
         # In a fixed order nobody else may go on meanwhile: every turn comes where the order says.
-        if self._policy.waits_in_place:
+        if self._waits_in_place:
             if messages:
-                self._wait_for(messages)
+                self._candidates.wait_for(messages)
             return
         backward = self._record.kind == "backward"
         self._suspend(microbatch.index, _BACKWARD if backward else _FORWARD, messages, until)
@@ -141,20 +128,15 @@ class Turns:
 
         Those need not that have made ``call`` as often as this one, which is about to make it.
         """
-        calls, own = self._calls, self._calls[microbatch.index, call]
-
-        def have_gone() -> bool:
-            earlier = enumerate(self.progress[: microbatch.index])
-            return all(progress not in _IN_FORWARD or calls[index, call] > own for index, progress in earlier)
-
+        have_gone = self._candidates.earlier_have_made(microbatch.index, call)
         if not have_gone():
             self.wait(microbatch, [], have_gone)
         if call is not None:
-            calls[microbatch.index, call] += 1
+            self._candidates.count_call(microbatch.index, call)
 
     def before_chunk(self, microbatch: Microbatch, messages: list[Message]) -> None:
         """Let others go on before a further part of a forward, which begins with one of ``messages``."""
-        if not self._comes_next(microbatch, _AT_FORWARD, messages):
+        if not self._candidates.would_pick(microbatch.index, _AT_FORWARD, messages):
             self._suspend(microbatch.index, _AT_FORWARD, messages, None)
 
     def before_backward(self, microbatch: Microbatch, messages: list[Message]) -> None:
@@ -163,16 +145,7 @@ class Turns:
 
     def is_first(self, microbatch: Microbatch, messages: list[Message]) -> bool:
         """Whether a backward, which would wait for ``messages`` at once, comes before everything else."""
-        return self._comes_next(microbatch, _AT_BACKWARD, messages)
-
-    def _comes_next(self, microbatch: Microbatch, progress: Progress, messages: list[Message]) -> bool:
-        if messages and not self._has_come(messages):
-            return False
-        # As if it waited: the policy chooses among those that wait, and this is to be one of them.
-        self._set(microbatch.index, progress, messages)
-        choice = self._pick()
-        self.progress[microbatch.index] = _RUNNING
-        return choice == Choice(microbatch.index)
+        return self._candidates.would_pick(microbatch.index, _AT_BACKWARD, messages)
 
     # --- the course of a step --------------------------------------------------------------------------
 
@@ -192,40 +165,26 @@ class Turns:
         if self.error is not None:
             raise self.error
 
-    def _set(
-        self,
-        index: int,
-        progress: Progress,
-        messages: Sequence[Message] = (),
-        until: Callable[[], bool] | None = None,
-    ) -> None:
-        """Where a microbatch is that does not run, and what it waits for."""
-        self.progress[index] = progress
-        if self.chunked:
-            self._chunks[index] = self._microbatches[index].chunk
-        self._messages[index] = messages
-        self._until[index] = until
-
     def _suspend(
         self, index: int, progress: Progress, messages: list[Message], until: Callable[[], bool] | None
     ) -> None:
         kind = self._record.kind
         self._record.end()
-        self._set(index, progress, messages, until)
+        self._candidates.put(index, progress, messages, until)
         chosen = self._next(inside=index)
         if chosen != index:
             worker = self._workers[index]
             assert worker is not None  # that of the calling thread
             # The state is changed while no other thread runs: before the turn is handed over, and after it
             # has come back.
-            self._state_per_microbatch.suspend(index, through=progress not in _IN_FORWARD)
+            self._swapped_state.suspend(index, through=progress not in IN_FORWARD)
             self._hand_over(chosen)
             worker.wake.acquire()
-            self._state_per_microbatch.resume(index)
+            self._swapped_state.resume(index)
         # The turn may have come back only so that this thread unwinds its stack: nobody else can.
         if self.error is not None:
             raise StepAborted
-        self.progress[index] = _RUNNING
+        self._progress[index] = _RUNNING
         self._record.begin(index, kind)
 
     def _hand_over(self, chosen: int | None) -> None:
@@ -254,7 +213,7 @@ class Turns:
                 worker.wake.acquire()
 
         def with_state() -> None:
-            with self._state.restored():
+            with self._thread_state.restored():
                 live()
 
         # A copy for each thread, as a context cannot be entered while another thread is in it.
@@ -289,27 +248,26 @@ class Turns:
 
     def _advance(self, index: int) -> None:
         """Run a microbatch until its stack is not needed any more."""
-        backward = self.progress[index] is _AT_BACKWARD
-        self.progress[index] = _RUNNING
+        backward = self._progress[index] is _AT_BACKWARD
+        self._progress[index] = _RUNNING
         self._record.begin(index, "backward" if backward else "forward")
         awaited: Sequence[Message] | None = None
         try:
-            self._state_per_microbatch.begin(index, backward=backward)
+            self._swapped_state.begin(index, backward=backward)
             left = self._runs[index].advance()
             if isinstance(left, Waiting):
                 awaited = left.messages
-            self._state_per_microbatch.end(index, backward_left=awaited is not None)
+            self._swapped_state.end(index, backward_left=awaited is not None)
         except BaseException as error:
             if self.error is None:  # a StepAborted follows the error that aborted the step
                 microbatch = self._microbatches[index]
                 self.error, self.failed = located(error, microbatch), microbatch
         self._record.end()
         if awaited is None:
-            self.progress[index] = _DONE
-            self._until[index] = None  # which may refer to what the step has made
+            self._candidates.end(index)
             self._left -= 1
         else:
-            self._set(index, _AT_BACKWARD, awaited)
+            self._candidates.put(index, _AT_BACKWARD, awaited)
             self._workers[index] = None  # the function has returned: any thread may run the backward
 
     # --- who is next -----------------------------------------------------------------------------------
@@ -326,10 +284,10 @@ class Turns:
             if self._left == 0:
                 return None
             try:
-                choice = self._pick()
+                choice = self._candidates.pick()
                 if choice is None:
-                    self._wait_for_any()
-                elif choice.instead_of is not None and self._comes_in_time(choice.instead_of):
+                    self._candidates.wait_for_any()
+                elif choice.instead_of is not None and self._candidates.comes_in_time(choice.instead_of):
                     continue
                 elif choice.weights is None:
                     return choice.microbatch
@@ -341,76 +299,9 @@ class Turns:
             except BaseException as error:
                 self.error = error
 
-    def _pick(self) -> Choice | None:
-        """What comes next of all that can go on."""
-        self._refused.clear()
-        try:
-            return self._policy.pick(self._standing, self._may_go_on)
-        except DistBackendError as error:  # the group has been aborted
-            raise self._stopped(error) from error
-
     def _next_to_abort(self) -> int | None:
         """A microbatch whose function waits: it ends with a StepAborted, so that its thread is free again."""
-        for index, progress in enumerate(self.progress):
+        for index, progress in enumerate(self._progress):
             if progress not in (_DONE, _NEW, _RUNNING) and self._workers[index] is not None:
                 return index
         return None
-
-    def _may_go_on(self, index: int) -> bool:
-        if not self._is_held(index):
-            until, messages = self._until[index], self._messages[index]
-            # What it waits for may have been brought about by another microbatch, without a message.
-            if self._has_come(messages) or (not messages if until is None else until()):
-                return True
-        self._refused.append(index)
-        return False
-
-    def _has_come(self, messages: Sequence[Message]) -> bool:
-        return any(map(self._arrivals.ready, messages))
-
-    def _is_held(self, index: int) -> bool:
-        """Whether a backward must wait for others, whatever has come."""
-        return self.progress[index] is _AT_BACKWARD and self._policy.holds(index, self.progress)
-
-    def _wait_for_any(self) -> None:
-        # Of those alone that the choice has asked for: the message of one that is held may be there already,
-        # and waiting for it would not wait at all. One that has come since ends the wait at once.
-        messages = [
-            message
-            for index in self._refused
-            if not self._is_held(index)
-            for message in self._messages[index]
-        ]
-        assert messages, list(self.progress)
-        self._wait_idle(messages)
-
-    def _comes_in_time(self, action: Action) -> bool:
-        """Wait a little for what an action needs, once."""
-        seconds, messages = self._patience.seconds, self._messages[action.microbatch]
-        in_vain = action == self._given_up or self._is_held(action.microbatch)
-        if in_vain or not (seconds and messages):
-            return False
-        self._given_up = action
-        came = self._wait_idle(messages, seconds)
-        self._patience.has_waited(came=came)
-        return came
-
-    def _wait_idle(self, messages: Sequence[Message], at_most: float | None = None) -> bool:
-        """Wait where nothing else is done meanwhile, and say whether one has come."""
-        self._record.begin(-1, "wait")
-        try:
-            return self._wait_for(messages, at_most)
-        finally:
-            self._record.end()
-
-    def _wait_for(self, messages: Sequence[Message], at_most: float | None = None) -> bool:
-        try:
-            if at_most is not None:
-                return self._arrivals.comes_within(messages, at_most)
-            self._arrivals.wait_any(messages)
-            return True
-        except DistBackendError as error:
-            raise self._stopped(error) from error
-
-    def _stopped(self, error: DistBackendError) -> SMPError:
-        return stopped(error, zip(self._microbatches, self.progress, strict=True))
