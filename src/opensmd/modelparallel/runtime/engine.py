@@ -18,9 +18,7 @@ from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.planning.measured import StageTimes, with_times
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.policies.patience import Patience
-from opensmd.modelparallel.planning.predict import comes_back
 from opensmd.modelparallel.planning.schedules.tables import Table
-from opensmd.modelparallel.planning.simulate import parts_of_step
 from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.ranks.poisoned_groups import require_sound
 from opensmd.modelparallel.ranks.sendable import control_device
@@ -41,14 +39,14 @@ from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators
 from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import ReplicatedRandom
 from opensmd.modelparallel.runtime.step_errors import StepErrors
 from opensmd.modelparallel.runtime.step_run import StepRun
+from opensmd.modelparallel.runtime.step_timeline import StepTimeline
 from opensmd.modelparallel.runtime.tensors.structure import Arguments
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
 from opensmd.modelparallel.runtime.turns.split_choice import SplitChoice
 from opensmd.modelparallel.runtime.turns.threads import Threads
 from opensmd.modelparallel.settings.config import Config
-from opensmd.timeline.frames import NOTHING_EXPECTED
-from opensmd.timeline.recorder import Recorder, recorder
+from opensmd.timeline.recorder import recorder
 
 __all__ = ["Engine", "first_inputs"]
 
@@ -99,7 +97,6 @@ class Engine:
         self._config = config
         self._sum_warning = sum_warning
         self._control_device = control_device(group)
-        self._timeline = recorder(dist.get_rank())
         self._threads = Threads()
         self._record = Record()
         self._offloading = offloading
@@ -109,8 +106,7 @@ class Engine:
         random = ReplicatedRandom(self._agreed_seed(), placed.generators)
         self._schedule: RankSchedule
         self._follow(placed, open_transport(group, placed.device), random)
-        in_order = self._schedule.in_order
-        self.errors = StepErrors(group, self._context.transport, self._context.others, in_order=in_order)
+        self.errors = self._new_errors()
         atexit.register(self.close)
 
     def follow(self, module: nn.Module, plan: Plan) -> None:
@@ -141,8 +137,7 @@ class Engine:
         placed = PlacedModel(module, self.plan, self._rank)
         self._follow(placed, open_transport(group, placed.device), before.random)
         self._context.begun = before.begun
-        in_order = self._schedule.in_order
-        self.errors = StepErrors(group, self._context.transport, self._context.others, in_order=in_order)
+        self.errors = self._new_errors()
 
     def follow_times(self, measured: Sequence[StageTimes]) -> None:
         """Let the order of work follow what a microbatch takes on each stage; on all ranks alike."""
@@ -151,8 +146,7 @@ class Engine:
 
     def _follow(self, placed: PlacedModel, transport: Transport, random: ReplicatedRandom) -> None:
         self.plan = placed.plan
-        # By how many microbatches a step has: what the timeline calls this rank's expected part of it.
-        self._expected: dict[int, int] = {}
+        self._timeline = StepTimeline(recorder(dist.get_rank()), placed.plan, self._rank)
         self._placed = placed
         self._context = PipelineContext(
             rank=self._rank,
@@ -182,6 +176,11 @@ class Engine:
         )
         self._split_choice = SplitChoice(self._schedule)
         self._patience = Patience()
+
+    def _new_errors(self) -> StepErrors:
+        """Of the steps over these groups, none of which has failed yet."""
+        context = self._context
+        return StepErrors(self._group, context.transport, context.others, in_order=self._schedule.in_order)
 
     @property
     def tells_times(self) -> bool:
@@ -283,7 +282,7 @@ class Engine:
             step.abandon()
             raise
         finally:
-            self._hand_to_timeline(step.record, len(calls))
+            self._timeline.add(step.record, len(calls))
 
     def backward(
         self,
@@ -308,26 +307,6 @@ class Engine:
                 "partitions cannot take part: call it in the step function"
             )
         run.backward_pass.begin(run.microbatch, tensors, grad_tensors, retain_graph, share=share)
-
-    def _hand_to_timeline(self, record: Record, microbatches: int) -> None:
-        timeline = self._timeline
-        if timeline is None or timeline.paused:
-            return
-        expected = self._expected.get(microbatches)
-        if expected is None:
-            expected = self._expected[microbatches] = self._add_expected(timeline, microbatches)
-        timeline.add_step(record.ended, expected)
-
-    def _add_expected(self, timeline: Recorder, microbatches: int) -> int:
-        """Put down what the plan expects of this rank in a step of so many microbatches."""
-        if not all(load.seconds for load in self.plan.loads):
-            return NOTHING_EXPECTED
-        kinds = {"F": "forward", "B": "backward", "W": "weights"}
-        return timeline.add_expected(
-            (part.microbatch, kinds[part.kind], part.start, part.end)
-            for part in parts_of_step(self.plan.loads, microbatches, in_a_v=comes_back(self.plan))
-            if part.stage == self._rank
-        )
 
     def _begin_step(self, microbatches: int) -> None:
         self._placed.require_no_backward_hooks()
