@@ -33,7 +33,7 @@ from opensmd.modelparallel.delayed.tape import (
 )
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
-from opensmd.modelparallel.runtime.tensors.answers import getter
+from opensmd.modelparallel.runtime.tensors.functions import getter
 
 __all__ = ["Disguise", "Recording"]
 

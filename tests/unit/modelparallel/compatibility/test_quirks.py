@@ -17,7 +17,7 @@ from opensmd.modelparallel.compatibility.quirks import (
     reader_of_gradient,
     records_outputs,
 )
-from opensmd.modelparallel.runtime.tensors.answers import getter
+from opensmd.modelparallel.runtime.tensors.functions import getter
 
 _GRAD = getter("grad")
 

@@ -29,7 +29,8 @@ from opensmd.modelparallel.runtime.calls.operations import (
     indexes_by_mask,
 )
 from opensmd.modelparallel.runtime.side_effects.written import STATISTICS, written_by_function
-from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA, getter, setter
+from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA
+from opensmd.modelparallel.runtime.tensors.functions import getter, setter
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.runtime.tensors.tags import Tag, highest_home, real_tensor, tag_of
 

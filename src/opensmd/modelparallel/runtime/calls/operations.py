@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opensmd.modelparallel.runtime.calls.keys import argument_key
-from opensmd.modelparallel.runtime.tensors.answers import getter
+from opensmd.modelparallel.runtime.tensors.functions import Function, functions_of, getter
 
 __all__ = [
     "DEPENDS_ON_DATA",
@@ -19,21 +18,14 @@ __all__ = [
     "indexes_by_mask",
 ]
 
-Function = Callable[..., Any]
-
-
-def _of(owner: Any, names: str) -> set[Function]:
-    return {getattr(owner, name) for name in names.split() if hasattr(owner, name)}
-
-
 # Answers that need the data and become Python values, so the home sends them to every rank.
 READS_VALUE: frozenset[Function] = frozenset(
-    _of(
+    functions_of(
         Tensor,
         "item tolist __bool__ __int__ __float__ __index__ __complex__ __repr__ __format__ numpy __array__ "
         "__contains__ is_nonzero equal allclose",
     )
-    | _of(torch, "equal allclose is_nonzero")
+    | functions_of(torch, "equal allclose is_nonzero")
 )
 
 
@@ -54,13 +46,13 @@ RANDOM: frozenset[Function] = frozenset(
     _drawing(torch)
     | _drawing(Tensor)
     | _drawing(torch.nn.functional)
-    | _of(
+    | functions_of(
         torch.nn.functional,
         "dropout alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d gumbel_softmax rrelu "
         "rrelu_ scaled_dot_product_attention multi_head_attention_forward fractional_max_pool2d "
         "fractional_max_pool3d",
     )
-    | _of(
+    | functions_of(
         torch.nn.init,
         "uniform_ normal_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ "
         "orthogonal_ sparse_",
@@ -72,7 +64,7 @@ RANDOM: frozenset[Function] = frozenset(
 SELECTS: frozenset[Function] = frozenset({torch.index_select, Tensor.index_select})
 
 # Python swaps the sides of a comparison whose right side is a placeholder, on the ranks that hold one.
-COMPARISONS: frozenset[Function] = frozenset(_of(Tensor, "eq ne lt gt le ge"))
+COMPARISONS: frozenset[Function] = frozenset(functions_of(Tensor, "eq ne lt gt le ge"))
 _SWAPPED = {Tensor.gt: Tensor.lt, Tensor.ge: Tensor.le}
 
 
@@ -87,9 +79,9 @@ def in_fixed_order(function: Function, args: tuple[Any, ...]) -> tuple[Function,
 
 # Operations whose result's shape depends on data.
 DEPENDS_ON_DATA: frozenset[Function] = frozenset(
-    _of(torch, "nonzero masked_select unique argwhere unique_consecutive bincount")
-    | _of(Tensor, "nonzero masked_select unique argwhere unique_consecutive bincount")
-    | _of(Tensor, "indices values _indices _values col_indices row_indices")  # of sparse tensors
+    functions_of(torch, "nonzero masked_select unique argwhere unique_consecutive bincount")
+    | functions_of(Tensor, "nonzero masked_select unique argwhere unique_consecutive bincount")
+    | functions_of(Tensor, "indices values _indices _values col_indices row_indices")  # of sparse tensors
     | {getter("grad")}
 )
 

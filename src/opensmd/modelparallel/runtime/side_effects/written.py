@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from opensmd.modelparallel.runtime.tensors.answers import setter
+from opensmd.modelparallel.runtime.tensors.functions import Function, functions_of, setter
 
 __all__ = ["CHANGES_FIRST", "STATISTICS", "written_by_function", "written_by_operation"]
-
-Function = Callable[..., Any]
 
 
 def written_by_operation(
@@ -56,10 +54,6 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
     return tuple(leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def _of(owner: Any, names: Iterable[str]) -> set[Function]:
-    return {getattr(owner, name) for name in names if callable(getattr(owner, name, None))}
-
-
 def _in_place(names: Iterable[str]) -> Iterable[str]:
     not_operators = {"__init__", "__init_subclass__", "__int__", "__index__", "__iter__", "__invert__"}
     for name in names:
@@ -72,10 +66,10 @@ def _in_place(names: Iterable[str]) -> Iterable[str]:
 
 # Functions that write into their first argument, or the tensors in it.
 CHANGES_FIRST: frozenset[Function] = frozenset(
-    _of(Tensor, _in_place(dir(Tensor)))
-    | _of(torch, _in_place(dir(torch)))
-    | _of(torch.nn.functional, _in_place(dir(torch.nn.functional)))
-    | _of(torch.nn.init, _in_place(dir(torch.nn.init)))
+    functions_of(Tensor, _in_place(dir(Tensor)))
+    | functions_of(torch, _in_place(dir(torch)))
+    | functions_of(torch.nn.functional, _in_place(dir(torch.nn.functional)))
+    | functions_of(torch.nn.init, _in_place(dir(torch.nn.init)))
     | {setter(name) for name in ("data", "grad")}
 )
 

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.ranks.composite import empty_parts, is_composite, take_parts
-from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA, getter, setter
+from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA
+from opensmd.modelparallel.runtime.tensors.functions import getter, setter
 
 __all__ = [
     "Placeholder",

@@ -17,7 +17,7 @@ from opensmd.modelparallel.runtime.calls.operations import (
     in_fixed_order,
     indexes_by_mask,
 )
-from opensmd.modelparallel.runtime.tensors.answers import getter
+from opensmd.modelparallel.runtime.tensors.functions import getter
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
 
 

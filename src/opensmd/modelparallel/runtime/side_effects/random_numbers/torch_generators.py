@@ -81,8 +81,6 @@ class RandomPerMicrobatch:
         # A deferred backward has a seed of its own: when it runs depends on messages, and where the forward
         # has stopped drawing is gone by then.
         for generator in self._generators:
-            # A deferred backward draws from a state of its own: when it runs depends on when its gradient
-            # has come.
             generator.manual_seed((self._seed + 2 * microbatch + backward) & ((1 << 63) - 1))
 
     def suspend(self, microbatch: int) -> None:
