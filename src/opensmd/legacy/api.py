@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -246,13 +246,10 @@ def gather(tensor: torch.Tensor, **kwargs: Any) -> None:
     Raises:
         RuntimeError: no ``gather_list`` on ``dst``, one elsewhere, one that does not fit, or another keyword.
     """
-    session, within, dst, gather_list = _rooted("gather", "dst", "gather_list", kwargs)
-    if within.channel is None:
-        return
-    root = session.position(within, dst, "dst")
-    check_tensors(session.backend, "gather", (tensor,), gather_list)
-    _check_root_list("gather", session.rank, "dst", dst, "gather_list", gather_list, tensor, within)
-    within.channel.gather(gather_list, tensor, root)
+    call = _RootedCall.of("gather", "dst", "gather_list", kwargs)
+    if call.within.channel is not None:
+        root = call.checked_root(tensor)
+        call.within.channel.gather(call.tensors, tensor, root)
 
 
 def scatter(tensor: torch.Tensor, **kwargs: Any) -> None:
@@ -267,13 +264,10 @@ def scatter(tensor: torch.Tensor, **kwargs: Any) -> None:
     Raises:
         RuntimeError: no ``scatter_list`` on ``src``, one elsewhere or one that does not fit; another keyword.
     """
-    session, within, src, scatter_list = _rooted("scatter", "src", "scatter_list", kwargs)
-    if within.channel is None:
-        return
-    root = session.position(within, src, "src")
-    check_tensors(session.backend, "scatter", (tensor,), scatter_list)
-    _check_root_list("scatter", session.rank, "src", src, "scatter_list", scatter_list, tensor, within)
-    within.channel.scatter(tensor, scatter_list, root)
+    call = _RootedCall.of("scatter", "src", "scatter_list", kwargs)
+    if call.within.channel is not None:
+        root = call.checked_root(tensor)
+        call.within.channel.scatter(tensor, call.tensors, root)
 
 
 def barrier(group: Group = group.WORLD) -> None:
@@ -333,36 +327,61 @@ def _check_list(
             )
 
 
-def _rooted(
-    function: str, role: str, list_name: str, kwargs: dict[str, Any]
-) -> tuple[Session, Group, int, Sequence[torch.Tensor] | None]:
-    """The keywords of ``gather`` and ``scatter``."""
-    unknown = kwargs.keys() - {role, list_name, "group"}
-    if unknown:
-        raise RuntimeError(
-            f"{function} got unexpected keyword(s) {', '.join(sorted(unknown))}; expected {role}, "
-            f"{list_name} and group"
-        )
-    session, within = _within(kwargs.get("group", group.WORLD))
-    return session, within, kwargs.get(role, session.rank), kwargs.get(list_name)
+class _RootedCall(NamedTuple):
+    """A ``gather`` or ``scatter``, in which one rank, the root, has a list of tensors.
 
+    Attributes:
+        function: its name.
+        role: the keyword of the root.
+        list_name: the keyword of its list.
+        rank: the root, in the job.
+        tensors: the list; None on other ranks.
+    """
 
-def _check_root_list(
-    function: str,
-    rank: int,
-    role: str,
-    root: int,
-    list_name: str,
-    tensors: Sequence[torch.Tensor] | None,
-    tensor: torch.Tensor,
-    within: Group,
-) -> None:
-    if rank != root:
-        if tensors:
+    function: str
+    role: str
+    list_name: str
+    session: Session
+    within: Group
+    rank: int
+    tensors: Sequence[torch.Tensor] | None
+
+    @classmethod
+    def of(cls, function: str, role: str, list_name: str, kwargs: dict[str, Any]) -> _RootedCall:
+        """The call with these keywords.
+
+        Raises:
+            RuntimeError: another keyword.
+        """
+        unknown = kwargs.keys() - {role, list_name, "group"}
+        if unknown:
             raise RuntimeError(
-                f"{function}: rank {rank} gave a {list_name}, but {role} is {root}; only that rank gives one"
+                f"{function} got unexpected keyword(s) {', '.join(sorted(unknown))}; expected {role}, "
+                f"{list_name} and group"
             )
-        return
-    if tensors is None:
-        raise RuntimeError(f"{function}: rank {rank} is {role} and gave no {list_name}; it needs one")
-    _check_list(function, list_name, tensors, tensor, within)
+        session, within = _within(kwargs.get("group", group.WORLD))
+        return cls(
+            function, role, list_name, session, within, kwargs.get(role, session.rank), kwargs.get(list_name)
+        )
+
+    def checked_root(self, tensor: torch.Tensor) -> int:
+        """The root's position in the group, if this rank gives what it must beside ``tensor``.
+
+        Raises:
+            RuntimeError: no list on the root, one elsewhere, or one that does not fit.
+        """
+        root = self.session.position(self.within, self.rank, self.role)
+        check_tensors(self.session.backend, self.function, (tensor,), self.tensors)
+        mine = self.session.rank
+        if mine == self.rank:
+            if self.tensors is None:
+                raise RuntimeError(
+                    f"{self.function}: rank {mine} is {self.role} and gave no {self.list_name}; it needs one"
+                )
+            _check_list(self.function, self.list_name, self.tensors, tensor, self.within)
+        elif self.tensors:
+            raise RuntimeError(
+                f"{self.function}: rank {mine} gave a {self.list_name}, but {self.role} is {self.rank}; only "
+                "that rank gives one"
+            )
+        return root
