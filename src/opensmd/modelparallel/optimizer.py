@@ -166,7 +166,7 @@ class _Methods(PrecisionAttributes):
         """Add a group; after partitioning, only this rank's parameters of it stay."""
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._smp_layout is not None:
-            self._cut(self.param_groups[-1], self._smp_layout)
+            self._smp_layout.cut(self.param_groups[-1], self.state)
 
     def _smp_counts_here(self, parameter: torch.nn.Parameter) -> bool:
         """Whether a parameter, or a master, counts on this rank in a sum over the ranks of the replica."""
@@ -193,7 +193,7 @@ class _Methods(PrecisionAttributes):
         if self._smp_layout is None:
             self._smp_layout = layout = Layout(model)
             for group in self.param_groups:
-                self._cut(group, layout)
+                layout.cut(group, self.state)
             if hasattr(self, "norm_group"):
                 self.norm_group = state.groups.owners
             elif self.defaults.get("max_grad_norm") and len(state.groups.owner_stages) > 1:
@@ -209,54 +209,13 @@ class _Methods(PrecisionAttributes):
             stacklevel=2,
         )
 
-    def _cut(self, group: dict[str, Any], layout: Layout) -> None:
-        """Take one group's remote parameters out, with their state."""
-        model = layout.model
-        names = {id(each): name for name, each in model.module.named_parameters()}
-        first = layout.count
-        layout.numbers.append(list(range(first, first + len(group["params"]))))
-        layout.names.append(group.get("param_names"))
-        kept = []
-        for position, given in enumerate(group["params"]):
-            parameter = group["params"][position] = model.current(given)
-            if parameter is not given and given in self.state:
-                self.state[parameter] = self.state.pop(given)
-            name = names.get(id(parameter))
-            if name is None:
-                raise ValueError(
-                    f"parameter {first + position} of the optimizer, of shape {tuple(parameter.shape)}, is "
-                    "not a parameter of the DistributedModel's module; give the optimizer only parameters of "
-                    "this model"
-                )
-            layout.full_names.append(name)
-            layout.shapes.append(parameter.shape)
-            if model.is_local(name):
-                kept.append(position)
-                layout.local[id(parameter)] = first + position
-            else:
-                self.state.pop(parameter, None)
-        group["params"] = [group["params"][position] for position in kept]
-        if "param_names" in group:
-            group["param_names"] = [group["param_names"][position] for position in kept]
-
     def _smp_follow_groups(self) -> None:
         if self._smp_layout is not None and hasattr(self, "norm_group"):
             self.norm_group = state.groups.owners
 
     def _smp_follow_plan(self) -> None:
-        layout = self._smp_layout
-        if layout is None:
-            return
-        parameters = dict(layout.model.module.named_parameters())
-        layout.local.clear()
-        for group, numbers, given in zip(self.param_groups, layout.numbers, layout.names, strict=True):
-            kept = [number for number in numbers if layout.model.is_local(layout.full_names[number])]
-            group["params"] = [parameters[layout.full_names[number]] for number in kept]
-            layout.local.update(zip(map(id, group["params"]), kept, strict=True))
-            if given is not None:
-                group["param_names"] = [given[number - numbers[0]] for number in kept]
-        for parameter in [each for each in self.state if id(each) not in layout.local]:
-            del self.state[parameter]
+        if self._smp_layout is not None:
+            self._smp_layout.follow_plan(self.param_groups, self.state)
 
     def _plain_state_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = super().state_dict()  # type: ignore[misc]
@@ -264,34 +223,11 @@ class _Methods(PrecisionAttributes):
 
     def _renumbered(self, layout: Layout) -> dict[str, Any]:
         """The plain state dict of what is left, under the whole optimizer's numbers."""
-        plain = self._plain_state_dict()
-        own = [layout.local[id(each)] for group in self.param_groups for each in group["params"]]
-        groups = []
-        for group, numbers, names in zip(plain["param_groups"], layout.numbers, layout.names, strict=True):
-            whole = {**group, "params": list(numbers)}
-            if names is not None:
-                whole["param_names"] = list(names)
-            groups.append(whole)
-        numbered = {own[key] if isinstance(key, int) else key: each for key, each in plain["state"].items()}
-        return {"state": numbered, "param_groups": groups}
+        return layout.renumbered(self._plain_state_dict(), self.param_groups)
 
     def _localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
         """Of a full state dict what concerns this rank, under the numbers of what is left."""
-        stored = [number for group in given["param_groups"] for number in group["params"]]
-        wanted = [layout.local[id(each)] for group in self.param_groups for each in group["params"]]
-        saved = given["state"]
-        found = {new: given["state"][stored[old]] for new, old in enumerate(wanted) if stored[old] in saved}
-        first = 0
-        groups = []
-        for group, own in zip(given["param_groups"], self.param_groups, strict=True):
-            local = {**group, "params": list(range(first, first + len(own["params"])))}
-            local.pop("param_names", None)
-            if "param_names" in own:
-                local["param_names"] = list(own["param_names"])
-            groups.append(local)
-            first += len(own["params"])
-        others = {key: each for key, each in saved.items() if not isinstance(key, int)}
-        return {**given, "state": {**found, **others}, "param_groups": groups}
+        return layout.localised(given, self.param_groups)
 
     def _group_sizes(self) -> list[int]:
         if self._smp_layout is None:

@@ -1,14 +1,27 @@
-"""How plain PyTorch numbers an optimizer's parameters, of which a rank keeps some."""
+"""How plain PyTorch numbers an optimizer's parameters, of which a rank keeps some.
+
+State dicts of the whole optimizer speak in these numbers, what is left of it on a rank has others::
+
+    whole       group 0: 0 1 2    group 1: 3 4
+    this rank   group 0:   1      group 1: 3        which torch counts 0 and 1 there
+
+Nothing here talks to other ranks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import nn
 
 from opensmd.modelparallel.state import WrappedModel
 
 __all__ = ["Layout"]
+
+ParameterGroup = dict[str, Any]
 
 
 @dataclass
@@ -35,3 +48,92 @@ class Layout:
     def count(self) -> int:
         """How many parameters the whole optimizer has."""
         return sum(map(len, self.numbers))
+
+    def cut(self, group: ParameterGroup, state: MutableMapping[nn.Parameter, Any]) -> None:
+        """Take a further group's remote parameters out of it, and their state out of the optimizer's.
+
+        Raises:
+            ValueError: one is not a parameter of the model.
+        """
+        model = self.model
+        names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        first = self.count
+        self.numbers.append(list(range(first, first + len(group["params"]))))
+        self.names.append(group.get("param_names"))
+        kept = []
+        for position, given in enumerate(group["params"]):
+            parameter = group["params"][position] = model.current(given)
+            if parameter is not given and given in state:
+                state[parameter] = state.pop(given)
+            name = names.get(id(parameter))
+            if name is None:
+                raise ValueError(
+                    f"parameter {first + position} of the optimizer, of shape {tuple(parameter.shape)}, is "
+                    "not a parameter of the DistributedModel's module; give the optimizer only parameters of "
+                    "this model"
+                )
+            self.full_names.append(name)
+            self.shapes.append(parameter.shape)
+            if model.is_local(name):
+                kept.append(position)
+                self.local[id(parameter)] = first + position
+            else:
+                state.pop(parameter, None)
+        group["params"] = [group["params"][position] for position in kept]
+        if "param_names" in group:
+            group["param_names"] = [group["param_names"][position] for position in kept]
+
+    def follow_plan(self, groups: Sequence[ParameterGroup], state: MutableMapping[nn.Parameter, Any]) -> None:
+        """Parts of the model have moved: let the groups have what is on this rank now, and no other state."""
+        parameters = dict(self.model.module.named_parameters())
+        self.local.clear()
+        for group, numbers, given in zip(groups, self.numbers, self.names, strict=True):
+            kept = [number for number in numbers if self.model.is_local(self.full_names[number])]
+            group["params"] = [parameters[self.full_names[number]] for number in kept]
+            self.local.update(zip(map(id, group["params"]), kept, strict=True))
+            if given is not None:
+                group["param_names"] = [given[number - numbers[0]] for number in kept]
+        for parameter in [parameter for parameter in state if id(parameter) not in self.local]:
+            del state[parameter]
+
+    def renumbered(self, plain: Mapping[str, Any], groups: Sequence[ParameterGroup]) -> dict[str, Any]:
+        """The state dict of what is left of the optimizer, under the whole optimizer's numbers.
+
+        Args:
+            plain: the state dict, under the numbers of what is left.
+            groups: what is left.
+        """
+        own = self._numbers_of(groups)
+        whole = []
+        for group, numbers, names in zip(plain["param_groups"], self.numbers, self.names, strict=True):
+            group = {**group, "params": list(numbers)}
+            if names is not None:
+                group["param_names"] = list(names)
+            whole.append(group)
+        numbered = {own[key] if isinstance(key, int) else key: value for key, value in plain["state"].items()}
+        return {"state": numbered, "param_groups": whole}
+
+    def localised(self, given: Mapping[str, Any], groups: Sequence[ParameterGroup]) -> dict[str, Any]:
+        """Of a full state dict what concerns this rank: the other way of :meth:`renumbered`."""
+        stored = [number for group in given["param_groups"] for number in group["params"]]
+        saved = given["state"]
+        own = {
+            new: saved[stored[old]]
+            for new, old in enumerate(self._numbers_of(groups))
+            if stored[old] in saved
+        }
+        first = 0
+        local = []
+        for group, left in zip(given["param_groups"], groups, strict=True):
+            group = {**group, "params": list(range(first, first + len(left["params"])))}
+            group.pop("param_names", None)
+            if "param_names" in left:
+                group["param_names"] = list(left["param_names"])
+            local.append(group)
+            first += len(left["params"])
+        others = {key: value for key, value in saved.items() if not isinstance(key, int)}
+        return {**given, "state": {**own, **others}, "param_groups": local}
+
+    def _numbers_of(self, groups: Sequence[ParameterGroup]) -> list[int]:
+        """The whole optimizer's numbers of the parameters that are left, in their order."""
+        return [self.local[id(parameter)] for group in groups for parameter in group["params"]]
