@@ -19,7 +19,7 @@ from opensmd.environment.detect import Launch
 from opensmd.environment.hosts import hosts_of_container
 from opensmd.environment.numbers import number
 
-__all__ = ["ancestors", "is_free", "master_address", "master_port"]
+__all__ = ["TORCH_PORT", "ancestors", "fold", "is_free", "master_address", "master_port"]
 
 FIRST_PORT = 20000
 PORTS = 32768 - FIRST_PORT  # Linux hands out ephemeral ports from 32768 upwards

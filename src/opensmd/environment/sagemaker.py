@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Job", "hyperparameters", "job_variables", "json_object", "parse_mp_parameters"]
+__all__ = ["JSON", "Job", "hyperparameters", "job_variables", "json_object", "parse_mp_parameters"]
 
 JSON = str | int | float | bool | None | Mapping[str, "JSON"] | Sequence["JSON"]
 

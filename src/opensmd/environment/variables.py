@@ -21,7 +21,7 @@ from typing import Any
 from opensmd.environment.detect import Launch, detect
 from opensmd.environment.master import TORCH_PORT, ancestors, fold, is_free, master_address, master_port
 
-__all__ = ["Filling", "current_launch", "fill", "local_rank_is_assumed", "plan", "rank_variables"]
+__all__ = ["NOTE", "Filling", "current_launch", "fill", "local_rank_is_assumed", "plan", "rank_variables"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_PORT = "7592"  # the port a container tells its scripts, which some of them count on from

@@ -28,7 +28,7 @@ from opensmd.launch import affinity, torch_import
 from opensmd.launch.output import reports
 from opensmd.launch.script import check_script, find_program
 
-__all__ = ["main"]
+__all__ = ["LAUNCHER", "main"]
 
 LAUNCHER = "SMDRUN_PID"  # set by smdrun: the process that shows this rank's reports
 _PR_SET_PDEATHSIG = 1

@@ -22,6 +22,7 @@ from opensmd.legacy.session import Session, open_session
 __all__ = [
     "all_gather",
     "all_reduce",
+    "backend_in_use",
     "barrier",
     "broadcast",
     "destroy_process_group",
@@ -34,6 +35,7 @@ __all__ = [
     "is_available",
     "is_initialized",
     "isend",
+    "mode_in_use",
     "new_group",
     "recv",
     "reduce",

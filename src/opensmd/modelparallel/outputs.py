@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["StepOutput", "merge_results"]
+__all__ = ["StepOutput", "detached", "merge_results", "rebuild_mapping", "rebuild_sequence"]
 
 _WAY_OUT = (
     "it holds one tensor for each microbatch. Make one of them with reduce_mean(), reduce_sum(), concat() or "

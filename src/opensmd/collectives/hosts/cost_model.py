@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "ALGORITHMS",
+    "MIB",
     "USUAL_LINK",
     "Cluster",
     "Prediction",

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from opensmd.collectives.sealed import open_text, seal_text
 
-__all__ = ["JobPlace", "Replica", "ReplicaStore"]
+__all__ = ["FINISHED", "JobPlace", "Replica", "ReplicaStore"]
 
 ADDRESS, NUMBER, COUNT = "SMDRUN_REPLICAS_STORE", "SMDRUN_REPLICA", "SMDRUN_REPLICAS"
 FINISHED = ""  # why a job is over that ended well

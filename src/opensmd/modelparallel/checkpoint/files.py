@@ -26,7 +26,7 @@ from opensmd.modelparallel.checkpoint.seal import Label, SealingFile, is_zip, re
 from opensmd.modelparallel.checkpoint.trusted import load_without_trust, refused_name
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
-__all__ = ["Caller", "commit", "read", "verify", "write_aside"]
+__all__ = ["PROTOCOL", "Caller", "commit", "read", "verify", "write_aside"]
 
 PROTOCOL = 2  # of pickle; the only one that torch reads without trust
 

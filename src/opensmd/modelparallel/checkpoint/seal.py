@@ -28,7 +28,7 @@ from torch.serialization import get_crc32_options
 from opensmd.modelparallel.checkpoint.checksum import combined
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
-__all__ = ["Label", "Seal", "SealingFile", "read_label", "read_seal"]
+__all__ = ["Label", "Seal", "SealingFile", "is_zip", "read_label", "read_seal"]
 
 RECORD = "opensmd.json"
 ZIP = b"PK\x03\x04"

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 from opensmd.modelparallel.planning.schedules.tables import ChunkTimes
 
-__all__ = ["Crossing", "Plan", "PlanRow", "SharedParameter", "StageLoad"]
+__all__ = ["Crossing", "Plan", "PlanRow", "SharedParameter", "StageLoad", "ancestors", "is_inside"]
 
 
 @dataclass(frozen=True, kw_only=True)

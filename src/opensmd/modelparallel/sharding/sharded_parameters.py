@@ -21,7 +21,7 @@ from opensmd.modelparallel.sharding._torch_internals import local_part
 from opensmd.modelparallel.sharding.units import find_units, kept_units
 from opensmd.modelparallel.tensor_parallel.layers.embedding import DistributedEmbedding
 
-__all__ = ["Limits", "ShardedParameters", "shard_model", "shard_stage"]
+__all__ = ["Limits", "ShardedParameters", "made_equal", "shard_model", "shard_stage"]
 
 
 @dataclass(frozen=True, kw_only=True)

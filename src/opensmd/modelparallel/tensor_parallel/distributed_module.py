@@ -11,7 +11,14 @@ from opensmd.modelparallel.ranks.shards import Shard, ShardedModule, bounds
 from opensmd.modelparallel.tensor_parallel import collectives
 from opensmd.modelparallel.tensor_parallel.tensor_group import batch_is_shared, tensor_rank, tensor_size
 
-__all__ = ["BatchGather", "BatchScatter", "DistributedModule", "mark_outermost", "outermost"]
+__all__ = [
+    "BatchGather",
+    "BatchScatter",
+    "DistributedModule",
+    "mark_outermost",
+    "outermost",
+    "split_parameter",
+]
 
 
 class DistributedModule(ShardedModule):

@@ -30,11 +30,10 @@ from opensmd.modelparallel.tensor_parallel.huggingface.translation import (
     to_huggingface,
 )
 
-__all__ = ["FAMILIES", "FORMATS", "Format", "Names", "convert"]
+__all__ = ["FAMILIES", "Format", "Names", "convert"]
 
 Format = Literal["torch", "safetensors", "dcp"]
 Names = Literal["huggingface", "smp"]
-FORMATS: tuple[Format, ...] = ("torch", "safetensors", "dcp")
 FAMILIES: dict[str, Family] = {
     "gpt2": gpt2.FAMILY,
     "gptj": gptj.FAMILY,

@@ -11,10 +11,12 @@ from opensmd.modelparallel.runtime.calls.keys import argument_key
 from opensmd.modelparallel.runtime.tensors.functions import Function, functions_of, getter
 
 __all__ = [
+    "COMPARISONS",
     "DEPENDS_ON_DATA",
     "RANDOM",
     "READS_VALUE",
     "SELECTS",
+    "in_fixed_order",
     "indexes_by_mask",
 ]
 

@@ -24,6 +24,7 @@ from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse, strid
 
 __all__ = [
     "AliasFamily",
+    "Form",
     "Memory",
     "Tag",
     "ancestors",

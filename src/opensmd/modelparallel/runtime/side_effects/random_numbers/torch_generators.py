@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["RandomPerMicrobatch", "ReplicatedRandom"]
+__all__ = ["RandomPerMicrobatch", "ReplicatedRandom", "default_generators"]
 
 
 class ReplicatedRandom:
