@@ -1,5 +1,5 @@
-"""What crosses hosts when replicas average gradients: the size of buckets, and fewer bytes.
+"""What replicas send when they average gradients: many tensors as few, the size of buckets, and fewer bytes.
 
-Begin with ``compression``, a communication hook for DDP. Imports ``environment`` and the files around this
-folder.
+Begin with ``flat``; ``compression`` is a communication hook for DDP. Imports ``environment`` and the files
+around this folder.
 """

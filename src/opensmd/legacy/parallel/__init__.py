@@ -1,6 +1,6 @@
 """``torch.nn.parallel.deprecated``: models on several processes over ``torch.distributed.deprecated``.
 
-Begin with ``distributed``. Imports ``legacy`` alone.
+Begin with ``distributed``. Imports ``legacy``, and of ``collectives`` what makes one tensor of many.
 """
 
 from opensmd.legacy.parallel.distributed import DistributedDataParallel

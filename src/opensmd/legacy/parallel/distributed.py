@@ -15,9 +15,9 @@ import torch
 from torch.nn.parallel import gather, parallel_apply, replicate
 from torch.nn.parallel.scatter_gather import scatter_kwargs
 
+from opensmd.collectives.gradients.flat import copy_back, flatten, in_buckets, parts_like
 from opensmd.legacy import api
 from opensmd.legacy._torch_internals import after_backward
-from opensmd.legacy.parallel.flat import copy_back, flatten, in_buckets, parts_like
 
 __all__ = ["DistributedDataParallel"]
 

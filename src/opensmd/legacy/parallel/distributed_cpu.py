@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from opensmd.collectives.gradients.flat import copy_back, flatten, group_by_dtype
 from opensmd.legacy import api
 from opensmd.legacy._torch_internals import after_backward
-from opensmd.legacy.parallel.flat import copy_back, flatten, group_by_dtype
 
 __all__ = ["DistributedDataParallelCPU"]
 

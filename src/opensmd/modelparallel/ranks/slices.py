@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from opensmd.collectives.gradients.flat import in_buckets
 from opensmd.modelparallel.ranks.gathered import newly_gathered
 from opensmd.modelparallel.ranks.spread import spread_over
 
@@ -84,7 +85,7 @@ def gathered(own: Tensor, shape: torch.Size, slicing: Slicing, group: dist.Proce
 
 def gather_parameters(parameters: Sequence[nn.Parameter], slicing: Slicing, group: dist.ProcessGroup) -> None:
     """Complete every parameter, of which this rank has a valid slice; called on all ranks of ``group``."""
-    for bucket in _buckets(parameters):
+    for bucket in in_buckets(parameters, BUCKET_BYTES):
         mine = torch.cat(
             [slicing.padded(slicing.cut(parameter.detach()), parameter.numel()) for parameter in bucket]
         )
@@ -96,16 +97,3 @@ def gather_parameters(parameters: Sequence[nn.Parameter], slicing: Slicing, grou
             whole = rows[:, first : first + length].reshape(-1)[: parameter.numel()]
             parameter.detach().copy_(whole.view(parameter.shape))
             first += length
-
-
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Neighbouring parameters of one type, up to the bucket's size."""
-    bucket: list[nn.Parameter] = []
-    for parameter in parameters:
-        alike = not bucket or (parameter.dtype, parameter.device) == (bucket[0].dtype, bucket[0].device)
-        if bucket and (not alike or sum(other.nbytes for other in bucket) >= BUCKET_BYTES):
-            yield bucket
-            bucket = []
-        bucket.append(parameter)
-    if bucket:
-        yield bucket

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
 from opensmd.modelparallel.exceptions import SMPError
@@ -21,11 +20,9 @@ __all__ = [
     "begin",
     "begin_again",
     "dismantle",
-    "flatten",
     "has_finished",
     "ignoring",
     "is_joining",
-    "unflatten",
 ]
 
 
@@ -106,15 +103,3 @@ def ignoring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         del module._ddp_params_and_buffers_to_ignore
-
-
-def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """One contiguous tensor with the data of all."""
-    flat: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
-    return flat
-
-
-def unflatten(flat: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Views of ``flat`` with the shapes of ``like``."""
-    views: Any = _unflatten_dense_tensors(flat, like)  # type: ignore[no-untyped-call]
-    return tuple(views)

@@ -20,7 +20,6 @@ tests/ranks/test_hybrid.py checks what they promise.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from opensmd.collectives.gradients.flat import copy_back, flatten, in_buckets
 from opensmd.modelparallel.ranks.composite import is_composite, plain_parts
 from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.replicas._torch_internals import (
@@ -36,11 +36,9 @@ from opensmd.modelparallel.replicas._torch_internals import (
     begin,
     begin_again,
     dismantle,
-    flatten,
     has_finished,
     ignoring,
     is_joining,
-    unflatten,
 )
 
 __all__ = ["CommHook", "Replicas"]
@@ -328,26 +326,11 @@ class Replicas:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
         replicas = dist.get_world_size(self.group)
-        for bucket in self._buckets(gradients):
+        for bucket in in_buckets(gradients, self.bucket_bytes):
             flat = flatten(bucket)
             flat /= replicas
             dist.all_reduce(flat, group=self.group)
-            for gradient, reduced in zip(bucket, unflatten(flat, bucket), strict=True):
-                gradient.copy_(reduced)
-
-    def _buckets(self, gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-        """Neighbouring gradients of one dtype, up to the bucket size."""
-        for _, alike in itertools.groupby(gradients, key=lambda gradient: (gradient.dtype, gradient.device)):
-            bucket: list[Tensor] = []
-            size = 0
-            for gradient in alike:
-                bucket.append(gradient)
-                size += gradient.numel() * gradient.element_size()
-                if size >= self.bucket_bytes:
-                    yield bucket
-                    bucket, size = [], 0
-            if bucket:
-                yield bucket
+            copy_back(flat, bucket)
 
 
 class _Nothing(torch.autograd.Function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opensmd.legacy.parallel.flat import copy_back, flatten, in_buckets
+from opensmd.collectives.gradients.flat import copy_back, flatten, in_buckets
 
 
 def test_buckets_hold_one_dtype_and_stay_below_their_limit() -> None:

@@ -1,4 +1,4 @@
-"""Many tensors as one flat tensor, and back: what the wrappers send."""
+"""Many tensors as one flat tensor, and back: what wrappers of models send."""
 
 from __future__ import annotations
 
