@@ -15,8 +15,7 @@ import pickle
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,9 @@ import torch.distributed as dist
 
 from opensmd.modelparallel.checkpoint.agreement import exchange, naming_lost_ranks, together
 from opensmd.modelparallel.checkpoint.files import PROTOCOL, Caller, commit, read, write_aside
-from opensmd.modelparallel.checkpoint.names import (
-    PartName,
-    partial_name,
-    parts_of,
-    pending_name,
-    ranks_sharing,
-)
-from opensmd.modelparallel.checkpoint.seal import Label, read_label
-from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.checkpoint.names import partial_name, pending_name
+from opensmd.modelparallel.checkpoint.part_files import PartFiles, complete_set, missing_text
+from opensmd.modelparallel.checkpoint.seal import Label
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
@@ -199,13 +192,13 @@ def load(
         options["pickle_module"] = pickle_module
     if not partial:
         if not path.is_file():
-            raise FileNotFoundError(_missing(path, partial=False))
+            raise FileNotFoundError(missing_text(path, partial=False))
         return read(path, **options)
     groups = state.require("smp.load(partial=True)").groups
     group = groups[CommGroup.MP_GROUP]
 
     def load_own() -> Any:
-        files = _complete_set(path, suffix, replica=groups.rank_in(CommGroup.RDP_GROUP))
+        files = complete_set(path, suffix, replica=groups.rank_in(CommGroup.RDP_GROUP))
         if (len(files.paths), files.tensor) == (dist.get_world_size(group), groups.grid.tensor):
             return read(files.paths[_own_part(groups)], **options)
         return _merged(files, options)
@@ -238,7 +231,7 @@ def read_parts(f: str, *, suffix: str = "") -> tuple[list[Any], int]:
         FileNotFoundError: nothing of that name; the message says what there is.
         SMPCheckpointError: a file is damaged, foreign, missing from its set, or not to be trusted.
     """
-    files = _complete_set(_checked(f, "a partial checkpoint"), suffix)
+    files = complete_set(_checked(f, "a partial checkpoint"), suffix)
     return [read(path, mmap=True) for path in files.paths], files.tensor
 
 
@@ -247,19 +240,7 @@ def _own_part(groups: Groups) -> int:
     return groups.rank_in(CommGroup.PP_GROUP) * groups.grid.tensor + groups.rank_in(CommGroup.TP_GROUP)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Files:
-    """The files of one save, in order.
-
-    Attributes:
-        tensor: how many ranks shared each tensor.
-    """
-
-    paths: list[Path]
-    tensor: int
-
-
-def _merged(files: _Files, options: dict[str, Any]) -> Any:
+def _merged(files: PartFiles, options: dict[str, Any]) -> Any:
     """All parts put together; what is taken over as it is stays in the files until somebody reads it."""
     parts = [read(path, **{"mmap": True, **options}) for path in files.paths]
     return merge_trees(parts, tensor=files.tensor)
@@ -268,69 +249,6 @@ def _merged(files: _Files, options: dict[str, Any]) -> Any:
 def _new_save() -> str:
     """A name for a save that no other has; later ones come later in the alphabet, after all older forms."""
     return f"t{time.time_ns():016x}{uuid.uuid4().hex[:15]}"
-
-
-def _complete_set(path: Path, suffix: str, *, replica: int = 0) -> _Files:
-    """The files of the newest save that is whole; those not renamed by a killed one are taken as they wait.
-
-    Raises:
-        FileNotFoundError: there are no files of this name.
-        SMPCheckpointError: no save has all of its files.
-    """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
-    names = parts_of(path.name, _names_in(path.parent), suffix=suffix, replica=replica)
-    found = [name for name in names if name.save is None]
-    if not any(name.stage == name.tensor == 0 for name in found):
-        raise FileNotFoundError(_missing(path, partial=True))
-    labels = {name: read_label(path.with_name(name.file)) for name in found}
-    saves = {(label.save, label.parts) for label in labels.values() if label is not None}
-    if not saves:
-        return _foreign_set(path, found)
-    tried = []
-    for save, parts in sorted(saves, reverse=True):
-        files = {
-            label.part: name
-            for name, label in labels.items()
-            if label is not None and (label.save, label.parts) == (save, parts)
-        }
-        tensor = ranks_sharing([*files.values(), *(name for name in names if name.save == save)])
-        for name in names:
-            if name.save == save:
-                files.setdefault(name.stage * tensor + name.tensor, name)
-        if len(files) >= parts and all(part in files for part in range(parts)):
-            return _Files(paths=[path.with_name(files[part].file) for part in range(parts)], tensor=tensor)
-        absent = [part for part in range(min(parts, len(files) + 10)) if part not in files][:10]
-        tried.append(
-            f"parts {absent}{' and more' if len(files) + len(absent) < parts else ''} of {parts} are missing "
-            f"from the save {save[-8:]}"
-        )
-    raise SMPCheckpointError(f"{path}: the files are not of one save: {'; '.join(tried)}")
-
-
-def _foreign_set(path: Path, found: Sequence[PartName]) -> _Files:
-    """Files that another library wrote: nothing tells whether they belong together but their names."""
-    numbers = min(name.numbers for name in found)
-    names = [name for name in found if name.numbers == numbers]
-    names.sort(key=lambda name: (name.stage, name.tensor))
-    return _Files(paths=[path.with_name(name.file) for name in names], tensor=ranks_sharing(names))
-
-
-def _missing(path: Path, *, partial: bool) -> str:
-    present = _names_in(path.parent) if path.parent.is_dir() else []
-    like = [name for name in present if name.startswith(path.name)]
-    folder = f"The folder {path.parent} has {', '.join(present[:10]) or 'no files'}"
-    parts = [name.file for name in parts_of(path.name, present) if name.save is None]
-    text = f"there is no {'partial ' if partial else ''}checkpoint {path}"
-    if partial and path.name in like:
-        return f"{text}_0, but a full one, {path}: load it with partial=False"
-    if not partial and parts:
-        return f"{text}, but a partial one, {', '.join(parts)}: load it with partial=True"
-    return f"{text}{'_0' if partial else ''}. {folder}"
-
-
-def _names_in(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.iterdir())
 
 
 def _checked(f: object, name: str) -> Path:
