@@ -90,6 +90,32 @@ class TableOrder:
 
     def _first_that_can(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
         """Of all that can go on, what comes first in the row."""
+        progress, _, weights = standing
+        in_order, under_way, kept = self._in_order(standing)
+        left, first_weights = self._earliest(weights) if weights else (None, math.inf)
+        for place, microbatch in in_order:
+            if first_weights < place:
+                break
+            state = progress[microbatch]
+            if state is _NEW:
+                idle = not under_way and not weights
+                if idle or (under_way < self._most_under_way and self._has_room(place, kept, standing)):
+                    return self._choices[microbatch]
+            elif state is _AT_FORWARD and self._is_held_up(
+                place, kept, standing, furthest_behind=microbatch == self._done
+            ):
+                continue
+            elif can_go_on(microbatch):
+                return self._choices[microbatch]
+        return None if left is None else Choice(*left)
+
+    def _in_order(self, standing: Standing) -> tuple[list[tuple[int, int]], int, int]:
+        """What might go on, as (place in the row, microbatch), the first first; of new ones the next alone.
+
+        Returns:
+            Besides, how many microbatches are under way, and for how many, counted once a chunk, activations
+            are kept.
+        """
         progress, chunks, weights = standing
         first, count, last_chunk = self._done, len(progress), self.chunks - 1
         while first < count and progress[first] is _DONE:
@@ -120,22 +146,7 @@ class TableOrder:
             waiting.append((self._forwards[0][fresh], fresh))
         if len(waiting) > 1:
             waiting.sort()
-        left, first_weights = self._earliest(weights) if weights else (None, math.inf)
-        for place, microbatch in waiting:
-            if first_weights < place:
-                break
-            state = progress[microbatch]
-            if state is _NEW:
-                idle = not under_way and not weights
-                if idle or (under_way < self._most_under_way and self._has_room(place, kept, standing)):
-                    return self._choices[microbatch]
-            elif state is _AT_FORWARD and self._is_held_up(
-                place, kept, standing, furthest_behind=microbatch == first
-            ):
-                continue
-            elif can_go_on(microbatch):
-                return self._choices[microbatch]
-        return None if left is None else Choice(*left)
+        return waiting, under_way, kept
 
     def _first_left(self, standing: Standing) -> int:
         """The place in the row of the first action that has not ended, if weight gradients have a place."""
