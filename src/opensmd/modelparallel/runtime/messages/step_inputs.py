@@ -12,7 +12,7 @@ import warnings
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.structure import Arguments
 
 __all__ = ["agreed_inputs", "fingerprint"]
 
@@ -37,7 +38,7 @@ def agreed_inputs(
     kwargs: dict[str, Any],
     group: dist.ProcessGroup,
     device: torch.device,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> Arguments:
     """The arguments of the step ``function`` that all ranks of ``group`` go on with.
 
     Objects that are neither tensors nor plain values nor containers of them stay each rank's own. ``device``
@@ -136,46 +137,70 @@ def _pieces(raw: Tensor) -> Tensor:
     return torch.cat([some.reshape(-1), raw[lines.numel() :]])
 
 
-def _first_rank_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup, device: torch.device
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    tensors: list[Tensor] = []
-    sent: list[Any] = [None]
-    first = dist.get_rank(group) == 0
-    if first:
+class _Announced(NamedTuple):
+    """The first rank's arguments without the data of their tensors, which follows.
+
+    Attributes:
+        positional, named: each argument; None for what stays every rank's own.
+        tensors: shape, dtype and kind of device of each tensor in them.
+        forms: the shapes of the tensors in each argument, by its name.
+    """
+
+    positional: list[bytes | None]
+    named: dict[str, bytes | None]
+    tensors: list[tuple[tuple[int, ...], torch.dtype, str]]
+    forms: dict[str, list[torch.Size]]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> _Announced:
+        """What to announce; the tensors are appended to ``tensors``."""
         positional = [_dumped(each, tensors) for each in args]
         named = {name: _dumped(each, tensors) for name, each in kwargs.items()}
-        forms = _forms(args, kwargs)
         shapes = [(tuple(each.shape), each.dtype, each.device.type) for each in tensors]
-        sent = [(positional, named, shapes, forms)]
+        return cls(positional, named, shapes, _forms(args, kwargs))
+
+    def with_data(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Arguments:
+        """The arguments with these tensors; ``args`` and ``kwargs`` are this rank's own.
+
+        Raises:
+            ValueError: this rank has none in the place of one that stays every rank's own.
+        """
+        if any(each is None for each in self.positional[len(args) :]):
+            raise ValueError(
+                "the first rank of the pipeline called the step with more arguments than this one: "
+                "pass the same arguments on all ranks"
+            )
+        return (
+            tuple(
+                args[place] if each is None else structure.load(each, tensors)
+                for place, each in enumerate(self.positional)
+            ),
+            {
+                name: kwargs[name] if each is None else structure.load(each, tensors)
+                for name, each in self.named.items()
+            },
+        )
+
+
+def _first_rank_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup, device: torch.device
+) -> Arguments:
+    tensors: list[Tensor] = []
+    is_first = dist.get_rank(group) == 0
+    sent: list[Any] = [_Announced.of(args, kwargs, tensors) if is_first else None]
     dist.broadcast_object_list(sent, group=group, group_src=0)
-    positional, named, shapes, forms = sent[0]
-    if not first:
-        _warn_of_other_forms(_forms(args, kwargs), forms)
-        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in shapes]
+    announced: _Announced = sent[0]
+    if not is_first:
+        _warn_of_other_forms(_forms(args, kwargs), announced.forms)
+        tensors = [torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind in announced.tensors]
     for tensor in tensors:
         data = sendable(tensor)
         data = data.to(device) if data.is_cpu else data  # which NCCL alone cannot carry
         dist.broadcast(data, group=group, group_src=0)
         # What was sent in another layout, dtype or place has come into a copy.
-        if not first and data is not tensor:
+        if not is_first and data is not tensor:
             tensor.copy_(data)
-    if first:
-        return args, kwargs
-    if len(positional) > len(args) and any(each is None for each in positional[len(args) :]):
-        raise ValueError(
-            "the first rank of the pipeline called the step with more arguments than this one: "
-            "pass the same arguments on all ranks"
-        )
-    return (
-        tuple(
-            args[i] if each is None else structure.load(each, tensors) for i, each in enumerate(positional)
-        ),
-        {
-            name: kwargs[name] if each is None else structure.load(each, tensors)
-            for name, each in named.items()
-        },
-    )
+    return (args, kwargs) if is_first else announced.with_data(args, kwargs, tensors)
 
 
 def _forms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[torch.Size]]:
