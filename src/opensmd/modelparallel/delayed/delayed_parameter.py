@@ -147,26 +147,34 @@ def goes_on(module: nn.Module) -> Iterator[nn.Module]:
 def delay(recording: Recording, roots: Iterable[nn.Module]) -> None:
     """Let parameters without data refuse access, and fill buffers and other tensors of modules."""
     modules = {id(module): module for root in roots for module in root.modules()}.values()
-    by_memory: dict[RecordedMemory, dict[int, nn.Parameter]] = {}
+    shared: dict[RecordedMemory, torch.UntypedStorage] = {}  # that has got its values
     filled: dict[int, Tensor] = {}
-    shared: dict[RecordedMemory, torch.UntypedStorage] = {}
     for module in modules:
-        for parameter in module._parameters.values():
-            origin = None if parameter is None else recording.reference(parameter)
-            if origin is not None and parameter is not None:
-                by_memory.setdefault(origin.memory, {})[id(parameter)] = parameter
         for table in (module._buffers, module.__dict__):
             for name, value in list(table.items()):
                 if isinstance(value, Tensor) and recording.reference(value) is not None:
                     if id(value) not in filled:
                         filled[id(value)] = _filled(recording, value, shared)
                     table[name] = filled[id(value)]
-    for memory, parameters in by_memory.items():
+    for memory, parameters in _by_memory(recording, modules).items():
         for parameter in parameters.values():
             if len(parameters) > 1 or memory in shared:  # views of one memory, which must stay one
                 become(parameter, _filled(recording, parameter, shared))
             else:
                 _delay(recording, parameter)
+
+
+def _by_memory(
+    recording: Recording, modules: Iterable[nn.Module]
+) -> dict[RecordedMemory, dict[int, nn.Parameter]]:
+    """The parameters without data, by id, that lie in each memory."""
+    found: dict[RecordedMemory, dict[int, nn.Parameter]] = {}
+    for module in modules:
+        for parameter in module._parameters.values():
+            origin = None if parameter is None else recording.reference(parameter)
+            if origin is not None and parameter is not None:
+                found.setdefault(origin.memory, {})[id(parameter)] = parameter
+    return found
 
 
 def _filled(

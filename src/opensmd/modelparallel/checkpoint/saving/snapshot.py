@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +27,9 @@ from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import or
 from opensmd.modelparallel.tensor_parallel.huggingface.originals import as_original
 
 __all__ = ["HostCopies", "Snapshot", "take_snapshot"]
+
+Copies = dict[tuple[Any, ...], Tensor]  # by the place in memory of what was copied
+Later = tuple[Tensor, Tensor]  # what is still to be copied, and where to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,29 +177,7 @@ class HostCopies:
         data = structure.dump_if_possible(snapshot, tensors)
         if data is None:  # what pickle cannot carry is refused when it is written
             tensors = structure.tensors_in(snapshot)
-        parts = [each for tensor in tensors for each in plain_parts(tensor)]
-        trained = _trained_memory()
-        copies: dict[tuple[Any, ...], Tensor] = {}
-        buffers: dict[int, Tensor] = {}
-        later: list[tuple[Tensor, Tensor]] = []
-        for tensor in parts:
-            if (place := _place(tensor)) in copies:  # tied tensors stay tied
-                continue
-            if tensor.device.type == "cpu" and gathered is not None and gathered.has_all_of(tensor):
-                copies[place] = tensor
-            else:
-                number = len(copies)
-                buffer = _buffer_for(tensor, self._buffers.get(number))
-                buffers[number] = copies[place] = buffer
-                if can_be_copied_later(tensor) and tensor.untyped_storage()._cdata in trained:
-                    later.append((tensor.detach(), buffer))
-                elif tensor.layout is not torch.strided:
-                    copies[place] = tensor.detach().cpu().clone()
-                else:
-                    buffer.copy_(tensor.detach(), non_blocking=True)
-        if any(tensor.is_cuda for tensor in parts):
-            torch.cuda.current_stream().synchronize()  # what was copied at once is complete
-        self._buffers = buffers
+        copies, later = self._copied([part for tensor in tensors for part in plain_parts(tensor)], gathered)
         found = [
             composed(form_of(tensor), iter([copies[_place(each)] for each in plain_parts(tensor)]))
             for tensor in tensors
@@ -207,6 +188,32 @@ class HostCopies:
         if data is None and copied.model is not None and snapshot.model is not None:
             copied = replace(copied, model=with_versions(copied.model, snapshot.model))
         return replace(copied, copying=Copying(later, _names_in(snapshot)))
+
+    def _copied(self, parts: Sequence[Tensor], gathered: Gathered | None) -> tuple[Copies, list[Later]]:
+        """Copies of plain tensors by their place, and which of them are still to be filled."""
+        trained = _trained_memory()
+        copies: Copies = {}
+        buffers: dict[int, Tensor] = {}
+        later: list[Later] = []
+        for tensor in parts:
+            if (place := _place(tensor)) in copies:  # tied tensors stay tied
+                continue
+            if tensor.device.type == "cpu" and gathered is not None and gathered.has_all_of(tensor):
+                copies[place] = tensor  # which nobody else has
+                continue
+            number = len(copies)
+            buffer = _buffer_for(tensor, self._buffers.get(number))
+            buffers[number] = copies[place] = buffer
+            if can_be_copied_later(tensor) and tensor.untyped_storage()._cdata in trained:
+                later.append((tensor.detach(), buffer))
+            elif tensor.layout is not torch.strided:
+                copies[place] = tensor.detach().cpu().clone()
+            else:
+                buffer.copy_(tensor.detach(), non_blocking=True)
+        if any(tensor.is_cuda for tensor in parts):
+            torch.cuda.current_stream().synchronize()  # what was copied at once is complete
+        self._buffers = buffers
+        return copies, later
 
 
 def _buffer_for(tensor: Tensor, before: Tensor | None) -> Tensor:
