@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -365,6 +366,48 @@ def test_any_rank_can_read_what_all_ranks_did(pool: Pool, tmp_path: Path) -> Non
 def test_groups_can_be_made_again_after_they_were_destroyed() -> None:
     outcomes = run_once(2, run_again_and_again, backend=None)
     assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text + outcomes[1].text
+
+
+def run_with_other_ideas_of_the_group() -> None:
+    """Rank 1 believes that there are three ranks, and then that it is the third of two."""
+    rank = int(os.environ["RANK"])
+    import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
+
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=PATIENCE))
+    if rank == 1:
+        with pytest.raises(dist.DistBackendError, match="ranks 0, 2 did not join"):
+            dist.init_process_group(NAME, store=store, rank=1, world_size=3, timeout=timedelta(seconds=0.5))
+        with pytest.raises(ValueError, match=r"rank 2 cannot be one of 2: ranks go from 0 to 1.*WORLD_SIZE"):
+            dist.init_process_group(NAME, store=store, rank=2, world_size=2)
+        store.set("rank 1 is through", "")
+    else:
+        store.wait(["rank 1 is through"])
+        said = (
+            r"rank 1 did not join.* Rank 1 makes this group of ranks 0, 1, 2: give all ranks the same world"
+        )
+        with pytest.raises(dist.DistBackendError, match=said):
+            dist.init_process_group(NAME, store=store, rank=0, world_size=2, timeout=timedelta(seconds=0.5))
+
+
+def test_ranks_that_are_wrong_about_the_group_are_told() -> None:
+    outcomes = run_once(2, run_with_other_ideas_of_the_group, backend=None)
+    assert [outcome.kind for outcome in outcomes] == ["value", "value"], outcomes[0].text + outcomes[1].text
+
+
+def run_on_a_host_that_dns_cannot_know() -> float:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)  # else nobody asks what the name resolves to
+    socket.gethostname = lambda: "h" * 64  # Linux allows one letter more than DNS
+    dist.init_process_group(NAME, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+    found = total()
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_host_may_have_a_name_that_dns_cannot_know() -> None:
+    outcomes = run_once(2, run_on_a_host_that_dns_cannot_know, backend=None)
+    assert [outcome.value for outcome in outcomes] == [1, 1], outcomes[0].text + outcomes[1].text
 
 
 def test_groups_start_from_a_file() -> None:

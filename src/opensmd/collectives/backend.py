@@ -80,11 +80,15 @@ class Membership:
 
 def create(torch_options: Any, own_options: Any = None) -> Any:
     """What torch calls for every group whose backend is "smddp"."""
-    ranks = torch_options.global_ranks_in_group or range(torch_options.group_size)
+    size, rank = torch_options.group_size, torch_options.group_rank
+    if not 0 <= rank < size:
+        raise ValueError(
+            f"smddp: rank {rank} cannot be one of {size}: ranks go from 0 to {size - 1}. RANK and WORLD_SIZE "
+            "do not fit, or rank and world_size of init_process_group"
+        )
+    ranks = torch_options.global_ranks_in_group or range(size)
     timeout = own_options._timeout if own_options is not None else torch_options.timeout
-    place = Membership(
-        torch_options.store, torch_options.group_rank, tuple(ranks), timeout, torch_options.group_id
-    )
+    place = Membership(torch_options.store, rank, tuple(ranks), timeout, torch_options.group_id)
     return _make_backend(place)
 
 

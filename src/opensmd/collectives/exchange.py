@@ -55,7 +55,13 @@ class Exchange:
         self._missing: list[int] = []
         self.generation = ""
         members = hashlib.blake2s(repr(list(ranks)).encode(), digest_size=8).hexdigest()
-        arrival = self.within("arrival", lambda: store.add(f"opensmd/arrivals/{members}", 1))
+
+        def arrive() -> int:
+            own = _members_key(self.rank)
+            store.set(own, seal_text(own, _named(ranks)))  # type: ignore[arg-type]
+            return store.add(f"opensmd/arrivals/{members}", 1)
+
+        arrival = self.within("arrival", arrive)
         self.generation = f"{members}/{(arrival - 1) // len(ranks)}"
 
     @property
@@ -181,15 +187,32 @@ class Exchange:
             self._missing = missing
             raise DistBackendError(
                 f"{self._making()}: {_named(missing)} did not join within {self._timeout:g} s "
-                f"({self._at(topic)}). Look at the output of {_named(missing)}, or raise the timeout of "
-                "init_process_group or new_group."
+                f"({self._at(topic)}). {self._other_members(missing)}Look at the output of "
+                f"{_named(missing)}, or raise the timeout of init_process_group or new_group."
             ) from error
+
+    def _other_members(self, missing: Sequence[int]) -> str:
+        """Which ranks the group has for one of the missing, where it has other ones for this rank."""
+        for rank in missing:
+            key = _members_key(rank)
+            theirs = open_text(key, self._store.get(key)) if self._store.check([key]) else _named(self._ranks)
+            if theirs != _named(self._ranks):
+                return (
+                    f"Rank {rank} makes this group of {theirs}: give all ranks the same world size, and "
+                    "new_group the same ranks. "
+                )
+        return ""
 
     def _making(self) -> str:
         return f"making group {self._group!r} of {_named(self._ranks)}"
 
     def _at(self, topic: str) -> str:
         return f"{topic}; this is rank {self.rank}"
+
+
+def _members_key(rank: int) -> str:
+    """Where a rank says which ranks its group has."""
+    return f"opensmd/members/{rank}"
 
 
 def _named(ranks: Sequence[int]) -> str:
