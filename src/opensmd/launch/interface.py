@@ -27,7 +27,7 @@ def interface_towards(host: str, port: int) -> str | None:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # to connect it sends nothing
             probe.connect(address)
             own = str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):  # Python encodes no name that DNS could not have
         return None
     if own.startswith("127.") or own == "::1":
         return None

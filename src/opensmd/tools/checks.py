@@ -189,7 +189,7 @@ def check_network() -> Finding:
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
-    except OSError:
+    except (OSError, UnicodeError):  # Python encodes no name that DNS could not have
         return Finding(
             "network",
             "note",

@@ -76,3 +76,9 @@ def test_another_torch_than_the_tested_one_is_noted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "__version__", "2.12.1+cpu")
     assert checks.check_torch().state == "note"
     assert f"pip install '{tested_torch.REQUIREMENT}'" in checks.check_torch().mend
+
+
+def test_a_host_whose_name_dns_cannot_know_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.socket, "gethostname", lambda: "h" * 64)
+    assert checks.check_network().state == "note"
+    assert "does not resolve" in checks.check_network().text

@@ -125,7 +125,7 @@ def gloo_is_on_loopback(environ: Mapping[str, str]) -> bool:
         return all(address is not None and ipaddress.ip_address(address).is_loopback for address in found)
     try:
         resolved = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # Python encodes no name that DNS could not have
         return True
     usable = (str(address[0]) for *_, address in resolved if _can_bind(str(address[0])))
     return ipaddress.ip_address(next(usable, LOOPBACK)).is_loopback
