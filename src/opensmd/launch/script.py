@@ -62,13 +62,13 @@ def check_module(name: str) -> None:
     """See that there is a module to run with ``-m``; nothing of it is imported.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or the name is that of its file, which Python would run before it says so.
     """
     top = name.partition(".")[0]
-    if (
-        PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None
-        and top not in sys.builtin_module_names
-    ):
+    found = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if name == f"{top}.py" and found is not None and found.submodule_search_locations is None:
+        raise ValueError(f"{name!r} is a file, and -m takes a module: write -m {top}, or leave -m out")
+    if found is None and top not in sys.builtin_module_names:
         raise ValueError(f"there is no module {top!r} in {Path.cwd()} or among the installed ones")
 
 

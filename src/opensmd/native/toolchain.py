@@ -44,7 +44,10 @@ def find_compiler(asked: str | None) -> Toolchain | None:
 
 
 def _asked(text: str) -> Toolchain:
-    words = shlex.split(text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BuildError(f"CXX={text} cannot be read as in a shell: {error}. {_what_to_do()}") from None
     path = shutil.which(words[0]) if words else None
     if path is None:
         raise BuildError(f"CXX={text}: there is no such program. {_what_to_do()}")

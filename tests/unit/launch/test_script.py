@@ -80,6 +80,13 @@ def test_modules_here_installed_and_built_in_are_found(
         check_module(name)
 
 
+def test_a_file_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(ValueError, match=r"'train\.py' is a file, and -m takes a module: write -m train, or"):
+        check_module("train.py")
+
+
 def test_a_program_is_found_here_or_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_program("sh") == shutil.which("sh")

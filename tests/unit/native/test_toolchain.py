@@ -48,6 +48,12 @@ def test_another_one_is_not_taken_in_its_place(folder: Path, asked: str, said: s
         find_compiler(asked)
 
 
+def test_words_that_no_shell_would_read_are_refused(folder: Path) -> None:
+    program(folder / "g++", "echo g++ 14")
+    with pytest.raises(BuildError, match=r"CXX=g\+\+ 'a cannot be read as in a shell.*Set CXX"):
+        find_compiler("g++ 'a")
+
+
 def test_a_program_that_is_no_compiler_is_refused(folder: Path) -> None:
     program(folder / "false", "exit 3")
     with pytest.raises(BuildError, match="`false --version` failed"):
