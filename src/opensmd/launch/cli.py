@@ -29,7 +29,11 @@ __all__ = ["main"]
 # Options that the command for several hosts gives to each of them by itself, or takes for itself.
 _OF_HOSTS = {"hosts", "hostfile", "ssh", "ranks", "nnodes", "node_rank", "master_addr", "master_port"}
 _OF_HOSTS |= {"timeline", "records"}
-_CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
+_CONTEXT = {
+    "allow_interspersed_args": False,
+    "auto_envvar_prefix": "SMDRUN",
+    "token_normalize_func": option_values.with_hyphens,
+}
 
 
 @click.command(context_settings=_CONTEXT)
@@ -38,7 +42,6 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     "-np",
     "--ranks",
     "--nproc-per-node",
-    "--nproc_per_node",
     "ranks",
     metavar="INTEGER",
     callback=option_values.ranks,
@@ -94,6 +97,7 @@ _CONTEXT = {"allow_interspersed_args": False, "auto_envvar_prefix": "SMDRUN"}
     help="The same from a file with lines such as 'a slots=2'.",
 )
 @click.option("--ssh", default=SSH, show_default=True, help="The command that reaches a host.")
+@click.option("--standalone", is_flag=True, help="As torchrun's: one host, which is the default.")
 @click.option(
     "--nnodes",
     default="1",
@@ -182,6 +186,8 @@ def _on_hosts(context: click.Context, options: dict[str, Any]) -> HostsJob | Non
     listed, file, ssh = (options.pop(name) for name in ("hosts", "hostfile", "ssh"))
     if not listed and file is None:
         return None
+    if options["standalone"]:
+        raise click.UsageError("--standalone is a job on one host; leave it out with --hosts and --hostfile")
     if listed and file is not None:
         raise click.UsageError("--hosts and --hostfile both say where to run; give one of them")
     try:

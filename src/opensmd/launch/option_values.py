@@ -7,7 +7,12 @@ from collections.abc import Collection
 import click
 from click.core import ParameterSource
 
-__all__ = ["given", "hosts", "ranks"]
+__all__ = ["given", "hosts", "ranks", "with_hyphens"]
+
+
+def with_hyphens(name: str) -> str:
+    """An option's name, which torchrun and its scripts of old write with underscores, too."""
+    return name.replace("_", "-")
 
 
 def ranks(_: click.Context, __: click.Parameter, value: str | None) -> int | None:

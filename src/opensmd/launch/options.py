@@ -43,13 +43,21 @@ class Options:
 
     @classmethod
     def from_command_line(
-        cls, *, ranks: int | None, channel: Sequence[str], mp_parameters: str | None, **rest: Any
+        cls,
+        *,
+        ranks: int | None,
+        channel: Sequence[str],
+        mp_parameters: str | None,
+        standalone: bool,
+        **rest: Any,
     ) -> Options:
         """Check the command line's values and fill in the defaults that depend on the machine.
 
         Raises:
             ValueError: a value cannot be used; the text says which and what was expected.
         """
+        if standalone and rest["nnodes"] > 1:
+            raise ValueError(f"--standalone is a job on one host, and there are --nnodes {rest['nnodes']}")
         if rest["nnodes"] > 1 and not rest["master_addr"]:
             raise ValueError(f"--nnodes {rest['nnodes']} needs --master-addr, the address of host 0")
         if rest["node_rank"] >= rest["nnodes"]:

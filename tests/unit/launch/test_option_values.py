@@ -1,4 +1,4 @@
-"""smdrun's options from the variables of Kubeflow's operators, which are torchrun's own."""
+"""smdrun's options as torchrun takes them, and from the variables of Kubeflow's operators."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def test_smdrun_in_a_pod_takes_its_place_from_the_variables_of_torchrun(
         "master_addr": "train-node-0-0.train",
         "master_port": 29400,
     }
+
+
+def test_a_command_line_of_torchrun_may_keep_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = options(monkeypatch, "--standalone", "--nnodes=1", "--nproc_per_node=2", "--max_restarts", "3")
+    assert (found["ranks"], found["nnodes"], found["max_restarts"], found["script"]) == (2, 1, 3, "train.py")
+    host = ("--nnodes=2", "--node_rank=1", "--master_addr=10.0.0.1", "--master_port=1234", "--log_dir=logs")
+    assert options(monkeypatch, *host)["node_rank"] == 1
 
 
 def test_options_and_smdruns_own_variables_come_before_those_of_torchrun(

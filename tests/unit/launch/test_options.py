@@ -14,7 +14,7 @@ from opensmd.launch.options import Options
 def read(**given: Any) -> Options:
     defaults: dict[str, Any] = {"script": "train.py", "nnodes": 1, "node_rank": 0, "master_addr": None}
     defaults |= {"python": True, "module": False, "device": "cpu", "elastic_replicas": None}
-    defaults |= {"ranks": 4, "channel": [], "mp_parameters": None}
+    defaults |= {"ranks": 4, "channel": [], "mp_parameters": None, "standalone": False}
     return Options.from_command_line(**defaults | given)
 
 
@@ -24,6 +24,7 @@ def read(**given: Any) -> Options:
         ({"elastic_replicas": 3}, "the 4 ranks cannot be shared out evenly"),
         ({"elastic_replicas": 3, "nnodes": 2, "master_addr": "a"}, "as many whole replicas"),
         ({"nnodes": 2}, "--nnodes 2 needs --master-addr"),
+        ({"nnodes": 2, "master_addr": "a", "standalone": True}, "--standalone is a job on one host"),
         ({"nnodes": 2, "master_addr": "a", "node_rank": 2}, "--node-rank 2 is outside 0..1"),
         ({"python": False}, "--no-python runs a program as it is"),
         ({"python": False, "device": "auto", "module": True}, "--no-python runs a program as it is"),
