@@ -17,8 +17,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from opensmd.modelparallel.planning.plan import Plan, SharedParameter, ancestors
-from opensmd.modelparallel.planning.policies.limits import in_flight, most_active
-from opensmd.modelparallel.planning.predict import predict
+from opensmd.modelparallel.planning.predict import StepShape, predict
 from opensmd.modelparallel.planning.split_modules import with_opened
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import Link, Links, UnitGroups, UnitSequence, Weights
@@ -64,32 +63,26 @@ def partition(
     if not 0.0 <= memory_weight <= 1.0:
         raise ValueError(f"memory_weight must be between 0 and 1, got {memory_weight}")
     places = _inherit(trace, fixed or {}, stages)
-    active = most_active(stages, active_microbatches)
-    links = Links() if links is None else links
-    pieces = 1 if virtual_stages is None else len(virtual_stages[0])
-    held = in_flight(
-        partitions=stages, microbatches=microbatches, active_microbatches=active, chain=pieces == 1
+    step = StepShape.of(
+        stages,
+        microbatches=microbatches,
+        active_microbatches=active_microbatches,
+        late_microbatches=late_microbatches,
+        optimizer_bytes=optimizer_bytes,
+        links=links,
     )
+    pieces = 1 if virtual_stages is None else len(virtual_stages[0])
+    held = step.in_flight(stages, chain=pieces == 1)
     wanted = {unit: places[name] for unit, name in enumerate(trace.deciders) if name in places}
     if virtual_stages is not None:
         wanted = {}
         held *= pieces
     every = virtual_stages or [[stage] for stage in range(stages)]
     stage_of = {piece: stage for stage, own in enumerate(every) for piece in own}
-    along = [links.between(stage_of[piece], stage_of[piece + 1]) for piece in range(stages * pieces - 1)]
+    along = [step.links.between(stage_of[piece], stage_of[piece + 1]) for piece in range(stages * pieces - 1)]
     of_pieces = _balanced(trace, wanted, Weights(memory_weight, optimizer_bytes, held), along)
     of_units = {unit: stage_of[piece] for unit, piece in of_pieces.items()}
-    return _plan(
-        trace,
-        stages,
-        _homes(trace, of_units, places),
-        links=links,
-        virtual_stages=pieces,
-        microbatches=microbatches,
-        active=active,
-        late_microbatches=late_microbatches,
-        optimizer_bytes=optimizer_bytes,
-    )
+    return _plan(trace, stages, _homes(trace, of_units, places), step, virtual_stages=pieces)
 
 
 def _balanced(
@@ -146,31 +139,25 @@ def manual_partition(
         for owner in owners:
             homes[owner] = homes[owners[0]]
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
-    return _plan(
-        trace,
+    step = StepShape.of(
         stages,
-        homes,
-        notes=tuple(notes),
-        links=Links() if links is None else links,
         microbatches=microbatches,
-        active=most_active(stages, active_microbatches),
+        active_microbatches=active_microbatches,
         late_microbatches=late_microbatches,
         optimizer_bytes=optimizer_bytes,
+        links=links,
     )
+    return _plan(trace, stages, homes, step, notes=tuple(notes))
 
 
 def _plan(
     trace: ModelTrace,
     stages: int,
     homes: dict[str, int],
+    step: StepShape,
     *,
     notes: tuple[str, ...] = (),
     virtual_stages: int = 1,
-    links: Links,
-    microbatches: int,
-    active: int,
-    late_microbatches: int | None,
-    optimizer_bytes: float,
 ) -> Plan:
     """The plan for these places, with what is predicted of it."""
     plan = Plan(
@@ -182,15 +169,7 @@ def _plan(
         containers=_containers(trace),
         virtual_stages=virtual_stages,
     )
-    return predict(
-        with_opened(plan, trace),
-        trace,
-        links=links,
-        microbatches=microbatches,
-        active_microbatches=active,
-        late_microbatches=active if late_microbatches is None else late_microbatches,
-        optimizer_bytes=optimizer_bytes,
-    )
+    return predict(with_opened(plan, trace), trace, step)
 
 
 def _slightly_worse(rank: tuple[float, float]) -> tuple[float, float]:

@@ -4,44 +4,76 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from opensmd.modelparallel.planning.new_gradients import new_gradient_bytes
 from opensmd.modelparallel.planning.plan import Crossing, Plan, PlanRow, StageLoad
-from opensmd.modelparallel.planning.policies.limits import in_flight, split_backwards
+from opensmd.modelparallel.planning.policies.limits import in_flight, most_active, split_backwards
 from opensmd.modelparallel.planning.simulate import seconds_of_step
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import Links, UnitGroups, weights_of
 
-__all__ = ["bubble", "comes_back", "predict"]
+__all__ = ["StepShape", "bubble", "comes_back", "predict"]
 
 
-def predict(
-    plan: Plan,
-    trace: ModelTrace,
-    *,
-    links: Links,
-    microbatches: int,
-    active_microbatches: int,
-    late_microbatches: int,
-    optimizer_bytes: float,
-) -> Plan:
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """What the loads of a plan depend on besides the model: the steps, the optimizer and the links.
+
+    Attributes:
+        microbatches: of a step.
+        active: how many may be under way at once.
+        late: for how many a stage may compute weights' gradients late.
+        optimizer_bytes: bytes of optimizer state for each byte of trainable parameters.
+        links: between the stages.
+    """
+
+    microbatches: int
+    active: int
+    late: int
+    optimizer_bytes: float
+    links: Links
+
+    @classmethod
+    def of(
+        cls,
+        stages: int,
+        *,
+        microbatches: int,
+        active_microbatches: int | None,
+        late_microbatches: int | None,
+        optimizer_bytes: float,
+        links: Links | None,
+    ) -> StepShape:
+        """These settings, or their defaults for so many stages where they are None."""
+        active = most_active(stages, active_microbatches)
+        late = active if late_microbatches is None else min(late_microbatches, active)
+        return cls(
+            microbatches=microbatches,
+            active=active,
+            late=late,
+            optimizer_bytes=optimizer_bytes,
+            links=Links() if links is None else links,
+        )
+
+    def in_flight(self, stages: int, *, chain: bool) -> list[int]:
+        """How many microbatches' activations each stage holds at most between forward and backward."""
+        return in_flight(
+            partitions=stages, microbatches=self.microbatches, active_microbatches=self.active, chain=chain
+        )
+
+
+def predict(plan: Plan, trace: ModelTrace, step: StepShape) -> Plan:
     """``plan`` with its ``loads``, ``crossings`` and ``rows`` filled in, and a note of empty stages."""
     rows = _rows(plan, trace)
-    crossings = _crossings(plan, trace, links)
+    crossings = _crossings(plan, trace, step.links)
     chain = bool(crossings) and all(crossing.source < crossing.target for crossing in crossings)
-    most_late = min(late_microbatches, active_microbatches)
-    held = in_flight(
-        partitions=plan.stages,
-        microbatches=microbatches,
-        active_microbatches=active_microbatches,
-        chain=chain,
-    )
+    held, microbatches = step.in_flight(plan.stages, chain=chain), step.microbatches
     loads = [
         replace(
-            _load(plan, trace, stage, optimizer_bytes),
+            _load(plan, trace, stage, step.optimizer_bytes),
             in_flight=held[stage],
-            late=split_backwards(stage=stage, chain=chain, most=most_late, microbatches=microbatches),
+            late=split_backwards(stage=stage, chain=chain, most=step.late, microbatches=microbatches),
             new_gradient_bytes=new_gradient_bytes(
                 plan, trace, stage, in_flight=held[stage], microbatches=microbatches
             ),
