@@ -123,7 +123,7 @@ def localities(claims: Sequence[Claim]) -> list[Locality]:
 
 
 def host_numbers(claims: Sequence[Claim]) -> tuple[int, ...]:
-    """Of every rank's host, by its claim; pure."""
+    """The number of every rank's host, by what the ranks claim; pure."""
     order = list(dict.fromkeys(claim.host for claim in claims))
     return tuple(order.index(claim.host) for claim in claims)
 

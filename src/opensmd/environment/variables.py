@@ -129,7 +129,7 @@ def rank_variables(launch: Launch) -> dict[str, str]:
 
 
 def _note(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Who added which values: ``{"pid": ..., "set": {name: value}}``."""
+    """Which process added variables, and their values: ``{"pid": ..., "set": {name: value}}``."""
     note: dict[str, Any] = json.loads(environ[NOTE]) if environ.get(NOTE) else {"pid": None, "set": {}}
     return note
 

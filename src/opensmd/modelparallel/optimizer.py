@@ -185,7 +185,7 @@ class _Methods(PrecisionAttributes):
         return [names[id(each)] for group in self.param_groups for each in group["params"]]
 
     def _smp_names_of_groups(self) -> list[list[str]]:
-        """The same, group by group."""
+        """The module's name of every parameter, group by group."""
         names = iter(self._smp_names())
         return [[next(names) for _ in range(size)] for size in self._group_sizes()]
 

@@ -46,7 +46,7 @@ class StepOutput:
         return torch.stack(self.outputs)
 
     def detach(self) -> StepOutput:
-        """The same outputs without their graphs."""
+        """These outputs without their graphs."""
         return StepOutput([output.detach() for output in self.outputs])
 
     def __getattr__(self, name: str) -> Any:

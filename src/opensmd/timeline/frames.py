@@ -59,7 +59,7 @@ CUT = _frame("cut")
 
 
 def begin_frame(rank: int, machine: str, wall_ns: int) -> bytes:
-    """Whose file it is."""
+    """The first frame of a file: which rank wrote it, where and from when on."""
     return _frame("begin", rank, machine, wall_ns)
 
 

@@ -112,7 +112,7 @@ class _Wanted:
 
     @property
     def ranks(self) -> int:
-        """Of all replicas."""
+        """How many ranks there are in all replicas together."""
         return self.partitions * self.tensor * self.replicas
 
     def links(self, ranks: int, partitions: int, tensor: int = 1) -> Links:

@@ -219,12 +219,12 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def yes(*_: Any, **__: Any) -> bool:
-    """For questions that the CPU can say yes to."""
+    """The answer to questions that the CPU can say yes to."""
     return True
 
 
 def no(*_: Any, **__: Any) -> bool:
-    """For questions about what only CUDA has."""
+    """The answer to questions about what only CUDA has."""
     return False
 
 

@@ -31,7 +31,7 @@ def numpy_globals() -> tuple[Any, ...]:
 
 
 def checking_globals() -> tuple[Any, ...]:
-    """The same names for the checks."""
+    """What stands for these names while a file is checked."""
     checks = [(_scalar, f"{place}.scalar") for place in _PLACES]
     arrays = [(_Array, f"{place}._reconstruct") for place in _PLACES]
     return (*checks, *arrays, (_Dtype, "numpy.dtype"), (_ArrayType, "numpy.ndarray"))

@@ -30,4 +30,4 @@ class SavedOptimizer(Protocol):
         """The model's name of every parameter, in the whole optimizer's order."""
 
     def _smp_names_of_groups(self) -> list[list[str]]:
-        """The same, group by group."""
+        """The module's name of every parameter, group by group."""

@@ -172,7 +172,7 @@ class SealingFile:
         self._crc, self._large = combined(self._crc, crc, self._large), 0
 
     def _crc_on_disk(self, count: int) -> int:
-        """Of the bytes written last."""
+        """The checksum of the bytes written last."""
         end = self._file.seek(-count, 1) + count
         crc = 0
         while (at := self._file.tell()) < end:

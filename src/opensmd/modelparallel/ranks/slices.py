@@ -30,7 +30,7 @@ class Slicing:
         return -(-elements // self.ranks)
 
     def lengths(self, elements: int) -> list[int]:
-        """Of every rank's slice."""
+        """The elements of every rank's slice."""
         length = self.length(elements)
         return [max(0, min(length, elements - rank * length)) for rank in range(self.ranks)]
 

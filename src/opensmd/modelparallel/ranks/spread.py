@@ -38,7 +38,7 @@ class Spread:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the elements."""
+        """The type of the elements."""
         return self.piece.dtype
 
 
@@ -64,7 +64,7 @@ class InPieces:
         return value if found is None else found[1]
 
     def flat_float(self, spread: Spread) -> Spread:
-        """The same elements in a row and in FP32."""
+        """These elements in a row and in FP32."""
         flat = (math.prod(spread.shape),)
         if spread.dtype is torch.float32:
             return dataclasses.replace(spread, shape=flat)

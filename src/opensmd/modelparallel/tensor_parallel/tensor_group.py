@@ -21,7 +21,7 @@ def tensor_size() -> int:
 
 
 def tensor_process_group() -> dist.ProcessGroup:
-    """These ranks as a process group."""
+    """The tensor-parallel ranks as a process group."""
     return state.groups[CommGroup.TP_GROUP]
 
 

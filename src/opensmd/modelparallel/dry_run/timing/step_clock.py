@@ -68,7 +68,7 @@ class StepClock(Clock):
 
     @property
     def all_seconds(self) -> float:
-        """Of all units, forward and backward."""
+        """The seconds of all units, forward and backward."""
         return sum(self.seconds.values()) + sum(self.backward.values())
 
     def rest(self) -> None:

@@ -46,7 +46,7 @@ class ChunkTimes(NamedTuple):
         return {"F": self.forward, "B": self.backward, "W": self.weights}[kind]
 
     def shared_out(self, chunks: int) -> ChunkTimes:
-        """Of each of so many equal chunks."""
+        """The times of each of so many equal chunks."""
         return ChunkTimes(self.forward / chunks, self.backward / chunks, self.weights / chunks)
 
 

@@ -24,7 +24,7 @@ __all__ = ["SharedGradients"]
 
 
 class SharedGradients:
-    """Those of one microbatch on this rank."""
+    """The gradients of such tensors, of one microbatch on this rank."""
 
     def __init__(self) -> None:
         self._whole: list[Tensor] = []  # whose gradient is the sum on all ranks

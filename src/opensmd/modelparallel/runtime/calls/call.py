@@ -64,7 +64,7 @@ class Call:
         return args, kwargs
 
     def new_tag(self, described: TensorDescription, home: int) -> Tag:
-        """Of a tensor that the call returns at ``home``."""
+        """The tag of a tensor that the call returns at ``home``."""
         family: AliasFamily | None = None
         if described.shares is not None:
             # A view has its base's gradients and changes; what merely lies in the same memory, the changes.
@@ -82,7 +82,7 @@ class Call:
 
 
 def parents_of(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
-    """Those of arguments that gradients go back to."""
+    """The tags of arguments that gradients go back to."""
     parents: tuple[Tag, ...] = ()
     if torch.is_grad_enabled():
         for tag in tags:

@@ -49,7 +49,7 @@ def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _ArgumentsBefore:
-    """Of the mutable objects among arguments, and in them."""
+    """The contents of mutable objects among arguments, and in them, before a call."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self._before = [(each, _content(each)) for each in _objects_in(arguments)]

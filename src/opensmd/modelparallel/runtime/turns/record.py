@@ -36,7 +36,7 @@ class Record:
 
     @property
     def stretches(self) -> list[Stretch]:
-        """Those that have ended, in order."""
+        """The stretches that have ended, in order."""
         return [Stretch(*each) for each in self._ended]
 
     @property

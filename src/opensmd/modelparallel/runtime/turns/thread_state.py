@@ -49,7 +49,7 @@ class ThreadState(NamedTuple):
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """The same modes in another thread."""
+        """Enter these modes in another thread."""
         with contextlib.ExitStack() as stack:
             # In this order: leaving or entering inference mode sets the gradient mode, too.
             stack.enter_context(torch.inference_mode(self.inference))

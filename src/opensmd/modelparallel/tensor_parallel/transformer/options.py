@@ -79,7 +79,7 @@ class LayerOptions:
 
     @property
     def std(self) -> float | None:
-        """Of weights' first values; None for torch's own."""
+        """The standard deviation of weights' first values; None for torch's own."""
         return self.initializer_range if self.use_normal_initialization else None
 
     @property
