@@ -180,25 +180,7 @@ class Replicas:
         if not backward_ran:
             return
         if self._ddp is not None and self._is_reducing:
-            if not self.overlapping:
-                self._reduce_now()
-            elif not self._announced and self._ddp.find_unused_parameters:
-                self._reduce_without_backward(self._ddp)
-            elif not self._announced:
-                raise RuntimeError(
-                    "the gradients of this step were not averaged over the replicas: their reduction begins "
-                    "with the last microbatch's backward, and it ran none on this stage, or fewer than the "
-                    "others. Call model.backward equally often in every microbatch; if a loss does not "
-                    "depend on this stage's parameters, use find_unused_parameters=True; or use "
-                    "overlapping_allreduce=False"
-                )
-            elif not has_finished(self._ddp):
-                raise RuntimeError(
-                    "the gradients of this step were not averaged over the replicas: the last backward did "
-                    f"not reach all parameters of this stage{self._without_gradient()}. Use "
-                    "smp.DistributedModel(..., find_unused_parameters=True), freeze what is not trained with "
-                    "requires_grad_(False), or use overlapping_allreduce=False"
-                )
+            self._finish_reduction(self._ddp)
         self._passes += 1
 
     def close(self) -> None:
@@ -303,6 +285,28 @@ class Replicas:
             if id(tensor) in local:
                 for part in plain_parts(tensor):
                     dist.broadcast(part.detach(), group=self.group, group_src=0)
+
+    def _finish_reduction(self, ddp: DistributedDataParallel) -> None:
+        """Reduce what the step's last backward has not; it must have been one that could."""
+        if not self.overlapping:
+            self._reduce_now()
+        elif not self._announced and ddp.find_unused_parameters:
+            self._reduce_without_backward(ddp)
+        elif not self._announced:
+            raise RuntimeError(
+                "the gradients of this step were not averaged over the replicas: their reduction begins "
+                "with the last microbatch's backward, and it ran none on this stage, or fewer than the "
+                "others. Call model.backward equally often in every microbatch; if a loss does not "
+                "depend on this stage's parameters, use find_unused_parameters=True; or use "
+                "overlapping_allreduce=False"
+            )
+        elif not has_finished(ddp):
+            raise RuntimeError(
+                "the gradients of this step were not averaged over the replicas: the last backward did "
+                f"not reach all parameters of this stage{self._without_gradient()}. Use "
+                "smp.DistributedModel(..., find_unused_parameters=True), freeze what is not trained with "
+                "requires_grad_(False), or use overlapping_allreduce=False"
+            )
 
     def _reduce_without_backward(self, ddp: DistributedDataParallel) -> None:
         """Reduce what earlier microbatches brought; the last one's backward has not reached this stage.

@@ -292,12 +292,16 @@ class Turns:
                 elif choice.weights is None:
                     return choice.microbatch
                 else:
-                    # A reentrant checkpoint begins a backward of its own, not the waiting function's.
-                    waiting = None if inside is None else self._microbatches[inside]
-                    with contextlib.nullcontext() if waiting is None else waiting.not_intercepted():
-                        self._weight_work.run(choice.microbatch, choice.weights)
+                    self._compute_weights(choice.microbatch, choice.weights, inside)
             except BaseException as error:
                 self.error = error
+
+    def _compute_weights(self, microbatch: int, chunk: int, inside: int | None) -> None:
+        """Compute weight gradients that are left, within the function of a microbatch that waits or none."""
+        # A reentrant checkpoint begins a backward of its own, not the waiting function's.
+        waiting = None if inside is None else self._microbatches[inside]
+        with contextlib.nullcontext() if waiting is None else waiting.not_intercepted():
+            self._weight_work.run(microbatch, chunk)
 
     def _next_to_abort(self) -> int | None:
         """A microbatch whose function waits: it ends with a StepAborted, so that its thread is free again."""
