@@ -23,7 +23,7 @@ from opensmd.modelparallel.dry_run.dry import dry, is_tracing
 from opensmd.modelparallel.dry_run.measuring import Measuring
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree, describe
 from opensmd.modelparallel.dry_run.observed_trace import trace_of
-from opensmd.modelparallel.dry_run.observer import Observer
+from opensmd.modelparallel.dry_run.observing.observer import Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenTensors
 from opensmd.modelparallel.dry_run.timing.clock import Clock
 from opensmd.modelparallel.exceptions import SMPError

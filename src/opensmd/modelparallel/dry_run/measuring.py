@@ -15,7 +15,7 @@ from torch import nn
 from opensmd.modelparallel.dry_run._torch_internals import has_backward_hooks
 from opensmd.modelparallel.dry_run.dry import dry
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree
-from opensmd.modelparallel.dry_run.observer import Observer
+from opensmd.modelparallel.dry_run.observing.observer import Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenTensors
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
 from opensmd.modelparallel.dry_run.timing.step_clock import StepClock, losses_in, watching_seconds

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree
-from opensmd.modelparallel.dry_run.observer import Observer
+from opensmd.modelparallel.dry_run.observing.observer import Observer
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
 from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
 from opensmd.modelparallel.planning.cost import accumulation_seconds
@@ -38,10 +38,10 @@ def trace_of(tree: ModuleTree, observer: Observer, measured: UnitSeconds | None)
         ),
         edges=tuple(
             Edge(source=source, target=target, bytes=size, tensor=number)
-            for (source, target, number), size in observer.edges.items()
+            for (source, target, number), size in observer.flow.edges.items()
         ),
         aliases=tree.aliases,
-        uses=observer.uses,
+        uses=observer.flow.uses,
         shared=tree.shared,
         reuses=_reuses(tree, observer),
         hooked=frozenset(observer.hooked),
@@ -55,8 +55,8 @@ def _accumulation(tree: ModuleTree, observer: Observer, *, begun: bool) -> Mappi
     """Adding a parameter's gradient up is backward work of the unit that uses it first."""
     seconds: dict[int, float] = defaultdict(float)
     for key, parameter in tree.parameters.items():
-        if parameter.requires_grad and observer.users.get(key):
-            unit = observer.uses.get(tree.owners[key][0], min(observer.users[key]))
+        if parameter.requires_grad and observer.flow.users.get(key):
+            unit = observer.flow.uses.get(tree.owners[key][0], min(observer.flow.users[key]))
             seconds[unit] += accumulation_seconds(size_of(parameter), parameter.device, begun=begun)
     return seconds
 
@@ -94,10 +94,10 @@ def _reuses(tree: ModuleTree, observer: Observer) -> tuple[Reuse, ...]:
     return tuple(
         Reuse(
             bytes=size_of(parameter),
-            units=tuple(sorted(observer.users[key])),
+            units=tuple(sorted(observer.flow.users[key])),
             name=tree.first_names[key],
-            bound=key in observer.bound,
+            bound=key in observer.flow.bound,
         )
         for key, parameter in tree.parameters.items()
-        if len(observer.users.get(key, ())) > 1
+        if len(observer.flow.users.get(key, ())) > 1
     )

@@ -1,7 +1,7 @@
 """Forward hooks inside modules that run as a whole on one rank: the other ranks do not run them.
 
-What hooks carried out in the dry run is known (``dry_run/escaped_tensors.py``), and the modules around them
-are run piece by piece. What they begin to carry out later is noted here, and refused where it is used
+What hooks carried out in the dry run is known (``dry_run/observing``), and the modules around them are run
+piece by piece. What they begin to carry out later is noted here, and refused where it is used
 (``side_effects/escaped.py``).
 """
 

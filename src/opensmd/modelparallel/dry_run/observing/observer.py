@@ -1,4 +1,4 @@
-"""Watching a model run: which unit each operation belongs to, what it costs, and which tensors cross.
+"""Watching a model run: which unit each operation belongs to, and what it costs.
 
 Module hooks tell where the run is, a dispatch mode sees every operation below autograd, and a saved-tensor
 hook sees what is kept for backward.
@@ -16,48 +16,53 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from opensmd.modelparallel._torch_internals import is_of_transform, watchers
+from opensmd.modelparallel._torch_internals import watchers
 from opensmd.modelparallel.dry_run._torch_internals import seeing_what_is_saved
-from opensmd.modelparallel.dry_run.escaped_tensors import EscapeSearch, Made
+from opensmd.modelparallel.dry_run.observing.data_flow import DataFlow
+from opensmd.modelparallel.dry_run.observing.escaped_tensors import EscapeSearch
+from opensmd.modelparallel.dry_run.observing.weight_gradient_memory import LateGradients
 from opensmd.modelparallel.dry_run.timing.clock import Clock
 from opensmd.modelparallel.dry_run.timing.operation_trials import OperationTrials
 from opensmd.modelparallel.dry_run.timing.unseen_work import UnseenWork
-from opensmd.modelparallel.dry_run.weight_gradient_memory import LateGradients
-from opensmd.modelparallel.dry_run.weight_terms import WeightTerms
 from opensmd.modelparallel.planning.cost import cost_of
-from opensmd.modelparallel.runtime.tensors.storages import StorageReference, StorageSet
+from opensmd.modelparallel.runtime.tensors.storages import StorageSet
 
 __all__ = ["Observer"]
 
 
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-    """Sums costs by unit and module while it is active."""
+    """Sums costs by unit and module while it is active.
+
+    Args:
+        position: where the run is, and how long it has been there.
+        owners: the modules that own a parameter or buffer, by its id.
+
+    Attributes:
+        flow: what units make and use.
+        hooked: the modules with forward hooks.
+        late: what backwards may leave for later.
+        trials: operations to be tried, as estimates are not to be trusted.
+        escapes: tensors that hooks carry out of modules.
+        unseen: work that no operation shows.
+        forward_seconds, backward_seconds, flops, activation_bytes: by unit.
+        operations: how many there were, by the innermost module.
+    """
 
     def __init__(self, position: Clock, owners: dict[int, list[str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.position = position
         self.unseen = UnseenWork(lambda: position.current, position.now)
-        self.owners = owners  # id of a parameter or buffer -> the modules that own it
+        self.flow = flow = DataFlow(position.stack, owners)
         self.forward_seconds: dict[int, float] = defaultdict(float)
         self.backward_seconds: dict[int, float] = defaultdict(float)
         self.flops: dict[int, float] = defaultdict(float)
         self.activation_bytes: dict[int, int] = defaultdict(int)
-        self.uses: dict[str, int] = {}
-        self.hooked: set[str] = set()  # modules with forward hooks
-        self.weights = WeightTerms(owners, position.stack, self.uses, self._in_leaf)
-        self.bound: set[int] = set()  # ids of parameters that modules without children of their own have read
-        self._leaves: frozenset[str] = frozenset()
-        self._given: frozenset[int] = frozenset()  # ids of what the last module that was entered was given
-        self.late = LateGradients(self._is_parameter)
-        self.trials = OperationTrials(self._is_parameter)
-        self.escapes = EscapeSearch(position.stack, self._made_by)
+        self.hooked: set[str] = set()
+        self.late = LateGradients(flow.is_parameter)
+        self.trials = OperationTrials(flow.is_parameter)
+        self.escapes = EscapeSearch(position.stack, flow.made_by)
         self.operations: dict[str, int] = defaultdict(int)
-        self.users: dict[int, set[int]] = defaultdict(set)  # id of a parameter -> units
-        self.edges: dict[tuple[int, int, int], int] = defaultdict(int)  # source, target, tensor -> bytes
-        self._made: dict[int, Made] = {}
-        self._parameters = StorageSet()
         self._kept = StorageSet()
-        self._count = 0
         self._packing = False  # whether the operation is this observer's own
 
     def __torch_dispatch__(
@@ -77,15 +82,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         unit = self.position.current
         if unit < 0 or not isinstance(func, torch._ops.OpOverload):
             return out  # before the model's first call: data that every rank has
-        if self.weights.follows(inputs, out):
-            unit = self.weights.unit_of(inputs, unit)  # runs where the weights live
-        else:
-            for tensor in inputs:
-                self._consume(tensor, unit)
-        of_parameter = func.is_view and any(self._is_parameter(tensor) for tensor in inputs)
-        for result in tree_leaves(out):
-            if isinstance(result, Tensor) and (of_parameter or result not in self.weights):
-                self._produce(result, unit, of_parameter=of_parameter)
+        unit = self.flow.operation(inputs, out, unit, is_view=func.is_view)
         self.escapes.operation(inputs, out)
         differentiated = needs_gradient or self.unseen.differentiates
         cost = cost_of(func, args, kwargs, out, needs_gradient=differentiated)
@@ -99,59 +96,14 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.unseen.operation(func, unit, since)
         return out
 
-    def _consume(self, tensor: Tensor, unit: int) -> None:
-        owners = self.owners.get(id(tensor))
-        if owners is not None:
-            inside = [name for name in owners if name in self.position.stack]
-            for name in inside or owners[:1]:
-                self.uses.setdefault(name, unit)
-            self.users[id(tensor)].add(unit)
-            if not inside and self._in_leaf() and id(tensor) not in self._given:
-                self.bound.add(id(tensor))
-            return
-        for source, whole in self.weights.sources(tensor):
-            self.uses.setdefault(self.owners[source][0], unit)
-            if whole:
-                self.users[source].add(unit)
-        made = self._made_by(tensor)
-        if made is not None and made.unit != unit:
-            key = (made.unit, unit, made.number)
-            self.edges[key] = max(self.edges[key], tensor.numel() * tensor.element_size())
-
-    def _produce(self, tensor: Tensor, unit: int, *, of_parameter: bool) -> None:
-        if tensor.layout is not torch.strided or self._made_by(tensor) is not None:
-            return
-        if of_parameter:  # a fake parameter has another storage than the real one
-            self._parameters.add(tensor)
-        elif not self._is_parameter(tensor):
-            storage = tensor.untyped_storage()
-            self._made[storage._cdata] = Made(
-                StorageReference(storage), unit, self._count, tuple(self.position.stack)
-            )
-            self._count += 1
-
     def _entered(self, module: nn.Module, args: Any) -> None:
-        self._given = frozenset(id(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter))
+        self.flow.entered(args)
         self.escapes.entered(module, args)
-
-    def _in_leaf(self) -> bool:
-        """Whether a module runs that has no children: it runs as a whole on one rank, wherever that is."""
-        return bool(self.position.stack) and self.position.stack[-1] in self._leaves
-
-    def _is_parameter(self, tensor: Tensor) -> bool:
-        """Whether the tensor is a parameter, a buffer, or a view of one."""
-        return id(tensor) in self.owners or tensor.layout is not torch.strided or tensor in self._parameters
-
-    def _made_by(self, tensor: Tensor) -> Made | None:
-        if tensor.layout is not torch.strided or is_of_transform(tensor):
-            return None
-        made = self._made.get(tensor.untyped_storage()._cdata)
-        return None if made is None or made.storage.expired() else made
 
     @contextlib.contextmanager
     def watching(self, names: dict[nn.Module, str]) -> Iterator[None]:
         """Watch the calls of modules."""
-        self._leaves = frozenset(name for module, name in names.items() if not any(module.children()))
+        self.flow.watch(names)
         with (
             self.position.follow(names, self._entered, self.escapes.returned),
             self.unseen.watching_functions(),
@@ -174,7 +126,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     def _pack(self, tensor: Tensor) -> Tensor:
         unit, since = self.position.current, self.position.now()
-        if unit >= 0 and not self._is_parameter(tensor):
+        if unit >= 0 and not self.flow.is_parameter(tensor):
             self.late.save(tensor)
             if self._kept.add(tensor):
                 self.activation_bytes[unit] += tensor.untyped_storage().nbytes()

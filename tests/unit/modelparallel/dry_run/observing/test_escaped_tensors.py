@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel.dry_run.escaped_tensors import EscapeSearch, Made
+from opensmd.modelparallel.dry_run.observing.escaped_tensors import EscapeSearch, Made
 from opensmd.modelparallel.planning.trace import Escape
 from opensmd.modelparallel.runtime.tensors.storages import StorageReference
 

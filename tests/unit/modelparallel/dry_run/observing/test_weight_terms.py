@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from opensmd.modelparallel.dry_run.weight_terms import WeightTerms
+from opensmd.modelparallel.dry_run.observing.weight_terms import WeightTerms
 
 
 class Net:
