@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,24 @@ from opensmd.modelparallel.state_dicts.not_copied import NotCopied
 from opensmd.modelparallel.tensor_parallel.replacement import distribute
 from opensmd.modelparallel.tensor_parallel.same_batch import begin_alike
 
-__all__ = ["DistributedModel"]
+__all__ = ["DistributedModel", "StepCall"]
 
-Split = Callable[[tuple[Any, ...], dict[str, Any]], list[Arguments]]
+
+class StepCall(NamedTuple):
+    """A call of a step function.
+
+    Attributes:
+        function: the user's.
+        args, kwargs: what it was called with.
+        split: cuts these into the arguments of each microbatch.
+        detach: detach what it returns from its graph.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    split: Callable[[tuple[Any, ...], dict[str, Any]], list[Arguments]]
+    detach: bool
 
 
 class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
@@ -240,39 +255,18 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         if self._replicas is not None:
             self._replicas.register_comm_hook(state, callable)
 
-    def run_step(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        split: Split,
-        *,
-        detach: bool,
-    ) -> list[Any]:
+    def run_step(self, call: StepCall) -> list[Any]:
         """Run one step; used by ``smp.step``.
 
-        Args:
-            function: the user's step function.
-            args, kwargs: what it was called with.
-            split: cuts these into the arguments of each microbatch.
-            detach: detach what is returned from its graph.
-
         Returns:
-            What ``function`` returned for each microbatch; tensors are real on every rank.
+            What the function returned for each microbatch; tensors are real on every rank.
         """
-        work, elastic = partial(self._run_step, function, args, kwargs, split, detach), smp_state.elastic
+        work, elastic = partial(self._run_step, call), smp_state.elastic
         results: list[Any] = work() if elastic is None else elastic.carry_out(work, "a smp.step function")
         self.finish_step()
         return results
 
-    def _run_step(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        split: Split,
-        detach: bool,
-    ) -> list[Any]:
+    def _run_step(self, call: StepCall) -> list[Any]:
         if self._backwards is not None or is_tracing():
             raise SMPError("a smp.step function was called inside another one; call them one after the other")
         if self.gathered:
@@ -280,7 +274,8 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
                 "model.cpu() has put the whole model on every rank; it cannot run in steps any more, only as "
                 "plain PyTorch through model.get_module()"
             )
-        pipeline = smp_state.groups[CommGroup.PP_GROUP]
+        function, pipeline = call.function, smp_state.groups[CommGroup.PP_GROUP]
+        args, kwargs = call.args, call.kwargs
         if pipeline.size() > 1:
             with Explained(function, "while the ranks agreed on its arguments", pipeline):
                 if self._engine is None:
@@ -289,7 +284,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
                     args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
                     self._compare_with_plan(self._engine)
         begin_alike(args, kwargs)
-        calls = split(args, kwargs)
+        calls = call.split(args, kwargs)
         first = not self.partitioned
         if first:
             with Explained(function, "while the model was planned and placed", pipeline):
@@ -298,18 +293,18 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         elif self._placed is not None:
             self._placed.require_no_others()
         if self._engine is None:
-            results = self._run_placed(function, calls, detach)
+            results = self._run_placed(call, calls)
         else:
             with (
                 Explained(function, "before or after its microbatches", pipeline),
                 self._engine.errors.alike(confirm=first),
             ):
-                results = self._run_placed(function, calls, detach)
+                results = self._run_placed(call, calls)
         if first and smp_state.offloading is not None:
             smp_state.offloading.warn_if_idle()
         return results
 
-    def _run_placed(self, function: Callable[..., Any], calls: list[Arguments], detach: bool) -> list[Any]:
+    def _run_placed(self, call: StepCall, calls: list[Arguments]) -> list[Any]:
         """A step of a model that has its places."""
         if smp_state.elastic is not None:
             smp_state.elastic.keep(self)
@@ -323,7 +318,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         self.__dict__["_backwards"] = backwards = Backwards(len(calls))
         try:
             with offloading_of_all_checkpoints(smp_state.offloading):
-                results = self._runner.run(function, calls, detach=detach, backwards=backwards)
+                results = self._runner.run(call.function, calls, detach=call.detach, backwards=backwards)
         except BaseException:
             if self._replicas is not None:
                 self._replicas.abandon_step()

@@ -104,5 +104,5 @@ def warn_of_untraced(*, split: bool, by_hand: bool) -> None:
     why = "auto_partition is False" if split else "there is one partition"
     warnings.warn(
         f"trace_execution_times and trace_memory_usage are ignored: {why}, so there is nothing to trace",
-        stacklevel=6,
+        stacklevel=7,  # the call of the step function
     )

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.microbatch import split_arguments
-from opensmd.modelparallel.model import DistributedModel
+from opensmd.modelparallel.model import DistributedModel, StepCall
 from opensmd.modelparallel.outputs import merge_results
 from opensmd.modelparallel.runtime import tensor_memory
 from opensmd.modelparallel.state import state
@@ -92,7 +92,7 @@ def step(
                 input_split_axes=input_split_axes,
             )
 
-        results = model.run_step(wanted, args, kwargs, split, detach=detach_outputs)
+        results = model.run_step(StepCall(wanted, args, kwargs, split, detach_outputs))
         tensor_memory.end_step()
         return merge_results(results)
 

@@ -94,7 +94,7 @@ class InnerHooks:
                     f"module {name!r} got a forward hook, which runs only where module {around!r} lives: "
                     "tensors that it carries out are missing on the other ranks. Hooks that do so must be "
                     "registered before the first step, and run in it",
-                    stacklevel=10,  # the call of the step function
+                    stacklevel=9,  # the call of the step function
                 )
                 return
 

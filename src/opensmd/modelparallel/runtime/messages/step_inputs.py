@@ -65,7 +65,7 @@ def agreed_inputs(
             "the ranks of a pipeline called the step with different data of the same shapes; the data of the "
             "first rank is used. Give all ranks of smp.get_mp_group() the same batches (a sampler over "
             "smp.dp_rank(), not smp.rank())",
-            stacklevel=4,
+            stacklevel=6,  # the call of the step function
         )
     return _first_rank_arguments(args, kwargs, group, device)
 
@@ -219,7 +219,7 @@ def _warn_of_other_forms(mine: dict[str, list[torch.Size]], first: dict[str, lis
                     f"of shape {tuple(wanted)} on the first rank of the pipeline, whose data is used. Give "
                     "all ranks of smp.get_mp_group() the same batches, or empty tensors to those after the "
                     "first",
-                    stacklevel=6,
+                    stacklevel=8,  # the call of the step function
                 )
                 return
 
