@@ -86,33 +86,47 @@ def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid
     """Say what a process with this environment, these ancestors and this id needs; pure."""
     given = _as_launched(environ)
     launch = detect(given)
-    problems: list[str] = []
-    variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
-    if launch is not None and launch.local_rank is None and given.get("MASTER_ADDR") in LOOPBACK:
-        # The ranks may be on several hosts, but those of this one are those of rank 0's.
-        variables["LOCAL_RANK"] = variables["SMDATAPARALLEL_LOCAL_RANK"] = str(launch.rank)
-    if launch is None and any(given.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
-        # Half a place: torch says which variable is missing, where rank 0 of 2 would wait for rank 1.
-        variables = {name: variable for name, variable in variables.items() if name not in _GROUP}
-    if launch is None and not any(name in given for name in _CONTAINER):
-        variables.pop("LOCAL_RANK")
     address = master_address(launch, given)
+    variables = _own_place(launch, given)
     if launch is not None and not launch.on_one_host and (address or given.get("MASTER_ADDR")):
         variables["SMDATAPARALLEL_SERVER_ADDR"] = given.get("MASTER_ADDR") or str(address)
         variables["SMDATAPARALLEL_SERVER_PORT"] = SERVER_PORT
     if address is not None:
         variables["MASTER_ADDR"] = address
         variables["MASTER_PORT"] = str(master_port(launch, given, parents, own_pid))
-    elif "MASTER_ADDR" in given:
+        return Filling(launch, variables, [])
+    if "MASTER_ADDR" in given:
         variables["MASTER_PORT"] = str(TORCH_PORT)
-    elif launch is not None and launch.launcher != "torchrun" and launch.rank == 0:
-        problems.append(
-            f"{launch.launcher} started {launch.size} ranks on several hosts, and nothing tells where rank 0 "
-            "is. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port "
-            "there, for example: mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=29500 ... (Open MPI) or "
-            "mpiexec -genv MASTER_ADDR host1 -genv MASTER_PORT 29500 ... (MPICH, Intel MPI)."
-        )
-    return Filling(launch, variables, problems)
+        return Filling(launch, variables, [])
+    return Filling(launch, variables, _problems_without_master(launch))
+
+
+def _own_place(launch: Launch | None, given: Mapping[str, str]) -> dict[str, str]:
+    """The variables that tell a script its place, as far as they do not contradict what was given."""
+    variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
+    if launch is not None:
+        if launch.local_rank is None and given.get("MASTER_ADDR") in LOOPBACK:
+            # The ranks may be on several hosts, but those of this one are those of rank 0's.
+            variables["LOCAL_RANK"] = variables["SMDATAPARALLEL_LOCAL_RANK"] = str(launch.rank)
+        return variables
+    if any(given.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
+        # Half a place: torch says which variable is missing, where rank 0 of 2 would wait for rank 1.
+        variables = {name: variable for name, variable in variables.items() if name not in _GROUP}
+    if not any(name in given for name in _CONTAINER):
+        variables.pop("LOCAL_RANK")
+    return variables
+
+
+def _problems_without_master(launch: Launch | None) -> list[str]:
+    """What to say where nothing tells where rank 0 is; one rank says it, and torchrun says it itself."""
+    if launch is None or launch.launcher == "torchrun" or launch.rank != 0:
+        return []
+    return [
+        f"{launch.launcher} started {launch.size} ranks on several hosts, and nothing tells where rank 0 "
+        "is. Set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port "
+        "there, for example: mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=29500 ... (Open MPI) or "
+        "mpiexec -genv MASTER_ADDR host1 -genv MASTER_PORT 29500 ... (MPICH, Intel MPI)."
+    ]
 
 
 def rank_variables(launch: Launch) -> dict[str, str]:
