@@ -19,7 +19,8 @@ one MicrobatchRun a microbatch. Each file imports only what is below it::
                                                       │
                                        messages/transport, planning/policies
 
-``microbatch.py`` is what these share of one microbatch, ``pipeline_context.py`` what microbatches share.
+``microbatch.py`` is what these share of one microbatch, ``pipeline_context.py`` what microbatches share, and
+``whole_model.py`` is to a model in one partition what the engine is to a split one.
 Nothing here knows the user's objects: settings, plan and replicas come as arguments of the Engine. Imports
 ``planning``, ``ranks``, ``replicas``, ``offloading``, ``function_modes``, ``redirection``,
 ``settings`` and ``compatibility``.
