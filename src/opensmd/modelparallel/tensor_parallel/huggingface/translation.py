@@ -84,7 +84,7 @@ def from_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str,
         place = f"{_prefix_here(family, prefix)}{LAYERS}.{number}."
         whole = f"{place}{QUERY_KEY_VALUE}.{kind}"
         if module == family.fused:
-            turned = value.t() if kind == "weight" and module in family.conv1d else value
+            turned = _turned(family, module, kind, value)
             translated[whole] = turned.reshape(3, turned.shape[0] // 3, *turned.shape[1:])
         elif family.separate is not None and module in family.separate:
             found = parts.setdefault(whole, {})
@@ -92,8 +92,7 @@ def from_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str,
             if len(found) == 3:
                 translated[whole] = torch.stack([found[index] for index in range(3)])
         elif module in family.modules:
-            turned = value.t() if kind == "weight" and module in family.conv1d else value
-            translated[f"{place}{family.modules[module]}.{kind}"] = turned
+            translated[f"{place}{family.modules[module]}.{kind}"] = _turned(family, module, kind, value)
         else:
             translated[name] = value
     return translated
@@ -121,19 +120,23 @@ def to_huggingface(
         prefix, number, module, kind = match.groups()
         place = f"{body if family.body else prefix}{family.layers}.{number}."
         if module == QUERY_KEY_VALUE and family.fused is not None:
-            flat = value.flatten(0, 1)
-            turned = flat.t() if kind == "weight" and family.fused in family.conv1d else flat
+            turned = _turned(family, family.fused, kind, value.flatten(0, 1))
             translated[f"{place}{family.fused}.{kind}"] = turned.contiguous()
         elif module == QUERY_KEY_VALUE:
             assert family.separate is not None
             for part, own in zip(family.separate, value.unbind(0), strict=True):
                 translated[f"{place}{part}.{kind}"] = own.contiguous()
         elif module in there:
-            turned = value.t() if kind == "weight" and there[module] in family.conv1d else value
+            turned = _turned(family, there[module], kind, value)
             translated[f"{place}{there[module]}.{kind}"] = turned.contiguous()
         else:
             translated[name] = value
     return translated
+
+
+def _turned(family: Family, module: str, kind: str, value: Any) -> Any:
+    """A tensor of ``module`` between the libraries: one of them has weights of Conv1D the other way round."""
+    return value.t() if kind == "weight" and module in family.conv1d else value
 
 
 def _prefix_here(family: Family, prefix: str) -> str:
