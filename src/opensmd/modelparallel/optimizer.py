@@ -30,7 +30,7 @@ from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.runtime.tensors.tags import count_changes
 from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
 from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
-from opensmd.modelparallel.state import WrappedModel, state
+from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
 from opensmd.modelparallel.state_dicts.optimizer_entries import (
     gathered_entries,
@@ -40,6 +40,7 @@ from opensmd.modelparallel.state_dicts.optimizer_entries import (
     unsliced_state,
 )
 from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import fitting_state
+from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["DistributedOptimizer"]
 

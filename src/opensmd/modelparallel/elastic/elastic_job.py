@@ -40,7 +40,8 @@ from opensmd.modelparallel.ranks.groups import Groups, default_group
 from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.settings.config import Config
 from opensmd.modelparallel.settings.elastic import Elastic
-from opensmd.modelparallel.state import WrappedModel, state
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["ElasticJob"]
 

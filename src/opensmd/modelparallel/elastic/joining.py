@@ -18,8 +18,9 @@ from opensmd.modelparallel.checkpoint.saving.random_states import random_states,
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replan.moving import keep_training_state, training_state
-from opensmd.modelparallel.state import WrappedScaler, state
+from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.gather import unite
+from opensmd.modelparallel.wrapped import WrappedScaler
 
 __all__ = ["LoopPosition", "send_state"]
 

@@ -11,7 +11,8 @@ from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states, set_random_states
 from opensmd.modelparallel.dry_run.restoring import KeptModel
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.state import WrappedModel, state
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["KeptStep"]
 

@@ -26,7 +26,8 @@ from opensmd.modelparallel.precision.masters_in_state_dicts import MASTER, SCALE
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.precision.owners import device_of, share_among_owners, share_over_replicas
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
-from opensmd.modelparallel.state import WrappedModel, state
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.wrapped import WrappedModel
 from opensmd.optim.upcast import upcast
 
 __all__ = ["HalfMethods"]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from opensmd.modelparallel.state import WrappedModel
+from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["Layout"]
 

@@ -19,7 +19,8 @@ from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.precision.loss_scale import LossScale
 from opensmd.modelparallel.precision.master_weights import dense_gradients
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.state import WrappedOptimizer, state
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.wrapped import WrappedOptimizer
 from opensmd.optim.norm import global_norm
 
 __all__ = ["PrecisionAttributes"]

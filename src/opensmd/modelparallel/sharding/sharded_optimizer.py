@@ -30,7 +30,8 @@ from opensmd.modelparallel.sharding.trained_slices import (
     TrainedSlice,
     is_cut,
 )
-from opensmd.modelparallel.state import WrappedModel, state
+from opensmd.modelparallel.state import state
+from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["SHARD", "ShardedMethods", "require_elementwise"]
 
