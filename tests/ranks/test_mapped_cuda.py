@@ -76,3 +76,50 @@ def meshes_of_cuda() -> None:
 
 def test_meshes_of_cuda_are_meshes_of_the_cpu(pool: Callable[[int], RankPool]) -> None:
     pool(SIZE).run(meshes_of_cuda, backend=None)
+
+
+PARTS = (slice(0, 3), slice(3, 8), slice(8, 8))  # of the rows; the third rank has none
+
+
+def normalized(dtype: torch.dtype, momentum: float | None) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, momentum=momentum), nn.BatchNorm2d(4, affine=False))
+    return nn.Sequential(*layers).to(dtype)
+
+
+def in_steps(model: nn.Module, mine: slice, dtype: torch.dtype, weight: float) -> dict[str, torch.Tensor]:
+    """What is in ``model`` after it has trained and then been asked, and what it answers for all rows."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        rows = torch.randn(8, 2, 5, 5, dtype=dtype, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (model(rows[mine].cuda() * 2 + 5).square() * rows[mine][:, :1, :3, :3]).sum().mul(weight).backward()
+        optimizer.step()
+    module = getattr(model, "module", model)
+    return module.state_dict() | {"answer": module.eval()(rows)}
+
+
+def normalized_together() -> None:
+    cuda_on_cpu.install()
+    try:
+        dist.init_process_group("nccl")
+        mine, size = PARTS[dist.get_rank()], dist.get_world_size()
+        for dtype, momentum in ((torch.float64, 0.1), (torch.float32, 0.3), (torch.float64, None)):
+            expected = in_steps(normalized(dtype, momentum), slice(0, 8), dtype, 0.01)
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(normalized(dtype, momentum)).cuda()
+            wrapped = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+            torch.testing.assert_close(in_steps(wrapped, mine, dtype, 0.01 * size), expected)
+        alone = nn.SyncBatchNorm(
+            4, process_group=[dist.new_group([rank]) for rank in range(size)][dist.get_rank()]
+        )
+        assert not torch.equal(alone(torch.randn(2, 4)), torch.zeros(2, 4))
+        with pytest.raises(ValueError, match="at least 2D input"):
+            nn.SyncBatchNorm(4)(torch.randn(4))
+        dist.destroy_process_group()
+    finally:
+        cuda_on_cpu.uninstall()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_batches_are_normalized_over_all_ranks(pool: Callable[[int], RankPool], size: int) -> None:
+    pool(size).run(normalized_together, backend=None)

@@ -22,6 +22,7 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.utils._device import DeviceContext
 
 import opensmd.legacy
+from opensmd.launch.mapped_cuda.batch_norm import normalize_together
 from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cuda
 from opensmd.launch.mapped_cuda.cuda_calls import CALLS
 from opensmd.launch.mapped_cuda.scripted import forget_scripted, script_as
@@ -139,6 +140,7 @@ def _places() -> Iterator[_Place]:
     yield from _moves()
     yield from _precision()
     yield from _groups()
+    yield from _modules()
 
 
 def _no_accelerator(check_available: bool = False) -> None:
@@ -172,6 +174,15 @@ def _precision() -> Iterator[_Place]:
     """Autocast and gradient scaling."""
     yield torch.amp.autocast_mode.autocast, "__init__", _autocast_on_cpu()
     yield torch.amp.GradScaler, "__init__", _scaler_on_cpu()
+
+
+def _modules() -> Iterator[_Place]:
+    """Modules that torch has for accelerators alone."""
+    yield torch.nn.SyncBatchNorm, "forward", normalize_together
+    # it refuses such layers on the CPU
+    yield torch.nn.parallel.DistributedDataParallel, "_passing_sync_batchnorm_handle", CALLS["synchronize"]
+    # where there are no devices, a DataParallel calls its module
+    yield import_module(torch.nn.DataParallel.__module__), "_get_available_device_type", _no_accelerator
 
 
 def _groups() -> Iterator[_Place]:

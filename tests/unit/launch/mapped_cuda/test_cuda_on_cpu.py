@@ -57,6 +57,15 @@ def test_every_way_to_name_a_device_creates_on_the_cpu() -> None:
     assert torch.ones(2).pin_memory().device.type == torch.ones(2, pin_memory=True).device.type == "cpu"
 
 
+@pytest.mark.usefixtures("mapped")
+def test_a_data_parallel_module_is_called_with_the_whole_batch() -> None:
+    inner = nn.Linear(2, 3)
+    batch = torch.randn(4, 2)
+    for model in (nn.DataParallel(inner).cuda(), nn.DataParallel(inner.cuda(), device_ids=[0, 1])):
+        assert torch.equal(model(batch.cuda()), inner(batch))
+        assert [*model.state_dict()] == ["module.weight", "module.bias"]
+
+
 def created(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(like) + torch.ones(2) + torch.tensor([1.0, 2.0])
 
