@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from tests.ranks.models.case import CLASSES, WIDTH, Case, Layers
 
@@ -228,6 +229,64 @@ class Operators(Layers):
         return out
 
 
+@torch.library.custom_op("opensmd_tests::times", mutates_args=())
+def times(x: Tensor, scale: float) -> Tensor:
+    return x * scale
+
+
+@times.register_fake
+def _(x: Tensor, scale: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_scale(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+    ctx.scale = inputs[1]
+
+
+times.register_autograd(lambda ctx, gradient: (gradient * ctx.scale * 2, None), setup_context=_keep_scale)
+
+
+@torch.library.custom_op("opensmd_tests::raise_", mutates_args={"x"})
+def raise_(x: Tensor, by: Tensor) -> None:
+    x.add_(by)
+
+
+class CustomOperations(Layers):
+    """Operations of torch.library between modules: with a backward of their own, and in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = times(torch.tanh(self.first(x)), 0.5)
+        raised = h.detach().clone()
+        with torch.no_grad():
+            raise_(raised, torch.ones(WIDTH))
+        g = torch.ops.opensmd_tests.times(self.third(self.second(h)), 2.0)
+        with torch.no_grad():
+            raise_(raised, g.detach())
+        out: Tensor = self.head(g + raised)
+        return out
+
+
+class Counting(TorchFunctionMode):
+    """Sees what is called inside, as profilers do."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Watched(Layers):
+    """Modules and operations within function modes of the script."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with Counting():
+            h = torch.tanh(self.first(x))
+            with Counting():
+                h = self.second(h) + Square.apply(h)
+        out: Tensor = self.head(self.third(h))
+        return out
+
+
 @functools.lru_cache(maxsize=8)
 def cached_positions(length: int) -> Tensor:
     return torch.arange(length) / length
@@ -244,6 +303,8 @@ class Remembered(Layers):
 
 CASES = (
     Case("custom functions in the glue", Custom),
+    Case("custom operations", CustomOperations),
+    Case("function modes of the script", Watched),
     Case("custom functions in modules", custom_inside, ("0", "1", "2", "3")),
     Case("compiled modules", compiled),
     Case("compiled functions", Compiled),

@@ -6,7 +6,7 @@ A mode that a script has entered must not be entered again, as its object rememb
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.utils._device import DeviceContext
@@ -21,22 +21,32 @@ _push_mode = torch._C._push_on_torch_function_stack
 
 
 class WithoutMode:
-    """Takes a function mode off this thread's stack for a while, if it is on top."""
+    """Takes a function mode off this thread's stack for a while, if it is there; those above it stay."""
 
-    __slots__ = ("_mode", "_taken")
+    __slots__ = ("_above", "_mode", "_taken")
 
     def __init__(self, mode: torch.overrides.TorchFunctionMode) -> None:
         self._mode = mode
 
     def __enter__(self) -> None:
         height = _stack_height()
+        self._above: list[torch.overrides.TorchFunctionMode] = []
         self._taken = height > 0 and _mode_at(height - 1) is self._mode
         if self._taken:
             _pop_mode()
+        elif any(_mode_at(place) is self._mode for place in range(height - 1)):
+            # A script has entered modes of its own since; nearly none does.
+            self._taken = True
+            while (mode := _pop_mode()) is not self._mode:
+                self._above.insert(0, mode)
+            _push_all(self._above)
 
     def __exit__(self, *_: object) -> None:
         if self._taken:
+            for _mode in self._above:
+                _pop_mode()
             _push_mode(self._mode)
+            _push_all(self._above)
 
 
 class WithoutDefaultDevice:
@@ -49,20 +59,22 @@ class WithoutDefaultDevice:
 
     def __enter__(self) -> None:
         self._modes = _take_modes() if _stack_height() else []
-        for mode in self._modes:
-            if not isinstance(mode, DeviceContext):
-                _push_mode(mode)
+        _push_all(mode for mode in self._modes if not isinstance(mode, DeviceContext))
 
     def __exit__(self, *_: object) -> None:
         if self._modes:
             _take_modes()
-            for mode in self._modes:
-                _push_mode(mode)
+            _push_all(self._modes)
 
 
 def _take_modes() -> list[torch.overrides.TorchFunctionMode]:
     """Those of this thread, from the outermost, none of which is on its stack any more."""
     return [_pop_mode() for _ in range(_stack_height())][::-1]
+
+
+def _push_all(modes: Iterable[torch.overrides.TorchFunctionMode]) -> None:
+    for mode in modes:
+        _push_mode(mode)
 
 
 def function_modes() -> list[torch.overrides.TorchFunctionMode]:

@@ -317,20 +317,20 @@ class CallRunner:
     def _call(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], known: Description | None
     ) -> Any:
-        if not call.whole:
-            return call.function(*args, **kwargs)
-        if not self.context.script_random.swaps:
-            return self._call_whole(call, args, kwargs, known)
+        if not (call.whole and self.context.script_random.swaps):
+            return self._call_uninterrupted(call, args, kwargs, known)
         with self.context.script_random.inside(self.microbatch.index):
-            return self._call_whole(call, args, kwargs, known)
+            return self._call_uninterrupted(call, args, kwargs, known)
 
-    def _call_whole(
+    def _call_uninterrupted(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], known: Description | None
     ) -> Any:
-        # By a flag, as the mode may lie below others on its stack, where it cannot be taken off.
+        # By a flag, as the mode may lie below others on its stack. Operations are no different from modules:
+        # those of torch.library call autograd functions, on this rank alone.
         self.microbatch.inside = True
         try:
-            if self.checkpointing and torch.is_grad_enabled() and can_be_repeated(call, known):
+            repeats = call.whole and self.checkpointing and torch.is_grad_enabled()
+            if repeats and can_be_repeated(call, known):
                 return checkpointed(call.function, args, kwargs, offloading=self.context.offloading)
             return call.function(*args, **kwargs)
         finally:
