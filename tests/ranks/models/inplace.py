@@ -151,12 +151,32 @@ class ViewResults(Layers):
         return out
 
 
+class Reshaped(Layers):
+    """Shapes change in place: of values of a stage, and of what is empty until one is written there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x)) * 1
+        h.unsqueeze_(1)
+        g = self.second(h) * 1
+        g.squeeze_(1)
+        turned = g.detach().clone()
+        turned.t_()
+        with torch.no_grad():
+            room, best, places = torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.long)
+            torch.mul(g, 2, out=room)
+            torch.max(self.third(room), 1, out=(best, places))
+        assert room.shape == x.shape and best.shape == places.shape == (len(x),)
+        out: Tensor = self.head(self.third(g) + turned.t() + room + best[:, None] + places[:, None] * 0.1)
+        return out
+
+
 UNUSED = {"find_unused_parameters": True}  # replicas ask for it: one layer runs without gradients
 
 CASES = (
     Case("glue", Glue, whole=False),
     Case("views", Views),
     Case("placed values into a replicated buffer", IntoReplicated, whole=False),
+    Case("shapes", Reshaped, whole=False, settings=UNUSED),
     Case("out arguments", OutArguments, whole=False, settings=UNUSED),
     Case("in-place activations", Activations, ("first", "relu", "second", "silu", "head")),
     Case("a module that writes its input", Written, settings=UNUSED),

@@ -23,6 +23,7 @@ from opensmd.modelparallel.runtime.calls.descriptions.description import Change
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import AliasFamily, Tag, put_tag, tag_of
 from opensmd.modelparallel.runtime.turns.turns import Turns
@@ -74,12 +75,15 @@ class ChangedArguments:
         elif tag is None and self._context.is_replicated(leaf):
             self._turns.wait_for_earlier(self._microbatch)
             self._context.buffers.written(leaf)
+            _take_form(leaf, change, real)
             with torch.no_grad(), unversioned(leaf):  # as torch's own norms do: backwards do not mind
                 self._spread(leaf, home)
-        elif tag is not None and tag.home == home:
-            self._changed_at_home(call, tag, requires_grad)
         else:
-            self._moved(call, leaf, tag, home, requires_grad, real)
+            if tag is not None and tag.home == home:
+                self._changed_at_home(call, tag, requires_grad)
+            else:
+                self._moved(call, leaf, tag, home, requires_grad, real)
+            _take_form(leaf, change, real)
 
     def release(self) -> None:
         """Let go of all tensors and copies."""
@@ -135,3 +139,14 @@ class ChangedArguments:
             copy = self._transfers.bring(written, tag, rank)
             if copy is not None and rank != home:
                 tensor.copy_(copy)
+
+
+def _take_form(leaf: Tensor, change: Change, real: Tensor | None) -> None:
+    """Let the script's tensor look like what was changed, if that is another one and has another form now."""
+    if change.form is None or real is leaf:
+        return
+    shape, stride = change.form
+    if isinstance(leaf, Placeholder):
+        leaf.data = Placeholder.of_form(shape, stride, leaf.dtype, leaf.device)
+    else:
+        leaf.data = leaf.new_empty_strided(shape, stride)

@@ -108,6 +108,12 @@ class ArgumentBefore(NamedTuple):
         """Whether the tensor has the same memory and form now."""
         return (self.memory, self.form) == _place(tensor)
 
+    def other_form(self, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The shape and strides that the tensor has now; None if it has had them before."""
+        if not _has_memory(tensor) or _place(tensor)[1] == self.form:
+            return None
+        return tuple(tensor.shape), tensor.stride()
+
 
 def _place(tensor: Tensor) -> tuple[int, Any]:
     if not _has_memory(tensor):
@@ -152,7 +158,12 @@ def describe(
         form=parts.form,
         tensors=tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in parts.tensors),
         changed=tuple(
-            Change(number, argument.requires_grad, before[number].has_form_of(argument))
+            Change(
+                number,
+                argument.requires_grad,
+                before[number].has_form_of(argument),
+                before[number].other_form(argument),
+            )
             for number, argument in enumerate(arguments)
             # Versions tell of most changes. Not of those that write what was there (versions count, data do
             # not), of sparse tensors (to coalesce one counts), nor of inference tensors, which have no

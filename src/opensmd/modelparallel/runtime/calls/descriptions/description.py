@@ -74,11 +74,13 @@ class Change(NamedTuple):
         argument: its number.
         requires_grad: whether it requires gradients now.
         numbers_alone: it has the memory and the form that it had before.
+        form: its shape and strides, if they are others than before (``out=``, ``unsqueeze_``).
     """
 
     argument: int
     requires_grad: bool
     numbers_alone: bool
+    form: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,9 @@ def test_a_copy_that_was_fetched_is_no_argument_to_the_others() -> None:
 
 def test_changes_in_place_are_described_with_what_they_have_changed() -> None:
     changed = described(lambda x, y: x.add_(1), torch.ones(2), torch.ones(2)).changed
-    assert [tuple(change) for change in changed] == [(0, False, True)]
+    assert [tuple(change) for change in changed] == [(0, False, True, None)]
     resized = described(lambda x: x.unsqueeze_(0), torch.ones(2)).changed
-    assert [change.numbers_alone for change in resized] == [False]
+    assert [tuple(change) for change in resized] == [(0, False, False, ((1, 2), (2, 1)))]
 
 
 @pytest.mark.parametrize(
