@@ -20,6 +20,7 @@ from opensmd.modelparallel.dry_run.restoring import WrittenTensors
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
 from opensmd.modelparallel.dry_run.timing.step_clock import StepClock, losses_in, watching_seconds
 from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.cpu.sizes import size_of
 
 __all__ = ["Measuring"]
@@ -118,13 +119,23 @@ class Measuring:
                 written or contextlib.nullcontext(),
                 clock.follow(self.names),
             ):
-                result = self.call()
+                result = self._result(clock)
                 clock.rest()
                 losses = losses_in(result)
                 if losses and not clock.went_backward:  # what its caller does in a script
                     torch.autograd.backward(losses)
             written = written if written is not None and written.found else None  # to look takes time
         return clocks
+
+    def _result(self, clock: StepClock) -> Any:
+        """What the step returns; None if it fails after a backward, as it finds no gradients here."""
+        try:
+            return self.call()
+        except Exception as error:
+            if isinstance(error, SMPError) or not clock.went_backward:
+                raise
+            logger.debug("a timed run ended after a backward (%r)", error)
+            return None
 
 
 def _usual(clocks: Sequence[StepClock]) -> UnitSeconds:
