@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opensmd.modelparallel._torch_internals import without_modes
-from opensmd.modelparallel.runtime.side_effects.containers import containers_in, content_of, set_content
+from opensmd.modelparallel.runtime.side_effects.containers import (
+    Content,
+    containers_in,
+    content_of,
+    set_content,
+)
+from opensmd.modelparallel.runtime.side_effects.random_numbers.own_generators import ways_back
 from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.storages import has_storage, lies_in
@@ -92,6 +98,9 @@ class KeptModel:
         self._attributes = [(submodule, dict(submodule.__dict__)) for submodule in module.modules()]
         held = [containers_in(value) for _, kept in self._attributes for value in kept.values()]
         self._contents = [(each, content_of(each)) for containers in held for each in containers]
+        values = [value for _, kept in self._attributes for value in kept.values()]
+        inside = [value for _, content in self._contents for value in _values(content)]
+        self._generators = ways_back([*values, *inside])
         self._parameters = [(weight, weight.grad, weight.requires_grad) for weight in parameters]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
         self._data = [(each, each.data) for each in (*parameters, *buffers) if has_storage(each)]
@@ -103,6 +112,8 @@ class KeptModel:
             submodule.__dict__.update(kept)
         for container, content in self._contents:
             set_content(container, content)
+        for back in self._generators:
+            back()
         for tensor, kept_tensor in self._data:
             if _memory(tensor) != _memory(kept_tensor):  # tensor.data = ..., which may have been a fake
                 tensor.data = kept_tensor
@@ -135,6 +146,10 @@ def untouched(module: nn.Module, written: WrittenTensors | None) -> Iterator[Non
         kept.put_back()
         if written is not None:
             written.put_back()
+
+
+def _values(content: Content) -> Iterable[Any]:
+    return content.values() if isinstance(content, dict) else content
 
 
 def _memory(tensor: Tensor) -> int:

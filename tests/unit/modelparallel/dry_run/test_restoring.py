@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
+import numpy
+import torch
+
 from opensmd.modelparallel.dry_run.restoring import untouched
 from tests.unit.modelparallel.keeping import Keeping
 
@@ -25,3 +31,23 @@ def test_a_buffer_that_a_dry_run_has_resized_has_its_size_again() -> None:
     with untouched(module, None):
         module.mean.resize_(5)
     assert module.mean.tolist() == [0, 0]
+
+
+def test_generators_of_the_model_go_on_as_if_there_had_been_no_dry_run() -> None:
+    def made() -> list[Any]:
+        of_numpy = [numpy.random.default_rng(1), numpy.random.RandomState(2)]
+        return [torch.Generator().manual_seed(3), {"skips": random.Random(4), "noise": of_numpy}]
+
+    def drawn(own: Any) -> list[float]:
+        inside = own[1]
+        return [
+            float(torch.rand(1, generator=own[0])),
+            inside["skips"].random(),
+            *(float(each.random()) for each in inside["noise"]),
+        ]
+
+    module = Keeping()
+    module.losses = made()
+    with untouched(module, None):
+        drawn(module.losses)
+    assert drawn(module.losses) == drawn(made())

@@ -20,6 +20,7 @@ from opensmd.modelparallel.runtime.calls.descriptions.describing import (
 )
 from opensmd.modelparallel.runtime.calls.descriptions.description import Description
 from opensmd.modelparallel.runtime.side_effects.effects import Effects
+from opensmd.modelparallel.runtime.side_effects.random_numbers.own_generators import states
 from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
 from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse
 
@@ -49,6 +50,7 @@ class Watch:
         self._buffers = _buffers(call.owner) if first else []
         self._buffer_versions = list(map(version_of, self._buffers))
         self._buffer_values = [_value(buffer) for buffer in self._buffers]
+        self._generators = _generators(call.owner) if first else []
         self.effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
         self._before = list(map(ArgumentBefore.of, tensors))
         # Versions of sparse tensors count coalescing as well, so only a copy tells.
@@ -64,11 +66,16 @@ class Watch:
         self._around.__exit__(*error)
 
     def goes_on(self) -> bool:
-        """Whether the next call depends on what this one has left in its module: a number or a buffer.
+        """Whether the next call depends on what this one has left in its module: a number, a buffer, a draw.
 
         Of buffers the first call tells; there after :meth:`description`.
         """
-        return self.effects.counted or self._replaced_buffers() or bool(self.written_buffers())
+        return (
+            self.effects.counted
+            or self._replaced_buffers()
+            or bool(self.written_buffers())
+            or (self._first and _generators(self._call.owner) != self._generators)
+        )
 
     def _replaced_buffers(self) -> bool:
         """Whether the first call has made, replaced or deleted buffers of its module."""
@@ -118,6 +125,13 @@ class Watch:
 
 def _buffers(owner: nn.Module | None) -> list[Tensor]:
     return list(owner.buffers()) if isinstance(owner, nn.Module) else []
+
+
+def _generators(owner: nn.Module | None) -> list[Any]:
+    """The states of those that a module and those inside it have as attributes."""
+    if not isinstance(owner, nn.Module):
+        return []
+    return states(value for module in owner.modules() for value in module.__dict__.values())
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -25,9 +28,9 @@ def test_a_watched_call_tells_what_it_has_written_and_whether_its_result_depends
     _, counting = watched(torch.nonzero, torch.ones(2))
     assert counting.depends_on_data
     _, writing = watched(lambda x, y: torch.add(x, 1, out=y), torch.ones(2), torch.ones(2))
-    assert [tuple(change) for change in writing.changed] == [(1, False, True)]
+    assert [tuple(change) for change in writing.changed] == [(1, False, True, None)]
     _, reshaping = watched(lambda x: x.unsqueeze_(0), torch.ones(2))
-    assert [tuple(change) for change in reshaping.changed] == [(0, False, False)]
+    assert [tuple(change) for change in reshaping.changed] == [(0, False, False, ((1, 2), (2, 1)))]
 
 
 class Counting(nn.Module):
@@ -49,3 +52,26 @@ def test_a_watched_call_tells_whether_it_has_left_anything_for_the_next_one() ->
     counting = Counting()
     assert watched(counting, x, owner=counting)[0].goes_on()
     assert not watched(counting, x, owner=counting)[0].goes_on()
+
+
+class Drawing(nn.Module):
+    """Adds noise from a generator of its own."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: Tensor) -> Tensor:
+        of_torch = isinstance(self.of, torch.Generator)
+        return x + (torch.rand(1, generator=self.of) if of_torch else float(self.of.random()))
+
+
+@pytest.mark.parametrize(
+    "made", [torch.Generator, random.Random, numpy.random.RandomState, numpy.random.default_rng]
+)
+def test_who_draws_from_a_generator_of_its_own_keeps_the_order(made: Any) -> None:
+    module = nn.Sequential(nn.Identity(), Drawing(made()))
+    watch, _ = watched(module, torch.ones(1), owner=module)
+    assert watch.goes_on()
+    watch, _ = watched(module[0], torch.ones(1), owner=module[0])
+    assert not watch.goes_on()
