@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
@@ -126,3 +127,50 @@ def planned(asks: bool) -> None:
 @pytest.mark.parametrize("asks", [False, True], ids=["under fakes", "for real"])
 def test_the_dry_run_writes_nothing_into_a_batch(pool: Pools, asks: bool) -> None:
     pool(2).run(planned, asks)
+
+
+class OnGraph(nn.Module):
+    """Mixes rows by a sparse matrix, on every stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        out: Tensor = adjacency @ self.second(torch.tanh(adjacency @ self.first(x)))
+        return out
+
+
+def with_sparse_arguments() -> str:
+    """Trains with the same sparse matrix on all ranks; what the step says to another one on this rank."""
+    restart(partitions=2, microbatches=2, auto_partition=False, default_partition=0)
+    module, plain = OnGraph(), OnGraph()
+    smp.set_partition(module.second, 1)
+    model = smp.DistributedModel(module)
+
+    @smp.step(non_split_inputs=["adjacency"])
+    def train_step(x: Tensor, adjacency: Tensor) -> Tensor:
+        loss: Tensor = model(x, adjacency).square().mean()
+        model.backward(loss)
+        return loss
+
+    x, dense = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1)), torch.eye(4).flip(0) + 0.5
+    for layout in (torch.sparse_coo, torch.sparse_csr):
+        model.zero_grad()
+        train_step(x, dense.to_sparse(layout=layout))
+        plain.zero_grad()
+        for rows in x.chunk(2):
+            (plain(rows, dense).square().mean() / 2).backward()
+        for name, parameter in model.local_named_parameters():
+            torch.testing.assert_close(parameter.grad, plain.get_parameter(name).grad)
+    with pytest.raises(RuntimeError) as told:
+        train_step(x, (dense * (1 + smp.rank())).to_sparse())
+    smp.shutdown()
+    dist.destroy_process_group()  # a step has failed on it
+    return str(told.value)
+
+
+def test_a_sparse_argument_is_used_on_all_stages_if_all_ranks_have_the_same(pool: Pools) -> None:
+    for text in pool(2).run(with_sparse_arguments):
+        assert "pass the same on all ranks" in text

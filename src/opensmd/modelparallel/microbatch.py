@@ -14,6 +14,7 @@ from torch import Tensor
 
 from opensmd.modelparallel.outputs import rebuild_mapping, rebuild_sequence
 from opensmd.modelparallel.runtime.calls.iterators import is_iterator
+from opensmd.modelparallel.runtime.tensors.pieces import is_one_piece
 
 __all__ = ["split_arguments"]
 
@@ -145,6 +146,14 @@ def _pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:
 def _tensor_pieces(value: Tensor, axis: int, count: int, where: str) -> list[Tensor]:
     if value.dim() == 0:
         return [value] * count
+    if not is_one_piece(value):
+        if count > 1:
+            raise ValueError(
+                f"smp.step: {where} is made of several tensors (sparse, nested) and is not cut into "
+                "microbatches. Name the argument in non_split_inputs, or pass what it is made of and make it "
+                "in the step function"
+            )
+        return [value]
     if not -value.dim() <= axis < value.dim():
         raise ValueError(f"smp.step: {where} of shape {tuple(value.shape)} has no axis {axis} to split along")
     if value.shape[axis] % count:

@@ -120,3 +120,14 @@ def test_an_iterator_for_several_microbatches_is_refused_unless_they_are_to_shar
     assert split_arguments(fixed, (rows, None), {}, microbatches=1)[0][0][0] is rows
     shared = split_arguments(fixed, (rows, None), {}, microbatches=2, non_split_inputs=["data"])
     assert [args[0] for args, _ in shared] == [rows, rows]
+
+
+def test_a_sparse_tensor_goes_to_all_microbatches_or_to_none() -> None:
+    def function(adjacency: Tensor) -> None: ...
+
+    sparse = torch.eye(4).to_sparse()
+    with pytest.raises(ValueError, match=r"'adjacency' is made of several tensors.*non_split_inputs"):
+        split_arguments(function, (sparse,), {}, microbatches=2)
+    whole = split_arguments(function, (sparse,), {}, microbatches=2, non_split_inputs=["adjacency"])
+    assert all(args[0] is sparse for args, _ in whole)
+    assert split_arguments(function, (sparse,), {}, microbatches=1)[0][0] == (sparse,)

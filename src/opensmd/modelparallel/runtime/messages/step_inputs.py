@@ -19,10 +19,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import gathered_vectors
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.pieces import is_one_piece, pieces_of
 from opensmd.modelparallel.runtime.tensors.structure import Arguments
 
 __all__ = ["agreed_inputs", "fingerprint"]
@@ -102,7 +103,9 @@ def _hash(form: Any) -> int:
 def _shape(value: Any) -> Any:
     """The argument without data."""
     if isinstance(value, Tensor):
-        return (tuple(value.shape), value.dtype, value.device.type)
+        parts = () if is_one_piece(value) else tuple(map(_shape, pieces_of(value)))
+        # What is made of others may have a shape that each process names in its own way.
+        return (parts or tuple(value.shape), value.dtype, value.device.type)
     if isinstance(value, (str, int, float, bool, type(None), torch.dtype)):
         return repr(value)
     if isinstance(value, (tuple, list)):
@@ -120,6 +123,9 @@ def fingerprint(leaves: Sequence[Tensor]) -> int:
     """
     found = 0
     for leaf in leaves:
+        if not is_one_piece(leaf):
+            found = zlib.crc32(fingerprint(pieces_of(leaf)).to_bytes(4, "little"), found)
+            continue
         if leaf.is_cpu and leaf.dtype in _NUMPY and leaf.nbytes <= _LINES * _LINE_BYTES:
             found = zlib.crc32(leaf.contiguous().numpy(force=True).data, found)
             continue
@@ -187,8 +193,15 @@ def _first_rank_arguments(
 ) -> Arguments:
     tensors: list[Tensor] = []
     is_first = dist.get_rank(group) == 0
-    sent: list[Any] = [_Announced.of(args, kwargs, tensors) if is_first else None]
+    can_be_sent = is_first and all(map(is_one_piece, structure.tensors_in((args, kwargs))))
+    sent: list[Any] = [_Announced.of(args, kwargs, tensors) if can_be_sent else None]
     dist.broadcast_object_list(sent, group=group, group_src=0)
+    if sent[0] is None:
+        raise SMPUnsupportedError(
+            "the ranks of a pipeline called the step with different data, and among that of the first rank "
+            "is a tensor that is made of several (sparse, nested), which is not sent to the others: pass "
+            "the same on all ranks"
+        )
     announced: _Announced = sent[0]
     if not is_first:
         _warn_of_other_forms(_forms(args, kwargs), announced.forms)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.messages.step_inputs import fingerprint
 
 DTYPES = [
@@ -56,3 +57,24 @@ def test_tensors_without_axes_without_numbers_and_with_gradients_have_fingerprin
     assert fingerprint([torch.tensor(1.0)]) != fingerprint([torch.tensor(2.0)])
     assert fingerprint([torch.empty(3, 0)]) == fingerprint([])
     assert fingerprint([torch.ones(2, requires_grad=True)]) == fingerprint([torch.ones(2)])
+
+
+LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.jagged]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_tensors_that_are_made_of_others_have_fingerprints(layout: torch.layout) -> None:
+    def made(numbers: Tensor) -> Tensor:
+        if layout is torch.jagged:
+            return torch.nested.nested_tensor([numbers[:1], numbers[1:]], layout=layout)
+        return numbers.to_sparse(layout=layout)
+
+    plain = torch.arange(12.0).view(3, 4)
+    assert fingerprint([made(plain)]) == fingerprint([made(plain.clone())])
+    assert fingerprint([made(plain)]) != fingerprint([made(plain * 2)])
+
+
+def test_what_nobody_can_look_into_is_refused_by_name() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 2)], layout=torch.strided)
+    with pytest.raises(SMPUnsupportedError, match=r"a nested tensor of strided layout.*make it in the step"):
+        fingerprint([nested])
