@@ -207,3 +207,43 @@ def test_what_a_hook_computes_from_tensors_of_two_ranks_is_refused_on_all(
     pool(3).run(save_what_is_on_two_ranks)
     page = " ".join((ROOT / "docs" / "restrictions.md").read_text().split()).replace("> ", "")
     assert NEEDS_SEVERAL in page
+
+
+class Observing(nn.Module):
+    """Saves its buffer itself and not detached, as torch's observers of quantization do."""
+
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest.copy_(torch.maximum(self.largest, x.detach().abs().max()))
+        return x
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}largest"] = self.largest
+
+
+def buffers_as_they_are(folder: Path) -> None:
+    smp.shutdown()
+    smp.init({"partitions": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), Observing())
+    smp.set_partition(module[1], 1)
+    smp.set_partition(module[2], 1)
+    model = smp.DistributedModel(module)
+    train_step(model, batch(0))
+    whole = model.state_dict()
+    smp.save_checkpoint(str(folder), "parts", model=model)
+    smp.save(whole, str(folder / f"whole_{smp.rank()}.pt"), partial=False)
+    loaded = torch.load(folder / f"whole_{smp.rank()}.pt")
+    assert loaded["2.largest"] > 0 and torch.equal(loaded["2.largest"], whole["2.largest"])
+    smp.resume_from_checkpoint(str(folder), "parts", load_optimizer=False)
+    smp.shutdown()
+
+
+def test_buffers_that_modules_save_as_they_are_load_again(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(2).run(buffers_as_they_are, tmp_path)

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
+from opensmd.modelparallel.runtime.tensors.tags import tag_of
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.distributed_parts import (
     DistributedParts,
@@ -138,6 +139,10 @@ class StateDicts(DistributedParts):
                     f"several partitions at once ({error}). Place the part that it belongs to whole on one "
                     "partition with smp.set_partition"
                 ) from error
+        for name, value in whole.items():
+            # Some modules, torch's observers among them, put their buffers in as they are: with their tags.
+            if isinstance(value, Tensor) and tag_of(value) is not None:
+                whole[name] = value.detach()
         return whole
 
     def _entries_of_all(self) -> dict[str, Any]:
