@@ -250,6 +250,28 @@ class Sparse(Chain):
         return h + torch.sparse.mm(h.detach().to_sparse(), self.third(h).T).sum()
 
 
+class Remembering(nn.Linear):
+    """Adds what it finds in an attribute."""
+
+    found: Any = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.found
+
+
+class Attached(Chain):
+    """A module finds in an attribute what a layer of its own stage has computed from the other stage's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opaque = Remembering(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.opaque.found = self.third(torch.tanh(self.first(x)))
+        out: Tensor = self.head(self.opaque(x))
+        return out
+
+
 class Unpacking(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -355,6 +377,10 @@ RESTRICTIONS = {
     "a buffer that modules of several partitions change": Restriction(
         ("has changed a buffer of shape (12,) in place", "on one partition with smp.set_partition"),
         with_one_average,
+    ),
+    "a tensor that a module finds in an attribute": Restriction(
+        ("has found a gradient for a tensor of shape", "to the module as an argument"),
+        Attached,
     ),
     "a tensor of another partition in an object": Restriction(("a tensor kept in an object",), Boxed),
     "a value asked for on one rank only": Restriction(

@@ -117,6 +117,27 @@ class OtherWeights(nn.Module):
         return functional_call(self.layers, doubled, x)
 
 
+class MadeWeights(nn.Module):
+    """Makes the weights of layers from what layers of other stages return, before and after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            (
+                nn.Linear(WIDTH, WIDTH),
+                nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
+                nn.Linear(WIDTH, WIDTH),
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, middle, last = self.layers
+        h, g = torch.tanh(first(x)), torch.tanh(last(x))
+        x = functional_call(middle, {"0.weight": h.T @ h + middle[0].weight}, (x,))
+        x = functional_call(first, {"weight": g.T @ g + first.weight}, (x,))
+        return functional_call(last, {"weight": first.weight, "bias": h.mean(0)}, (x,))
+
+
 class Halved(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight / 2
@@ -164,3 +185,7 @@ def test_every_microbatch_has_its_own_cache_of_parametrizations(pool: Pools) -> 
 
 def test_every_microbatch_calls_with_weights_of_its_own(pool: Pools) -> None:
     pool(3).run(trained, OtherWeights, {f"inner.layers.{number}": number for number in range(3)})
+
+
+def test_weights_for_a_call_may_come_from_any_stage(pool: Pools) -> None:
+    pool(3).run(trained, MadeWeights, {f"inner.layers.{number}": number for number in range(3)})

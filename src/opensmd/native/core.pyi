@@ -208,6 +208,9 @@ def receive_edge(
 ) -> tuple[Tensor, Tensor]:
     """The other end: the tensor as part of the graph, and a token."""
 
+def keeps_gradient(token: Tensor, /) -> bool:
+    """Of such a token: whether backwards have found a gradient that none has sent back."""
+
 class SplitBackward:
     """A backward in two parts."""
 

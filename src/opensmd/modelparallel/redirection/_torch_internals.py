@@ -2,6 +2,7 @@
 
 - Functions of autograd, activation checkpoints and TorchScript functions do not pass through function modes.
   They are replaced while a step runs, by versions that ask the microbatch of the calling thread, if any.
+  So is what ``functional_call`` puts other parameters into a module with.
 - Functions of torch.compile are run as they are written where the microbatch says so, as its compiler takes
   the function mode of the thread for a part of the program.
 - A module's call is redirected by an attribute on the instance, again for the time of the step.
@@ -23,13 +24,14 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad
+from torch.nn.utils import clip_grad, stateless
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 __all__ = [
     "compiled_where",
     "follow_class",
     "let_optimizers_ask",
+    "other_parameters_through",
     "replaced_backward",
     "replaced_calls",
     "replaced_functions",
@@ -85,6 +87,18 @@ def replaced_functions(
             (torch_checkpoint, _CHECKPOINT_GENERATOR, any_checkpoint, plain_checkpoint),
         ]
     )
+
+
+def other_parameters_through(
+    instead: Callable[[Function, tuple[Any, ...], dict[str, Any]], contextlib.AbstractContextManager[None]],
+) -> contextlib.AbstractContextManager[None]:
+    """Enter ``instead(original, args, kwargs)`` where ``functional_call`` puts tensors into a module."""
+    plain = stateless._reparametrize_module
+
+    def any_parameters(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
+        return instead(plain, args, kwargs)
+
+    return _Replaced([(stateless, "_reparametrize_module", any_parameters, plain)])
 
 
 def compiled_where(wanted: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.function_modes._torch_internals import WithoutMode
 from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward
 from opensmd.modelparallel.runtime.backward.shared_gradients import SharedGradients
@@ -41,6 +41,7 @@ class Microbatch:
         leaves_weights: a backward has run, and may have left weight gradients for later.
         edges: where its graph leaves this rank, and comes to it.
         gradients: of tensors that all ranks have.
+        functional: how many calls of ``functional_call`` are open.
         chunk: which of the stages of this rank it is in, or comes to next, in its backward as in its forward.
     """
 
@@ -63,6 +64,7 @@ class Microbatch:
         self.edges = GraphEdges()
         self.gradients = SharedGradients()
         self.chunk = 0
+        self.functional = 0
         self._begun = begun
         self._borrowed: set[Tag] = set() if borrowed is None else borrowed
         self._points = 0
@@ -99,6 +101,22 @@ class Microbatch:
             )
         if 0 <= tag.serial < self.serial:
             self._borrowed.add(tag)
+
+    def require_gradients_sent(self) -> None:
+        """Raise where a gradient has ended on this rank, although what it is of has come from another.
+
+        Backward goes on there for what the loss is known to depend on: modules have arguments for that.
+
+        Raises:
+            SMPUnsupportedError: it has.
+        """
+        for source, shape in self.edges.kept():
+            raise SMPUnsupportedError(
+                f"microbatch {self.index}: a backward has found a gradient for a tensor of shape "
+                f"{tuple(shape)} that pipeline rank {source} has computed, which does not know of it: a "
+                "module has got the tensor by another way than its arguments (as an attribute, in an object "
+                "or list of the script, in a function). Pass it to the module as an argument"
+            )
 
     def release(self) -> None:
         """Let go of the graph, and of what refers back to this microbatch."""

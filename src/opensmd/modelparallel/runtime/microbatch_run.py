@@ -72,6 +72,7 @@ class MicrobatchRun:
             # The function's stack is gone: whichever thread has the turn goes on after this.
             yield Waiting(self._microbatch.deferred.awaited)
             self._backward_pass.run_deferred(self._microbatch)
+        self._microbatch.require_gradients_sent()
         self._release()
 
     def _release(self) -> None:

@@ -39,6 +39,7 @@ class PipelineContext:
         divided: buffers of which modules in different places have copies.
         offloading: of checkpointed activations; None keeps them in memory.
         sent_since_flush: something may still have to leave before it may be changed.
+        replacing: how many calls of ``functional_call`` are open on this rank.
         begun: microbatches of earlier steps.
         borrowed: tags of tensors that a later microbatch than their own has used in this step.
     """
@@ -56,6 +57,7 @@ class PipelineContext:
     divided: frozenset[Tensor]
     offloading: Offloading | None = None
     calls: KnownCalls = field(default_factory=KnownCalls)
+    replacing: int = 0
     begun: int = 0
     borrowed: set[Tag] = field(default_factory=set)
     sent_since_flush: bool = False

@@ -33,3 +33,15 @@ def test_a_mode_is_set_aside_and_put_back() -> None:
         torch.ones(1) + 1
         assert mode.count > seen
         assert modes.function_modes()[-1] is mode
+
+
+def test_a_mode_below_others_is_set_aside_and_they_stay() -> None:
+    with Counting() as below, Counting() as middle, Counting() as top:
+        seen = below.count, top.count
+        with modes.WithoutMode(below):
+            torch.ones(1) + 1
+            assert modes.function_modes() == [middle, top]
+        assert below.count == seen[0] and top.count > seen[1]
+        assert modes.function_modes() == [below, middle, top]
+        with modes.WithoutMode(Counting()):
+            assert modes.function_modes() == [below, middle, top]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -63,6 +64,23 @@ def test_functions_of_torch_go_through_the_replacements_and_come_back() -> None:
     assert seen == ["apply", "checkpoint", "backward"]
     assert x.grad is not None
     assert all(now is then for now, then in zip(replaced_places(), before, strict=True))
+
+
+def test_functional_call_enters_what_is_given_around_it_and_no_longer_than_wanted() -> None:
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def note(original: Any, args: Any, kwargs: Any) -> Iterator[None]:
+        with original(*args, **kwargs):
+            seen.append("in")
+            yield
+        seen.append("out")
+
+    layer, other = torch.nn.Linear(2, 2, bias=False), {"weight": torch.eye(2)}
+    with internals.other_parameters_through(note):
+        assert torch.func.functional_call(layer, other, (torch.ones(1, 2),)).tolist() == [[1, 1]]
+    torch.func.functional_call(layer, other, (torch.ones(1, 2),))
+    assert seen == ["in", "out"]
 
 
 class Scale(torch.autograd.Function):

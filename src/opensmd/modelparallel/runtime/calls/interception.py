@@ -19,6 +19,7 @@ from opensmd.modelparallel.runtime.calls.call_runner import CallRunner
 from opensmd.modelparallel.runtime.calls.elsewhere import ModuleCall, passed
 from opensmd.modelparallel.runtime.calls.iterators import has_iterators, without_iterators
 from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
+from opensmd.modelparallel.runtime.side_effects.parameters import with_other_parameters
 from opensmd.modelparallel.runtime.tensors.tags import highest_home
 
 __all__ = [
@@ -112,6 +113,7 @@ def intercepted(
     with (
         redirection.replaced_calls(forwards, calls),
         redirection.replaced_functions(apply=_apply, script=_script, checkpoint=_checkpoint),
+        redirection.other_parameters_through(_other_parameters),
         redirection.compiled_where(lambda: current_run() is None),
         redirection.replaced_backward(any_backward),
     ):
@@ -127,7 +129,7 @@ def module_call(name: str, module: nn.Module, home: int) -> ModuleCall:
 def pass_modules(calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
     """The placeholder of what modules of other ranks make of one tensor; None where they must be called."""
     run = current_run()
-    if run is None:
+    if run is None or run.microbatch.functional:
         return None
     with WithoutMode(run.microbatch.mode):
         return passed(run, calls, argument)
@@ -154,6 +156,8 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
         called = function
         if has_iterators(args, kwargs):
             called, (args, kwargs) = without_iterators(shown, function, args, kwargs, run.iterators)
+        if run.microbatch.functional:
+            called, args = with_other_parameters(module, home, called, args)
         # What the runtime itself asks of tensors would be intercepted like the program.
         with WithoutMode(run.microbatch.mode):
             if run.rank != home and len(args) == 1 and not kwargs:
@@ -223,6 +227,23 @@ def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any
     # As one piece it would run again in backward, and pass its program points twice, on this rank alone.
     with _checkpointing(run):
         yield
+
+
+@contextlib.contextmanager
+def _other_parameters(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """``functional_call`` in glue: modules that run as a whole get their parameters like arguments."""
+    run = current_run()
+    with original(*args, **kwargs):
+        if run is None:
+            yield
+            return
+        run.microbatch.functional += 1
+        run.context.replacing += 1
+        try:
+            yield
+        finally:
+            run.microbatch.functional -= 1
+            run.context.replacing -= 1
 
 
 @contextlib.contextmanager

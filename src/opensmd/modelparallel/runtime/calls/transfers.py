@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass
 from opensmd.modelparallel.runtime.calls.call import Call
+from opensmd.modelparallel.runtime.messages.graph_edges import Origin
 from opensmd.modelparallel.runtime.messages.message import (
     Kind,
     Message,
@@ -170,7 +171,7 @@ class Transfers:
         if not grad:
             return received
         result, token = self._transport.receive_edge(received, source, gradient_tag(message[1]))
-        self._microbatch.edges.arrive(number, token)
+        self._microbatch.edges.arrive(number, token, Origin(source, shape))
         return result
 
     def _enter_next_chunk(self, message: Message) -> None:

@@ -26,7 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["RECEIVED", "receive_edge", "send_edge"]
+from opensmd.native import core
+
+__all__ = ["RECEIVED", "keeps_gradient", "receive_edge", "send_edge"]
 
 ReceiveGradient = Callable[[], Tensor | None]
 SendGradient = Callable[[Tensor | None], None]
@@ -100,3 +102,11 @@ def receive_edge(
     """
     tensor, token = _apply_receive(_ANCHOR, [received], send, device)
     return tensor, token
+
+
+def keeps_gradient(token: Tensor) -> bool:
+    """Of a received tensor's token, of either kind: whether a gradient was found that none has sent back."""
+    node: Any = token.grad_fn
+    if type(node).__name__ == _Receive._backward_cls.__name__:
+        return node.early is not None
+    return core.keeps_gradient(token)

@@ -18,14 +18,23 @@ placement, no ranks wait for each other in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
+from opensmd.modelparallel.runtime.messages.edges import keeps_gradient
 from opensmd.modelparallel.runtime.messages.message import Message
 from opensmd.modelparallel.runtime.tensors.tags import Tag, ancestors, tags_of
 
-__all__ = ["GraphEdges"]
+__all__ = ["GraphEdges", "Origin"]
+
+
+class Origin(NamedTuple):
+    """The rank that has sent a tensor which has come, and the tensor's shape."""
+
+    source: int
+    shape: Sequence[int]
 
 
 class GraphEdges:
@@ -35,6 +44,7 @@ class GraphEdges:
         self._of_tags: dict[Tag, list[int]] = {}
         self._tokens: dict[int, Tensor | None] = {}
         self._gradients: dict[int, list[Message]] = {}
+        self._origins: dict[int, Origin] = {}
 
     def count(self, tag: Tag, number: int) -> None:
         """A tensor with this tag travels at program point ``number``, between whichever ranks."""
@@ -45,9 +55,17 @@ class GraphEdges:
         self._tokens[number] = token
         self._gradients[number] = gradient
 
-    def arrive(self, number: int, token: Tensor) -> None:
+    def arrive(self, number: int, token: Tensor, origin: Origin) -> None:
         """A tensor has come to this rank."""
         self._tokens[number] = token
+        self._origins[number] = origin
+
+    def kept(self) -> Iterator[Origin]:
+        """The tensors that have come, whose gradients no backward has sent back although there are some."""
+        for number, origin in self._origins.items():
+            token = self._tokens[number]  # None where a backward has begun at it
+            if token is not None and keeps_gradient(token):
+                yield origin
 
     def behind(self, roots: Sequence[Tensor]) -> list[int]:
         """The edges at this rank that ``roots`` depend on, in order of creation."""
@@ -109,3 +127,4 @@ class GraphEdges:
         self._of_tags.clear()
         self._tokens.clear()
         self._gradients.clear()
+        self._origins.clear()

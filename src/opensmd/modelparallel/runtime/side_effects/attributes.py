@@ -96,7 +96,9 @@ class AttributesPerMicrobatch:
         look = bool(self._modules) and self._context.calls.new != self._places.calls
         if through:
             self._through.add(microbatch)
-        if not (look or self._swaps):
+        # Others shall not find what functional_call has put in the place of parameters, however often it was.
+        replaced = self._context.replacing > 0
+        if not (look or replaced or self._swaps):
             return
         if look:
             self._look()
@@ -112,7 +114,7 @@ class AttributesPerMicrobatch:
         for slot, container in self._contents.suspend(microbatch, self._require_not_borrowed, look=look):
             if slot.value is container:
                 self._filled.setdefault(slot, {})[microbatch] = container
-        self._parameters.suspend(microbatch, look=look)
+        self._parameters.suspend(microbatch, look=look or replaced)
         self._swaps = self._has_any()
 
     def end(self, microbatch: int) -> None:

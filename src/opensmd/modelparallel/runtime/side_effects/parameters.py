@@ -6,14 +6,16 @@ microbatches take turns within such a call: each finds what it has itself put th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from opensmd.modelparallel.runtime.side_effects.slots import ABSENT
+from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
-__all__ = ["ParametersPerMicrobatch", "ReplacedParameters"]
+__all__ = ["ParametersPerMicrobatch", "ReplacedParameters", "with_other_parameters"]
 
 
 class _Place(NamedTuple):
@@ -26,11 +28,56 @@ class _Place(NamedTuple):
     def value(self) -> Any:
         return self.module._parameters.get(self.name, ABSENT)
 
+    def holds_another(self, home: int) -> bool:
+        """Whether a tensor with a home is there that is no parameter of rank ``home``."""
+        tag = None if self.value is None else tag_of(self.value)
+        return tag is not None and not (tag.home == home and isinstance(self.value, nn.Parameter))
+
     def put(self, value: Any) -> None:
         if value is ABSENT:
             self.module._parameters.pop(self.name, None)
         else:
             self.module._parameters[self.name] = value
+
+
+@dataclass(frozen=True)
+class _WithParameters:
+    """A module's function, given what is to be in the place of parameters before its own arguments."""
+
+    function: Callable[..., Any]
+    places: Sequence[_Place]
+
+    def __call__(self, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+        before = [place.value for place in self.places]
+        for place, tensor in zip(self.places, tensors, strict=True):
+            place.put(tensor)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            for place, value in zip(self.places, before, strict=True):
+                place.put(value)
+
+
+def with_other_parameters(
+    module: nn.Module, home: int, function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A function for ``function``, and its arguments, that also takes what is in the place of parameters.
+
+    As arguments these tensors come from wherever they are, and gradients go back there.
+
+    Args:
+        module: whose function it is.
+        home: where that runs.
+    """
+    places = [
+        place
+        for each in module.modules()
+        for place in (_Place(each, name) for name in each._parameters)
+        if place.holds_another(home)
+    ]
+    if not places:
+        return function, args
+    return _WithParameters(function, places), (tuple(place.value for place in places), *args)
 
 
 class ReplacedParameters:

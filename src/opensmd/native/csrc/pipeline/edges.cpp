@@ -62,6 +62,8 @@ class Received : public Node {
     return {};
   }
 
+  bool keeps_gradient() const { return early_.defined(); }
+
  private:
   const Return way_;
   at::Tensor early_;
@@ -92,6 +94,11 @@ std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Retur
   }
   torch::autograd::set_history(mine, node);
   return {mine, token(received, node)};
+}
+
+bool keeps_gradient(const at::Tensor& token) {
+  const auto* node = dynamic_cast<const Received*>(token.grad_fn().get());
+  return node != nullptr && node->keeps_gradient();
 }
 
 bool sends_gradient(const Node& node) { return typeid(node) == typeid(Received); }

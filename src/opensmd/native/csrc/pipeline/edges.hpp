@@ -28,6 +28,9 @@ at::Tensor send_edge(const at::Tensor& sent, Return way, std::function<void()> e
 // A received tensor as part of the graph, and its token. In backward its gradient goes back.
 std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Return way);
 
+// Of the token of a received tensor: whether backwards have found a gradient that none has sent back.
+bool keeps_gradient(const at::Tensor& token);
+
 // Whether a node of the graph sends a gradient to another rank, or takes one from there.
 bool sends_gradient(const torch::autograd::Node& node);
 bool takes_gradient(const torch::autograd::Node& node);

@@ -61,6 +61,7 @@ void bind_mailbox(py::module_& module) {
                                 int64_t tag, int64_t missing) {
     return receive_edge(received, {std::move(mailbox), member, tag, missing});
   });
+  module.def("keeps_gradient", &keeps_gradient);
   py::class_<SplitBackward, std::shared_ptr<SplitBackward>>(module, "SplitBackward")
       .def_property_readonly("leaves_everything", &SplitBackward::leaves_everything)
       .def("run_first", torch::wrap_pybind_function_no_gil([](SplitBackward& self) { self.run_first(); }))

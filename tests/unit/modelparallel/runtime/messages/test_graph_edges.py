@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.messages.graph_edges import GraphEdges
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.runtime.messages.edges import receive_edge
+from opensmd.modelparallel.runtime.messages.graph_edges import GraphEdges, Origin
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
+
+FROM = Origin(source=0, shape=(2,))
 
 
 def tensor(*parents: Tag, home: int = 0, serial: int = 0) -> tuple[Tensor, Tag]:
@@ -28,7 +31,7 @@ def test_a_backward_begins_at_the_edges_that_its_root_depends_on_in_their_order(
     for number, tag in ((4, second), (1, first), (2, first)):
         edges.count(tag, number)
     tokens = {number: torch.zeros(0) for number in (1, 4)}
-    edges.arrive(4, tokens[4])
+    edges.arrive(4, tokens[4], FROM)
     edges.leave(1, tokens[1], [(1, 7)])
     # edge 2 is between two other ranks
     assert edges.behind([loss]) == [1, 4]
@@ -40,7 +43,7 @@ def test_a_backward_begins_at_the_edges_that_its_root_depends_on_in_their_order(
 def test_what_a_backward_waits_for_first_is_the_latest_edge() -> None:
     edges = GraphEdges()
     edges.leave(3, torch.zeros(0), [(1, 33), (1, 34)])
-    edges.arrive(5, torch.zeros(0))
+    edges.arrive(5, torch.zeros(0), FROM)
     assert edges.first_gradient([3]) == [(1, 33), (1, 34)]
     assert edges.first_gradient([3, 5]) == []  # its gradient comes from this rank
     assert edges.first_gradient([]) == []
@@ -48,11 +51,25 @@ def test_what_a_backward_waits_for_first_is_the_latest_edge() -> None:
 
 def test_an_edge_is_passed_once_unless_the_graph_is_kept() -> None:
     edges = GraphEdges()
-    edges.arrive(1, torch.zeros(0))
+    edges.arrive(1, torch.zeros(0), FROM)
     edges.tokens([1], keep=True)
     edges.tokens([1], keep=False)
     with pytest.raises(RuntimeError, match="a second time: specify retain_graph=True"):
         edges.tokens([1], keep=False)
+
+
+def test_a_gradient_that_no_backward_of_the_step_sends_back_is_refused() -> None:
+    microbatch, sent = Microbatch(3), list[Tensor | None]()
+    for number in (1, 2):
+        received, token = receive_edge(torch.ones(2, 4), sent.append)
+        microbatch.edges.arrive(number, token, Origin(source=5, shape=(2, 4)))
+        received.sum().backward()  # as within a module, which may have got it in whichever way
+        if number == 1:
+            torch.autograd.backward(microbatch.edges.tokens([1], keep=False), [torch.zeros(0)])
+            microbatch.require_gradients_sent()
+    assert len(sent) == 1
+    with pytest.raises(SMPUnsupportedError, match=r"microbatch 3.*shape \(2, 4\) that pipeline rank 5"):
+        microbatch.require_gradients_sent()
 
 
 def test_program_points_count_from_one() -> None:

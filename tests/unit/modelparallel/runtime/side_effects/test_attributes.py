@@ -17,7 +17,7 @@ from tests.unit.modelparallel.keeping import Keeping
 
 
 def attributes(module: nn.Module, places: Places | None = None) -> AttributesPerMicrobatch:
-    context: Any = SimpleNamespace(calls=KnownCalls(new=1), borrowed=set())
+    context: Any = SimpleNamespace(calls=KnownCalls(new=1), borrowed=set(), replacing=0)
     return AttributesPerMicrobatch(places or Places(module), context, alone=False)
 
 
