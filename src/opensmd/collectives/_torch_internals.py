@@ -1,22 +1,17 @@
-"""The one place where this package touches private or closed parts of torch.distributed.
+"""The one place where this package touches private or closed parts of torch.distributed's groups.
 
 torch 2.13 reserves ``monitored_barrier`` for Gloo by the backend's name, and up to 2.14 ``split_group``
 for groups bound to an accelerator; later it names parts of a split after how many groups a rank is in,
 which may differ among them. Neither has a hook, so both functions are replaced by ones that serve smddp's
-groups and hand every other call on unchanged. Under torchrun and smdrun, torch takes for granted that the
-launcher's own store listens at MASTER_ADDR:MASTER_PORT, so a script that sets these itself would wait
-there for ever. And the store that torch makes for ``env://`` and ``tcp://`` listens on every interface,
-whatever its address, and can be mistaken for the next one there.
+groups and hand every other call on unchanged. Where ranks meet is in ``stores``, in a file of this name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import os
-import socket
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,18 +19,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
-from opensmd.collectives.stores.deadlines import GRACE, call_within
-from opensmd.collectives.stores.in_turn import StoresInTurn
-from opensmd.collectives.stores.listening import (
-    LOOPBACK,
-    bound_socket,
-    speaks_of_other_hosts,
-    why_no_connection,
-)
+from opensmd.collectives.stores.listening import LOOPBACK
 from opensmd.native import core
 
 __all__ = [
@@ -45,132 +32,20 @@ __all__ = [
     "default_group",
     "default_store",
     "gloo_group",
-    "let_scripts_choose_the_rendezvous",
-    "listen_where_asked",
-    "rendezvous_address",
     "open_to_smddp",
     "pickle_objects_with",
-    "remember_store",
     "shared_group",
     "timeout_of",
     "when_groups_are_made",
 ]
 
 CONNECTIONS = 2  # between two members of Gloo: one a way (native/csrc/torch/hosts/wire.hpp)
-_TAKEN = "EADDRINUSE"  # in the message of a store that cannot listen
-_stores = StoresInTurn()
 
 
 def open_to_smddp(name: str) -> None:
     """Let ``dist.monitored_barrier`` and ``dist.split_group`` take groups whose backend is ``name``."""
     _replace("monitored_barrier", functools.partial(_monitored_barrier_wrapper, name))
     _replace("split_group", functools.partial(_split_group_wrapper, name))
-
-
-def let_scripts_choose_the_rendezvous(launchers_address: str) -> None:
-    """Let rank 0 make the store itself where the script has changed MASTER_ADDR or MASTER_PORT.
-
-    Args:
-        launchers_address: ``address:port`` of the launcher's own store.
-    """
-    # torch.distributed has a function of the module's name, so an import statement would find that
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-    original = rendezvous._torchelastic_use_agent_store
-
-    @functools.wraps(original)
-    def use_agent_store() -> bool:
-        return bool(original()) and rendezvous_address() == launchers_address
-
-    rendezvous._torchelastic_use_agent_store = use_agent_store
-
-
-def listen_where_asked() -> None:
-    """Let the store that torch makes on rank 0 listen at its own address alone; see ``stores.listening``.
-
-    And let the others wait for its answer no longer than their timeout, and never meet the store of the
-    default group before; see ``stores.in_turn``.
-    """
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-    original = rendezvous._create_c10d_store
-
-    @functools.wraps(original)
-    def create(
-        hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
-    ) -> Any:
-        seconds = timeout.total_seconds()
-        usual = functools.partial(original, hostname, port, rank, world_size, timeout, use_libuv)
-        connect = functools.partial(_connected, usual, rank, hostname, port, seconds)
-        if rendezvous._torchelastic_use_agent_store():
-            return connect()
-        if rank != 0:
-            return _stores.joined((hostname, port), connect, seconds)
-        bound = None
-        if not speaks_of_other_hosts(hostname, world_size, os.environ):
-            with contextlib.suppress(OSError):  # taken, perhaps by this process's last store: torch knows
-                bound = bound_socket(hostname, port)
-        store = (
-            connect()
-            if bound is None
-            else _listening(bound, hostname, world_size, timeout, use_libuv=use_libuv)
-        )
-        _stores.served(store)
-        return store
-
-    rendezvous._create_c10d_store = create
-
-
-def _listening(
-    bound: socket.socket, host: str, world_size: int, timeout: timedelta, *, use_libuv: bool
-) -> TCPStore:
-    """The store of a process that listens on ``bound``."""
-    return TCPStore(
-        host,
-        bound.getsockname()[1],
-        world_size,
-        True,
-        timeout,
-        multi_tenant=True,
-        master_listen_fd=bound.detach(),
-        use_libuv=use_libuv,
-    )
-
-
-def remember_store(store: Any) -> None:
-    """Know a group's store again, if this process meets one at the same address; all members have joined."""
-    _stores.remember(store)
-
-
-def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, timeout: float) -> Any:
-    """A client of the store at ``host`` and ``port``.
-
-    Raises:
-        DistBackendError: something accepts connections there and does not answer.
-        DistNetworkError: nothing listens there, or this process is to and cannot.
-    """
-    cause = None
-    try:
-        return call_within(timeout + GRACE, connect)
-    except TimeoutError:  # torch's own tries may take longer than it is told
-        pass
-    except dist.DistNetworkError as error:
-        if _TAKEN in str(error):
-            raise dist.DistNetworkError(
-                f"rank {rank} serves the store in which the ranks meet, and cannot at {host}:{port}: another "
-                "process has that port, perhaps of another job on this host. Choose another port "
-                "(MASTER_PORT), or end that process."
-            ) from error
-        cause = error
-    asked = f"rank {rank} asked for the store in which the ranks meet at {host}:{port}, and"
-    if why_no_connection(host, port) is None:
-        raise dist.DistBackendError(
-            f"{asked} what listens there did not answer within {timeout:g} s. The process that serves it "
-            "(rank 0's, or the launcher) is stopped, or another program has the port: end the job, and start "
-            "it again or choose another port."
-        ) from cause
-    raise dist.DistNetworkError(
-        f"{asked} nothing listened there for {timeout:g} s: start rank 0, which serves it, or give all ranks "
-        "its address and port (MASTER_ADDR, MASTER_PORT)."
-    ) from cause
 
 
 def gloo_group(store: Any, rank: int, size: int, *, timeout: timedelta, one_network: bool) -> Any:
@@ -211,11 +86,6 @@ def _gloo_devices(one_network: bool) -> list[Any]:
 def pickle_objects_with(pickler: Any, unpickler: Any) -> None:
     """Let torch's object collectives use these in place of pickle's own."""
     c10d._pickler, c10d._unpickler = pickler, unpickler
-
-
-def rendezvous_address() -> str:
-    """Where ranks meet, as the environment says now."""
-    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
 def cpu_backend(group: dist.ProcessGroup | None) -> Any:

@@ -33,6 +33,12 @@ from opensmd.collectives.recording.begin import (
     record_smddp,
 )
 from opensmd.collectives.sealed import seal_objects_of_torch
+from opensmd.collectives.stores._torch_internals import (
+    let_scripts_choose_the_rendezvous,
+    listen_where_asked,
+    remember_store,
+    rendezvous_address,
+)
 from opensmd.collectives.topology import GroupPlan, exchange_identities, make_plan, own_identity, share_arena
 from opensmd.environment.ignored import warn_of_ignored
 from opensmd.environment.settings import Settings
@@ -57,10 +63,10 @@ def register() -> None:
     seal_objects_of_torch()
     record_all_groups()
     _torch_internals.open_to_smddp(NAME)
-    _torch_internals.listen_where_asked()
+    listen_where_asked()
     # smdrun says where its store is; under torchrun the script has hardly changed it before its imports
-    at = os.environ.get("SMDRUN_STORE") or _torch_internals.rendezvous_address()
-    _torch_internals.let_scripts_choose_the_rendezvous(at)
+    at = os.environ.get("SMDRUN_STORE") or rendezvous_address()
+    let_scripts_choose_the_rendezvous(at)
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ def _make_backend(place: Membership) -> Any:
     native, reason = core_or_reason(settings)
     exchange = Exchange(place.store, place.rank, place.ranks, timeout=place.timeout, group=place.name)
     plan = make_plan(exchange_identities(exchange, own_identity(settings, native=reason)))
-    exchange.within("the store's name", lambda: _torch_internals.remember_store(place.store))
+    exchange.within("the store's name", lambda: remember_store(place.store))
     if native is None or plan.without_core:
         if place.rank == 0:
             _warn_without_core(plan, place.ranks, settings)

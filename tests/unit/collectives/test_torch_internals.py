@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 
 import pytest
@@ -51,25 +50,6 @@ def test_the_bookkeeping_of_groups_is_where_it_was() -> None:
     assert {*wanted, "rank_mapping"} <= set(found)
     assert hasattr(c10d._world, "pg_group_ranks")
     assert callable(c10d._get_default_timeout) and callable(c10d._check_valid_timeout)
-
-
-def test_a_script_that_sets_its_own_master_port_is_not_sent_to_the_launchers_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
-    for name, value in (
-        ("MASTER_ADDR", "here"),
-        ("MASTER_PORT", "1"),
-        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
-    ):
-        monkeypatch.setenv(name, value)
-    plain = inspect.unwrap(rendezvous._torchelastic_use_agent_store)
-    monkeypatch.setattr(rendezvous, "_torchelastic_use_agent_store", plain)
-    _torch_internals.let_scripts_choose_the_rendezvous("here:1")
-    assert rendezvous._torchelastic_use_agent_store()
-    monkeypatch.setenv("MASTER_PORT", "2")
-    assert not rendezvous._torchelastic_use_agent_store()
-    assert "is_master=False" in inspect.getsource(rendezvous._create_c10d_store)
 
 
 def test_registering_twice_changes_nothing() -> None:
