@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 
-from opensmd.collectives import _torch_internals, backend
+from opensmd.collectives import _torch_internals
+from opensmd.collectives.making import torch_backends
 from tests.support.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
@@ -58,17 +59,17 @@ def calls(served: Any, device: str) -> dict[str, Callable[[], Any]]:
 def fake_backends() -> Iterator[list[Any]]:
     """torch's fake backend in NCCL's place; those that were made."""
     made: list[Any] = []
-    original = backend._nccl
+    original = torch_backends.nccl
 
     def stand_in(place: Any, exchange: Any) -> Any:
         made.append(FakeProcessGroup._create_internal(place.rank, place.size))
         return made[-1]
 
-    backend._nccl = stand_in
+    torch_backends.nccl = stand_in
     try:
         yield made
     finally:
-        backend._nccl = original
+        torch_backends.nccl = original
 
 
 def run_dispatch() -> tuple[list[str], int]:

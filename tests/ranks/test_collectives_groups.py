@@ -21,8 +21,8 @@ import torch.distributed as dist
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.flight import group_events, write_group_trace
+from opensmd.collectives.making.arena import share_arena
 from opensmd.collectives.stall import members, stall_report
-from opensmd.collectives.topology import share_arena
 from opensmd.native.build import load
 from tests.support.debug_wrapper import wrapped
 from tests.support.patience import PATIENCE

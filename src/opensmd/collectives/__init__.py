@@ -4,6 +4,6 @@
 ``smdistributed.dataparallel.torch.torch_smddp`` does. This file imports nothing, so that
 ``python -m opensmd.native.build`` can run alone.
 
-Begin with ``backend``, which makes a group. Imports ``native``, ``timeline`` and ``environment``;
+Begin with ``backend``, whose groups ``making`` makes. Imports ``native``, ``timeline`` and ``environment``;
 everything above may import this.
 """

@@ -1,28 +1,26 @@
 """Who shares memory with whom, decided anew for each group.
 
 Ranks tell each other through the group's store where they run; what they say makes the plan (pure), and an
-actual attach of every rank to one arena confirms it. LOCAL_WORLD_SIZE and host names are never asked: they
-are wrong in containers. A plan that cannot be carried out by one rank is carried out by none.
+actual attach of every rank to one arena (``making.arena``) confirms it. LOCAL_WORLD_SIZE and host names are
+never asked: they are wrong in containers. A plan that cannot be carried out by one rank is carried out by
+none.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.stores.listening import gloo_is_on_loopback
 from opensmd.environment.boot import boot_id
 from opensmd.environment.settings import Settings
 
-__all__ = ["Identity", "GroupPlan", "exchange_identities", "make_plan", "own_identity", "share_arena"]
+__all__ = ["Identity", "GroupPlan", "exchange_identities", "make_plan", "own_identity"]
 
 
 @dataclass(frozen=True)
@@ -130,48 +128,3 @@ def _space(*kinds: str) -> str:
 def exchange_identities(exchange: Exchange, own: Identity) -> list[Identity]:
     """Every rank's identity, by rank."""
     return [Identity(**json.loads(text)) for text in exchange.all_gather("identity", json.dumps(asdict(own)))]
-
-
-def share_arena(
-    exchange: Exchange, rank: int, local: Sequence[int], native: ModuleType, shape: Any, *, named: bool
-) -> int | str:
-    """Let each host's first rank create an arena's file and all open theirs; all succeed or none does.
-
-    Args:
-        exchange: of the group.
-        rank: this process's rank in the group.
-        local: the ranks on its host.
-        native: the compiled core.
-        shape: its ``ArenaShape``, which counts on the first rank alone.
-        named: make the file in /dev/shm, for hosts that do not let a process open the files of another.
-
-    Returns:
-        The descriptor, which the caller closes; or why it did not work, the same text on every rank.
-    """
-    file, failure, offer = None, "", ""
-    first = local[0]
-    if rank == first:
-        try:
-            file = native.create_arena_file(shape, named)
-            offer = f"{file.token} {file.path}"
-        except (OSError, RuntimeError) as error:
-            failure = f"rank {exchange.rank} could not create the arena: {error}"
-    with contextlib.ExitStack() as given_up, contextlib.ExitStack() as in_any_case:
-        if file:
-            given_up.callback(os.close, file.fd)
-            in_any_case.callback(native.unlink_arena_file, file)
-        fd = file.fd if file else -1
-        offer = exchange.all_gather(f"arena-{named}", offer)[first]
-        if rank != first and offer:
-            token, path = offer.split(" ", 1)
-            try:
-                fd = native.open_arena_file(path, int(token))
-                given_up.callback(os.close, fd)
-            except (OSError, RuntimeError) as error:
-                failure = f"rank {exchange.rank} could not open the arena: {error}"
-        failures = [text for text in exchange.all_gather(f"attached-{named}", failure) if text]
-        exchange.close(f"told-{named}")
-        if failures:
-            return failures[0]
-        given_up.pop_all()
-    return fd

@@ -1,0 +1,55 @@
+"""One process's place in one group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+__all__ = ["Membership"]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One process's place in one group.
+
+    Attributes:
+        store: of this group alone.
+        rank: this process's, in the group.
+        ranks: the members' global ranks, by group rank.
+        timeout: that making the group and its operations may take.
+        name: of the group, for messages.
+    """
+
+    store: Store
+    rank: int
+    ranks: tuple[int, ...]
+    timeout: timedelta
+    name: str
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.ranks)
+
+    @property
+    def global_rank(self) -> int:
+        """This process's rank in the whole job."""
+        return self.ranks[self.rank]
+
+    def in_part(
+        self, store: Store, rank: int, ranks: Sequence[int], *, timeout: timedelta, name: str
+    ) -> Membership:
+        """This process's place in a part of this group, which has been split.
+
+        Args:
+            store: that all parts of the split were given.
+            rank: this process's, in the part.
+            ranks: the part's, in this group.
+            timeout: the part's.
+            name: the part's.
+        """
+        members = tuple(self.ranks[other] for other in ranks)
+        return Membership(PrefixStore(f"{name}/", store), rank, members, timeout, name)

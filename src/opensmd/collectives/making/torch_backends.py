@@ -1,0 +1,85 @@
+"""torch's own backends, which serve a group where the core does not: Gloo between hosts, NCCL for CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import GroupName
+
+from opensmd.collectives import _torch_internals
+from opensmd.collectives.exchange import Exchange
+from opensmd.collectives.making.membership import Membership
+from opensmd.collectives.recording.begin import record_devices
+from opensmd.collectives.topology import GroupPlan
+
+__all__ = ["gloo", "nccl"]
+
+
+def gloo(place: Membership, exchange: Exchange, plan: GroupPlan) -> Any:
+    """torch's Gloo, connected.
+
+    Raises:
+        DistBackendError: as from :meth:`Exchange.all_gather`, or the members cannot reach each other.
+    """
+    exchange.all_gather("before Gloo", "")  # names who is missing, where Gloo would name one of its keys
+    store = PrefixStore(f"opensmd/gloo/{exchange.generation}", place.store)
+    connect = partial(
+        _torch_internals.gloo_group,
+        store,
+        place.rank,
+        place.size,
+        timeout=place.timeout,
+        one_network=plan.one_network,
+    )
+    return _connected(place, exchange, plan, connect)
+
+
+def _connected(place: Membership, exchange: Exchange, plan: GroupPlan, connect: Callable[[], Any]) -> Any:
+    """What Gloo's ``connect`` returns.
+
+    Raises:
+        DistBackendError: it cannot, with the remedy where a rank listens on its loopback for other hosts.
+    """
+    hidden = [place.ranks[member] for member in plan.hidden]
+    hosts = ", ".join(sorted({plan.hosts[member] for member in plan.hidden}))
+    remedy = (
+        f"Gloo listens on the loopback on ranks {', '.join(map(str, hidden))} ({hosts}), where other hosts "
+        "cannot reach it: that is what the names of these hosts resolve to, or GLOO_SOCKET_IFNAME says. Set "
+        "GLOO_SOCKET_IFNAME on all ranks to the network interface that joins the hosts, for example eth0; "
+        "`ip -brief address` shows which there are."
+    )
+    if plan.cut_off:
+        raise dist.DistBackendError(f"making group {place.name!r} on rank {exchange.rank}: {remedy}")
+    try:
+        return exchange.within("connecting Gloo", connect)
+    except dist.DistBackendError as error:
+        raise dist.DistBackendError(f"{error} {remedy}" if hidden else str(error)) from error
+
+
+def nccl(place: Membership, exchange: Exchange) -> Any:
+    """torch's NCCL.
+
+    Raises:
+        RuntimeError: there is none here.
+    """
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        raise RuntimeError(
+            "smddp: this group got a CUDA tensor, which only torch's NCCL can serve, and here "
+            f"torch.cuda.is_available() is {torch.cuda.is_available()} and "
+            f"torch.distributed.is_nccl_available() is {dist.is_nccl_available()}. Install a torch built "
+            "with CUDA, or use CPU tensors."
+        )
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = place.timeout
+    options.global_ranks_in_group = list(place.ranks)
+    options.group_name = GroupName(place.name)
+    store = PrefixStore(f"opensmd/nccl/{exchange.generation}", place.store)
+    made = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
+    made._set_sequence_number_for_group()
+    record_devices(made, place.name, place.global_rank, place.ranks)
+    return made
