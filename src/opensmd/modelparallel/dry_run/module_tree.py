@@ -24,19 +24,20 @@ def followed(module: nn.Module) -> dict[nn.Module, str]:
 def describe(module: nn.Module) -> ModelTrace:
     """The model's tree without a run: a unit for each module that has parameters, with sizes and no times.
 
-    A block that torch's own tensor parallelism has split is one unit.
+    A block that torch's own tensor parallelism has split is one unit, and so is what is compiled or scripted.
     """
     tree = ModuleTree(module)
-    with_parameters = [name for name, info in tree.infos({}, {}).items() if info.parameters]
-    blocks = split_blocks(module)
+    infos = tree.infos({}, {})
+    with_parameters = [name for name, info in infos.items() if info.parameters]
+    whole = split_blocks(module) | {name for name, info in infos.items() if info.opaque}
     unit_of = {
-        name: next((ancestor for ancestor in reversed((name, *ancestors(name))) if ancestor in blocks), name)
+        name: next((ancestor for ancestor in reversed((name, *ancestors(name))) if ancestor in whole), name)
         for name in with_parameters
     }
     numbers = {unit: index for index, unit in enumerate(dict.fromkeys(unit_of.values()))}
     units = tuple(Unit(module=name) for name in numbers) or (Unit(module=""),)
     return ModelTrace(
-        modules=tree.infos({}, {}),
+        modules=infos,
         units=units,
         edges=tuple(Edge(source=i, target=i + 1, bytes=0, tensor=i) for i in range(len(units) - 1)),
         aliases=tree.aliases,

@@ -64,3 +64,10 @@ def test_a_model_without_parameters_is_one_unit_and_others_one_for_each_module_t
     trace = describe(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
     assert [unit.module for unit in trace.units] == ["0", "2"] and trace.uses == {"0": 0, "2": 1}
     assert [(edge.source, edge.target) for edge in trace.edges] == [(0, 1)]
+
+
+def test_a_scripted_module_is_one_unit_also_without_a_run() -> None:
+    inner = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    trace = describe(nn.Sequential(nn.Linear(2, 2), nn.Sequential(inner, nn.ReLU()), nn.Linear(2, 2)))
+    assert [unit.module for unit in trace.units] == ["0", "1.0", "2"]
+    assert trace.uses == {"0": 0, "1.0.0": 1, "1.0.1": 1, "2": 2}
