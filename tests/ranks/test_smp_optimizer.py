@@ -170,7 +170,12 @@ def check_rest() -> None:
     model = ModelState(inner)
     split(model)
     assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.local_named_parameters()]
-    assert optimizer.state_dict()["param_groups"][0]["param_names"] == names
+    with pytest.raises(
+        ValueError, match=r"parameter \d+ of the optimizer, of shape \(7,\), is not a parameter"
+    ):
+        optimizer.add_param_group({"params": [("strange", nn.Parameter(torch.zeros(7)))]})
+    (group,) = optimizer.state_dict()["param_groups"]
+    assert group["param_names"] == names
 
     assert list(state.param_index_to_name_tp_group[0].values()) == names
 

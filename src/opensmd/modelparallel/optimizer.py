@@ -164,10 +164,18 @@ class _Methods(PrecisionAttributes):
             super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; after partitioning, only this rank's parameters of it stay."""
+        """Add a group; after partitioning, only this rank's parameters of it stay.
+
+        Raises:
+            ValueError: after partitioning, one of them is not the model's; the group is not added.
+        """
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._smp_layout is not None:
-            self._smp_layout.cut(self.param_groups[-1], self.state)
+            try:
+                self._smp_layout.cut(self.param_groups[-1], self.state)
+            except ValueError:
+                self.param_groups.pop()
+                raise
 
     def _smp_counts_here(self, parameter: torch.nn.Parameter) -> bool:
         """Whether a parameter, or a master, counts on this rank in a sum over the ranks of the replica."""

@@ -58,20 +58,21 @@ class Layout:
         model = self.model
         names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         first = self.count
-        self.numbers.append(list(range(first, first + len(group["params"]))))
+        current = [model.current(given) for given in group["params"]]
+        for number, parameter in enumerate(current, first):  # before anything is changed
+            if id(parameter) not in names:
+                raise ValueError(
+                    f"parameter {number} of the optimizer, of shape {tuple(parameter.shape)}, is not a "
+                    "parameter of the DistributedModel's module; give the optimizer only parameters of this "
+                    "model"
+                )
+        self.numbers.append(list(range(first, first + len(current))))
         self.names.append(group.get("param_names"))
         kept = []
-        for position, given in enumerate(group["params"]):
-            parameter = group["params"][position] = model.current(given)
+        for position, (given, parameter) in enumerate(zip(group["params"], current, strict=True)):
             if parameter is not given and given in state:
                 state[parameter] = state.pop(given)
-            name = names.get(id(parameter))
-            if name is None:
-                raise ValueError(
-                    f"parameter {first + position} of the optimizer, of shape {tuple(parameter.shape)}, is "
-                    "not a parameter of the DistributedModel's module; give the optimizer only parameters of "
-                    "this model"
-                )
+            name = names[id(parameter)]
             self.full_names.append(name)
             self.shapes.append(parameter.shape)
             if model.is_local(name):
@@ -79,7 +80,7 @@ class Layout:
                 self.local[id(parameter)] = first + position
             else:
                 state.pop(parameter, None)
-        group["params"] = [group["params"][position] for position in kept]
+        group["params"] = [current[position] for position in kept]
         if "param_names" in group:
             group["param_names"] = [group["param_names"][position] for position in kept]
 
