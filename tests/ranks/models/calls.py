@@ -62,6 +62,15 @@ def two_backwards(case: Case, model: Any, backward: Backward, batch: Batch) -> T
     return first + second.detach()
 
 
+class Lending(Layers):
+    """The weight of the first layer is used twice more, after the others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.third(torch.tanh(self.second(torch.tanh(self.first(x))))))
+        out: Tensor = self.head(torch.tanh(h @ self.first.weight) @ self.first.weight)
+        return out
+
+
 def several_roots(case: Case, model: Any, backward: Backward, batch: Batch) -> Tensor:
     x, y = batch
     logits = model(x)
@@ -179,6 +188,7 @@ CASES = (
     Case("no call of the model", Chain, loss=no_call_loss, automatic=False, settings=UNUSED),
     Case("independent parts", Chain, loss=mean_of_inputs, automatic=False, settings=UNUSED),
     Case("two backwards", Chain, train=two_backwards),
+    Case("two backwards, a weight of another stage", Lending, train=two_backwards),
     Case("several roots", Chain, train=several_roots),
     Case("given gradients", Chain, train=given_gradients),
     Case("loss.backward()", Chain, train=plain_backward, averaged=False, whole=False),

@@ -202,7 +202,7 @@ class BackwardPass:
         retain_graph: bool,
     ) -> list[Leg]:
         """The legs of a backward that begins at ``own`` roots and at tokens; none if there are neither."""
-        edges = microbatch.edges.behind(roots)
+        edges = microbatch.edges.behind(roots, keep=retain_graph)
         starts = microbatch.edges.tokens(edges, keep=retain_graph)
         if self._turns.chunked and self._may_defer(microbatch.index, retain_graph):
             tokens = dict(zip(edges, starts, strict=True))

@@ -7,6 +7,7 @@ part, so that all agree without a word.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,14 @@ from opensmd.modelparallel.runtime.turns.turns import Turns
 __all__ = ["Transfers"]
 
 
+class _Copy(NamedTuple):
+    """What has travelled to a rank: after how many changes, at which program point, and, there, as what."""
+
+    changes: int
+    number: int
+    tensor: Tensor | None
+
+
 class Transfers:
     """What one microbatch sends and receives.
 
@@ -53,7 +62,7 @@ class Transfers:
         self._rank = context.rank
         self._transport = context.transport
         self._has_sent = False
-        self._copies: dict[tuple[Tag, int, bool], tuple[int, Tensor | None]] = {}
+        self._copies: dict[tuple[Tag, int, bool], _Copy] = {}
 
     def wait(self, messages: list[Message], until: Callable[[], bool] | None = None) -> None:
         """Let other microbatches go on until one of ``messages`` has come, or ``until`` holds."""
@@ -102,8 +111,13 @@ class Transfers:
         grad = tag.requires_grad and torch.is_grad_enabled()
         place, changes = (tag, target, grad), tag.changes
         known = self._copies.get(place)
-        if known is not None and known[0] == changes:
-            return known[1]
+        # A parameter that has a gradient from one backward travels again for another forward and backward.
+        if (
+            known is not None
+            and known.changes == changes
+            and not self._microbatch.edges.has_been_passed(known.number)
+        ):
+            return known.tensor
         # Ranks that neither send nor receive count, too: the numbers are in the messages' tags.
         number = self._microbatch.next_point()
         if grad:
@@ -114,7 +128,7 @@ class Transfers:
         elif self._rank == target:
             copy = self._receive(tensor, tag, number, grad)
         # On every rank, also where no copy is: all must say alike whether the tensor has to travel again.
-        self._copies[place] = (changes, copy)
+        self._copies[place] = _Copy(changes, number, copy)
         return copy
 
     def _send(self, real: Tensor, tag: Tag, target: int, number: int, grad: bool) -> None:

@@ -45,6 +45,7 @@ class GraphEdges:
         self._tokens: dict[int, Tensor | None] = {}
         self._gradients: dict[int, list[Message]] = {}
         self._origins: dict[int, Origin] = {}
+        self._passed: set[int] = set()
 
     def count(self, tag: Tag, number: int) -> None:
         """A tensor with this tag travels at program point ``number``, between whichever ranks."""
@@ -67,14 +68,24 @@ class GraphEdges:
             if token is not None and keeps_gradient(token):
                 yield origin
 
-    def behind(self, roots: Sequence[Tensor]) -> list[int]:
-        """The edges at this rank that ``roots`` depend on, in order of creation."""
-        if not self._tokens:
+    def has_been_passed(self, number: int) -> bool:
+        """Whether a backward that keeps no graph has been through that edge, between whichever ranks."""
+        return number in self._passed
+
+    def behind(self, roots: Sequence[Tensor], *, keep: bool = True) -> list[int]:
+        """The edges at this rank that ``roots`` depend on, in order of creation.
+
+        Args:
+            keep: they, and those between others, can be passed again.
+        """
+        if not self._of_tags:
             return []
         ancestry = ancestors([tag for tag in tags_of(roots) if tag is not None])
         edges: list[int] = []
         for tag, numbers in self._of_tags.items():
             if tag in ancestry:
+                if not keep:
+                    self._passed.update(numbers)
                 # The others are edges between other ranks: counted here, and touched nowhere.
                 edges += [number for number in numbers if number in self._tokens]
         # In the order of creation, the reverse of which is that of autograd: the last one is passed first.
@@ -128,3 +139,4 @@ class GraphEdges:
         self._tokens.clear()
         self._gradients.clear()
         self._origins.clear()
+        self._passed.clear()

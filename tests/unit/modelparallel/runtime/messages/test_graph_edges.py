@@ -40,6 +40,14 @@ def test_a_backward_begins_at_the_edges_that_its_root_depends_on_in_their_order(
     assert [id(token) for token in edges.tokens([1, 4], keep=True)] == [id(tokens[1]), id(tokens[4])]
 
 
+def test_whether_a_backward_has_been_through_an_edge_is_known_of_those_between_others_too() -> None:
+    edges = GraphEdges()
+    loss, tag = tensor()
+    edges.count(tag, 3)
+    assert edges.behind([loss], keep=True) == [] and not edges.has_been_passed(3)
+    assert edges.behind([loss], keep=False) == [] and edges.has_been_passed(3)
+
+
 def test_what_a_backward_waits_for_first_is_the_latest_edge() -> None:
     edges = GraphEdges()
     edges.leave(3, torch.zeros(0), [(1, 33), (1, 34)])
