@@ -18,7 +18,7 @@ from tests.support.ranks import run_once
 Op = dist.ReduceOp
 IN_TURNS, AT_ONCE = "link=0.01,delay=1", "link=1,delay=100000"  # what is faster there
 # Bytes: too few for turns, about as many as are enough on these hosts, of one part, of two, and of several.
-SIZES = (65_532, 65_540, 98_300, 131_076, 200_004, 262_148, 600_004, 4_194_308, 5_000_004)
+SIZES = (49_156, 65_532, 65_540, 98_300, 131_076, 200_004, 262_148, 600_004, 1_048_580, 5_000_004)
 
 
 def whole(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -94,3 +94,18 @@ def test_sums_are_right_and_have_the_same_bits_on_all_ranks_whichever_way_they_g
     found = values(run_once(len(hosts), run_both_ways, hosts, backend=None))
     for in_turns, at_once in found:
         assert in_turns == at_once == found[0][0]
+
+
+def run_other_sizes(hosts: str) -> str:
+    """The first rank adds up another number of elements, of which cuts go with the comparison of calls."""
+    init_on(hosts)
+    os.environ["OPENSMD_NETWORK"] = IN_TURNS
+    group = dist.new_group()
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.all_reduce(torch.ones(20_000 + (dist.get_rank() == 0)), group=group)
+    return str(error.value)
+
+
+def test_sums_of_other_sizes_along_a_ring_are_an_error_that_shows_them_on_every_rank() -> None:
+    for error in values(run_once(4, run_other_sizes, "abcd", backend=None)):
+        assert "count=20000" in error and "count=20001" in error, error

@@ -143,6 +143,7 @@ def make_gloo_backend(
     carried: int,
     ring_from: int,
     turns_from: int,
+    least_part: int,
     tree_from: int,
 ) -> SmddpBackend:
     """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena.

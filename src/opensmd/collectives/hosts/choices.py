@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from opensmd.collectives.hosts.cost_model import (
+    LEAST_OF_RING,
+    LEAST_OF_TURN,
     MIB,
     Cluster,
     Prediction,
@@ -14,6 +16,7 @@ from opensmd.collectives.hosts.cost_model import (
     in_parts,
     in_ring,
     in_turns,
+    least_part,
     may_take_turns,
     most_carried,
     predict,
@@ -36,12 +39,14 @@ class Thresholds:
         ring_from: from here on, an all_reduce goes along a ring of hosts, instead of from each to all others
             at once, if cuts are large enough.
         turns_from: likewise each host sends to one other at a time, in one that may not go along a ring.
+        least_part: of an all_reduce in which each host sends to all others at once.
         tree_from: from here on, an all_reduce is a reduce and a broadcast over a tree of hosts.
     """
 
     carried: int
     ring_from: int
     turns_from: int
+    least_part: int
     tree_from: int
 
 
@@ -53,8 +58,9 @@ def thresholds(cluster: Cluster, *, usual: Cluster) -> Thresholds:
         usual: the same, but for what was measured, which is different whenever a job starts: over a tree
             numbers are added up in another order, and a job must have the results that it had before.
     """
-    ring_from, turns_from = _faster_from(in_ring, cluster), _faster_from(in_turns, cluster)
-    return Thresholds(_carried(cluster), ring_from, turns_from, _tree_from(usual))
+    ring_from = _faster_from(in_ring, LEAST_OF_RING, cluster)
+    turns_from = _faster_from(in_turns, LEAST_OF_TURN, cluster)
+    return Thresholds(_carried(cluster), ring_from, turns_from, least_part(cluster), _tree_from(usual))
 
 
 def _carried(cluster: Cluster) -> int:
@@ -65,11 +71,15 @@ def _carried(cluster: Cluster) -> int:
     return min(size, most)
 
 
-def _faster_from(way: Callable[[Cluster, float], Prediction], cluster: Cluster) -> int:
-    """Where a way in which each host sends to one other at a time is faster than to all at once."""
+def _faster_from(way: Callable[[Cluster, float], Prediction], least: int, cluster: Cluster) -> int:
+    """Where a way in which each host sends to one other at a time is faster than to all at once.
+
+    Args:
+        way: which has cuts of ``least`` bytes and more.
+    """
 
     def pays(size: float) -> bool:
-        return may_take_turns(cluster, size) and (
+        return may_take_turns(cluster, size, least) and (
             way(cluster, size).seconds <= all_at_once(cluster, size).seconds
         )
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 __all__ = [
     "ALGORITHMS",
+    "LEAST_OF_RING",
+    "LEAST_OF_TURN",
     "MIB",
     "USUAL_LINK",
     "Cluster",
@@ -22,6 +24,7 @@ __all__ = [
     "in_parts",
     "in_ring",
     "in_turns",
+    "least_part",
     "may_take_turns",
     "most_carried",
     "predict",
@@ -31,15 +34,19 @@ __all__ = [
 MIB = 1 << 20
 USUAL_LINK = 1e9  # bytes a second, where nothing is known
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
-MOST_OF_SUM, LEAST_OF_SUM = 2 * MIB, 256 << 10
+MOST_OF_SUM, MOST_OF_BLOCK = 2 * MIB, MIB
 LEAST_OF_PART, FEWEST_PARTS = 64 << 10, 4
 MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 48
 FEWEST_IN_SHORT_CHAIN, FEWEST_IN_RING = 8, 2
-LEAST_IN_RING, LEAST_OF_TURN, MOST_OF_TURN = 32 << 10, 20 << 10, 64 << 10
+LEAST_IN_RING, LEAST_OF_RING = 32 << 10, 18 << 10
+LEAST_OF_TURN, MOST_OF_TURN = 20 << 10, 64 << 10
 # To all other hosts together, with the comparison of calls.
 MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 32 << 10, 128 << 10
 LEAST_OF_CUT = 64
-# How many times as long as its bytes a link takes where hosts send cuts of LEAST_OF_TURN and more to several
+# Of a part that all hosts send to all others at once: the least, and how long it takes a link, so that its
+# rounds in shared memory and its messages count little.
+LEAST_OF_SUM, SECONDS_OF_PART = 256 << 10, 1.5e-3
+# How many times as long as its bytes a link takes where hosts send cuts of LEAST_OF_RING and more to several
 # others at once, as measured between four: they queue before one link while another is idle.
 CROWDED = 1.3
 # Bytes that a float32 number travels as, of its four.
@@ -165,17 +172,17 @@ def carried(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
 def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
     """Parts follow one another; while some cross, others are added up."""
     at_once = all_at_once(cluster, nbytes, share)
-    if share < 1 or not may_take_turns(cluster, nbytes):
+    if share < 1 or not may_take_turns(cluster, nbytes, LEAST_OF_RING):
         return at_once
     return min(in_ring(cluster, nbytes), at_once, key=lambda way: way.seconds)
 
 
-def may_take_turns(cluster: Cluster, nbytes: float) -> bool:
-    """Whether cuts are large enough, and more than the comparison of calls may carry in any network."""
+def may_take_turns(cluster: Cluster, nbytes: float, least: int) -> bool:
+    """Whether cuts have so many bytes, and are more than the comparison of calls may carry in any network."""
     others = cluster.hosts - 1
     if others < 2 or nbytes <= MOST_CARRIED_TO_SEVERAL // others:
         return False
-    return _part_in_ring(cluster, nbytes) / cluster.hosts / cluster.ranks >= LEAST_OF_TURN
+    return _part_in_ring(cluster, nbytes) / cluster.hosts / cluster.ranks >= least
 
 
 def all_at_once(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
@@ -183,28 +190,45 @@ def all_at_once(cluster: Cluster, nbytes: float, share: float = 1.0) -> Predicti
     exchanged = cluster.hosts == 2 and share == 1  # the two hosts' sums, in one step
     if exchanged:
         each = _part(nbytes, MOST_OF_PIECE, FEWEST_PARTS)
-    elif share == 1 and may_take_turns(cluster, nbytes):
+    elif share == 1 and may_take_turns(cluster, nbytes, LEAST_OF_RING):
         each = _part_in_ring(cluster, nbytes)
     else:
-        each = _part(nbytes, MOST_OF_SUM, FEWEST_PARTS, LEAST_OF_SUM)
+        least = least_part(cluster) if share == 1 else LEAST_OF_SUM
+        each = _part(nbytes, MOST_OF_SUM, FEWEST_PARTS, least)
     parts, steps = math.ceil(nbytes / each), 1 if exchanged else 2
-    crowds = cluster.hosts > 2 and share * nbytes / parts / cluster.hosts / cluster.ranks >= LEAST_OF_TURN
+    crowds = cluster.hosts > 2 and share * nbytes / parts / cluster.hosts / cluster.ranks >= LEAST_OF_RING
     return _followed(cluster, nbytes, parts, steps, share=share, crowded=CROWDED if crowds else 1.0)
+
+
+def least_part(cluster: Cluster) -> int:
+    """Of an exact sum that all hosts send to all others at once."""
+    size = LEAST_OF_SUM
+    while size < min(SECONDS_OF_PART * cluster.link, MOST_OF_SUM):
+        size *= 2
+    return size
 
 
 def in_ring(cluster: Cluster, nbytes: float) -> Prediction:
     """Along a ring of hosts: each sends to one other, and waits for one.
 
-    Parts that travel meanwhile make up for one of these waits, by measurements with a delay.
+    Parts that travel meanwhile make up for one of these waits, by measurements with a delay. Or what is in
+    one part has one less, where the first cut goes with the comparison of calls.
     """
     parts = math.ceil(nbytes / _part_in_ring(cluster, nbytes))
+    if parts == 1 and _may_halve(cluster, nbytes):  # its cuts go in pieces
+        parts = FEWEST_IN_RING
+    most = min(MOST_CARRIED_TO_ONE, most_carried(cluster.hosts))
+    framed = cluster.ranks == 1 and nbytes / cluster.hosts <= most
     steps = 2 * (cluster.hosts - 1)
-    return _followed(cluster, nbytes, parts, steps if parts == 1 else steps - 1)
+    return _followed(cluster, nbytes, parts, steps if parts == 1 and not framed else steps - 1)
 
 
 def in_turns(cluster: Cluster, nbytes: float) -> Prediction:
     """Each host sends to one other at a time, where it is late for some part of many."""
-    parts = math.ceil(nbytes / (MOST_OF_TURN * cluster.hosts * cluster.ranks))
+    cuts = cluster.hosts * cluster.ranks
+    parts = math.ceil(nbytes / (MOST_OF_TURN * cuts))
+    if nbytes / FEWEST_IN_RING / cuts >= LEAST_OF_TURN:
+        parts = max(parts, FEWEST_IN_RING)
     return _followed(cluster, nbytes, parts, 2 * (cluster.hosts - 1) + parts)
 
 
@@ -246,8 +270,13 @@ def _part(nbytes: float, most: int, fewest: int, least: float = LEAST_OF_PART) -
 
 
 def _part_in_ring(cluster: Cluster, nbytes: float) -> float:
-    cut = nbytes / FEWEST_IN_RING / cluster.hosts / cluster.ranks
-    return _part(nbytes, MOST_OF_SUM, 1 if cut < LEAST_IN_RING else FEWEST_IN_RING)
+    whole = nbytes <= MOST_OF_BLOCK // cluster.ranks or not _may_halve(cluster, nbytes)
+    return _part(nbytes, MOST_OF_SUM, 1 if whole else FEWEST_IN_RING)
+
+
+def _may_halve(cluster: Cluster, nbytes: float) -> bool:
+    """Whether cuts of half of a sum are large enough for a ring."""
+    return nbytes / FEWEST_IN_RING / cluster.hosts / cluster.ranks >= LEAST_IN_RING
 
 
 def _part_of_chain(hosts: int, nbytes: float) -> float:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from opensmd.collectives.hosts.choices import LEAST_CARRIED, NEVER, Thresholds, in_words, thresholds
+from opensmd.collectives.hosts.choices import (
+    LEAST_CARRIED,
+    NEVER,
+    Thresholds,
+    in_words,
+    thresholds,
+)
 from opensmd.collectives.hosts.cost_model import (
+    LEAST_OF_RING,
+    LEAST_OF_SUM,
+    LEAST_OF_TURN,
     MIB,
+    MOST_OF_SUM,
     Cluster,
     all_at_once,
     in_parts,
@@ -46,10 +56,16 @@ def test_hosts_take_turns_from_where_waiting_is_cheaper_than_crowded_links() -> 
         assert chosen.ring_from == chosen.turns_from == NEVER
 
 
+def test_parts_are_larger_the_faster_the_link() -> None:
+    slow, fast = (thresholds_of(replace(SLOW, link=link)).least_part for link in (SLOW.link, 10 * SLOW.link))
+    assert slow == LEAST_OF_SUM < fast == MOST_OF_SUM
+
+
 def test_what_hosts_take_turns_with_is_never_carried_with_the_comparison() -> None:
     for hosts in range(3, 40):
         cluster = replace(SLOW, hosts=hosts, ranks=1)
-        assert not may_take_turns(cluster, most_carried(hosts))
+        for least in (LEAST_OF_RING, LEAST_OF_TURN):
+            assert not may_take_turns(cluster, most_carried(hosts), least)
 
 
 def test_a_tree_is_taken_from_where_it_is_faster_at_all_larger_sizes() -> None:

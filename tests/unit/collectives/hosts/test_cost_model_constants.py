@@ -23,10 +23,12 @@ def constant(file: str, name: str) -> int:
     [
         ("MOST_OF_SUM", "torch/hosts/levels/parts.hpp", "kMostOfSum"),
         ("LEAST_OF_SUM", "torch/hosts/levels/parts.hpp", "kLeastOfSum"),
+        ("MOST_OF_BLOCK", "torch/hosts/levels/parts.hpp", "kMostOfBlock"),
         ("MOST_OF_PIECE", "torch/hosts/levels/parts.hpp", "kMostOfPart"),
         ("LEAST_OF_PART", "torch/hosts/levels/parts.hpp", "kLeastOfPart"),
         ("LEAST_IN_CHAIN", "torch/hosts/levels/parts.hpp", "kLeastInChain"),
         ("LEAST_IN_RING", "torch/hosts/levels/parts.hpp", "kLeastInRing"),
+        ("LEAST_OF_RING", "torch/hosts/levels/parts.hpp", "kLeastOfRing"),
         ("LEAST_OF_TURN", "torch/hosts/levels/parts.hpp", "kLeastOfTurn"),
         ("MOST_OF_TURN", "torch/hosts/levels/parts.hpp", "kMostOfTurn"),
         ("MOST_CARRIED_TO_SEVERAL", "torch/hosts/agreement.hpp", "kMostToAll"),

@@ -153,7 +153,8 @@ class GlooTransport final : public Transport {
  private:
   levels::Levels levels() { return levels(layout_, *local_, true); }
   levels::Levels levels(const Layout& layout, Local& local, bool framed) {
-    return {layout, local, *wire_, agreement_, framed, thresholds_.ring_from, thresholds_.turns_from};
+    const Thresholds& at = thresholds_;
+    return {layout, local, *wire_, agreement_, framed, at.ring_from, at.turns_from, at.least_part};
   }
 
   // What two sums would round twice is added up in one, as if no members shared a host.

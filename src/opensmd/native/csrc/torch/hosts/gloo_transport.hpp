@@ -12,11 +12,13 @@
 
 namespace opensmd {
 
-// From which sizes on calls go another way, in bytes; the same on all members (collectives/hosts/choices.py).
+// From which sizes on calls go another way, and in which parts, in bytes; the same on all members
+// (collectives/hosts/choices.py).
 struct Thresholds {
   size_t carried;    // what one host sends another goes with the comparison of calls, up to here
   size_t ring_from;   // an all_reduce goes along a ring of hosts, instead of to all at once
   size_t turns_from;  // each host sends to one other at a time in one that may not go along a ring
+  size_t least_part;  // of an all_reduce in which each host sends to all others at once
   size_t tree_from;  // an all_reduce is a reduce and a broadcast over a tree of hosts
 };
 

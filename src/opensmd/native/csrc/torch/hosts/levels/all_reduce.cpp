@@ -77,19 +77,21 @@ class LargeAllReduce : SlicedSum {
       : SlicedSum(on, calling, data, adding.reduction, adding.factor),
         coding_(coding),
         order_(order),
-        parts_(order == Order::OfRing ? Parts::in_ring(bytes(), cuts_of(on.layout))
-                                      : Parts::of(bytes(), kMostOfSum, kFewestParts, kLeastOfSum)),
+        parts_(order == Order::OfRing ? parts_in_ring(on.layout, bytes())
+                                      : Parts::of(bytes(), kMostOfSum, kFewestParts,
+                                                  coding_.none() ? on.least_part : kLeastOfSum)),
+        pieces_(order == Order::OfRing && bytes() >= on.least_part ? pieces_of_cuts(parts_, cuts_of(on.layout)) : 1),
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    const size_t count = parts_.count();
+    const size_t count = parts_.count() * pieces_;
     for (size_t i = 0; i < std::min(kAhead, count); ++i) expect(i);
     comparison_.meet();
     comparison_.post();
     // Parts follow one another through the three steps, and something is always on its way.
     for (size_t i = 0; i < count + kAhead - 1; ++i) {
-      if (i < count) add_up_here(under_way_.at(i).slices);
+      if (i < count && i % pieces_ == 0) add_up_here(under_way_.at(i).slices);
       if (i < count) send_inputs(i);
       if (i == 0) comparison_.conclude();  // the other hosts' frames have travelled meanwhile
       if (i >= 1 && i - 1 < count) add_up_hosts(i - 1);
@@ -100,7 +102,8 @@ class LargeAllReduce : SlicedSum {
 
  private:
   struct Travelling {
-    Slices slices;  // of the part, for the members of this host
+    Slices slices;  // of the part that this is a piece of, for the members of this host
+    size_t piece;
     std::unique_ptr<char[]> inputs;  // from the other hosts, of this member's own cut
     std::unique_ptr<char[]> leaving, results;  // coded, by host: cuts for it, or the sum of this one's; its sums
     std::vector<size_t> input_receives, result_receives;
@@ -110,12 +113,13 @@ class LargeAllReduce : SlicedSum {
     return order_ == Order::OfRing ? on_.layout.fewest_on_a_host() : takers_of(on_.layout, bytes);
   }
   Part cut_of(const Travelling& part, int host) const {
-    return part_of(slice_bytes(part.slices), on_.layout.hosts(), host);
+    return piece_of_cut(slice_bytes(part.slices), on_.layout.hosts(), host, pieces_, part.piece);
   }
 
   void expect(size_t index) {
-    const auto [offset, bytes] = parts_.part(index);
+    const auto [offset, bytes] = parts_.part(index / pieces_);
     Travelling& part = under_way_.begin();
+    part.piece = index % pieces_;
     part.slices = cut(data_ + offset, bytes, dtype_, takers(bytes), on_.local.size());
     if (!crosses(part.slices)) return;
     const size_t own = coding_.bytes(cut_of(part, on_.layout.host()).bytes);
@@ -205,15 +209,16 @@ class LargeAllReduce : SlicedSum {
     Travelling& part = under_way_.at(index);
     for (size_t receive : part.result_receives) crossing_.await_received(receive);
     decode_results(part);
-    gather_here(part.slices);
+    if (part.piece == pieces_ - 1) gather_here(part.slices);
     left_.push_back(std::move(part.leaving));
     under_way_.end_first();
-    if (index + kAhead < parts_.count()) expect(index + kAhead);
+    if (index + kAhead < parts_.count() * pieces_) expect(index + kAhead);
   }
 
   const Coding coding_;
   const Order order_;
   const Parts parts_;
+  const size_t pieces_;  // of each cut of a part
   Agreement::Comparison comparison_;
   UnderWay<Travelling> under_way_;
   std::vector<char> decoded_;
@@ -222,26 +227,27 @@ class LargeAllReduce : SlicedSum {
 };
 
 // Whether hosts may take turns: it is more than any frame carries, and cuts are large enough.
-bool may_take_turns(const Levels& on, size_t bytes) {
-  const size_t others = static_cast<size_t>(on.layout.hosts()) - 1, cuts = cuts_of(on.layout);
-  return on.framed && others > 1 && bytes > kMostToAll / others && Parts::in_ring(bytes, cuts).each / cuts >= kLeastOfTurn;
+bool may_take_turns(const Levels& on, size_t bytes, size_t least) {
+  const size_t others = static_cast<size_t>(on.layout.hosts()) - 1, part = parts_in_ring(on.layout, bytes).each;
+  return on.framed && others > 1 && bytes > kMostToAll / others && part / cuts_of(on.layout) >= least;
 }
 
 }  // namespace
 
 void all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
   const size_t bytes = calling.signature.count * size_of(calling.signature.dtype);
-  const bool may = may_take_turns(on, bytes), may_in_ring = may && can_go_along_a_ring(on, calling.signature);
+  const bool by_ring = can_go_along_a_ring(on, calling.signature);
+  const bool may = may_take_turns(on, bytes, by_ring ? kLeastOfRing : kLeastOfTurn);
   if (on.carries(bytes)) {
     carry_all_reduce(on, calling, data, factor);
   } else if (on.layout.hosts() == 2) {
     two_hosts_all_reduce(on, calling, data, factor);
-  } else if (may_in_ring && bytes >= on.ring_from) {
+  } else if (may && by_ring && bytes >= on.ring_from) {
     ring_all_reduce(on, calling, data, factor);
-  } else if (may && !may_in_ring && bytes >= on.turns_from) {
+  } else if (may && !by_ring && bytes >= on.turns_from) {
     turns_all_reduce(on, calling, data, factor);
   } else {
-    const Order order = may_in_ring ? Order::OfRing : Order::OfHosts;
+    const Order order = may && by_ring ? Order::OfRing : Order::OfHosts;
     LargeAllReduce(on, calling, data, {calling.signature.reduction, factor}, order).run();
   }
 }

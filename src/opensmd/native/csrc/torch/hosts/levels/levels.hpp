@@ -24,6 +24,9 @@ struct Levels {
   // From so many bytes on each host sends to one other at a time in a sum, where it may (all_reduce.cpp): in one that may go
   // along a ring, and in another.
   size_t ring_from, turns_from;
+  // Of a sum that hosts send straight to each other, a part has so many bytes: it is two rounds in shared memory, and a
+  // message to and from each other host, twice.
+  size_t least_part;
 
   bool carries(size_t bytes) const { return framed && agreement.carries(bytes); }
   bool carries_one_way(size_t bytes) const { return framed && agreement.carries_one_way(bytes); }

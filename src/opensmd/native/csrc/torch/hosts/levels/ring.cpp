@@ -7,12 +7,14 @@
 //             ───► sum 0                    4: and 1
 //
 // Bytes and messages are those of an exchange between all pairs (all_reduce.cpp), but each host hears one other at a time:
-// where all send to one, they queue before its link, and its cores turn from one connection to another. Parts follow one
-// another through the steps, so that something is always on its way: two are enough for that.
+// where all send to one, they queue before its link, and its cores turn from one connection to another. Parts, or pieces of
+// the cuts of the only one, follow one another through the steps, so that something is always on its way: two are enough for
+// that.
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "torch/hosts/levels/first_cut.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
 #include "torch/hosts/levels/ring_walk.hpp"
@@ -26,14 +28,16 @@ class RingAllReduce : SlicedSum {
  public:
   RingAllReduce(Levels& on, const Calling& calling, void* data, double factor)
       : SlicedSum(on, calling, data, calling.signature.reduction, factor),
-        parts_(Parts::in_ring(bytes(), cuts_of(on.layout))),
+        parts_(parts_in_ring(on.layout, bytes())),
+        pieces_(pieces_of_cuts(parts_, cuts_of(on.layout))),
         hosts_(static_cast<size_t>(on.layout.hosts())),
-        walk_{parts_.count(), 2 * (hosts_ - 1)},
+        walk_{parts_.count() * pieces_, 2 * (hosts_ - 1)},
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
+        first_cut_(on, comparison_, piece_of_cut(parts_.part(0).bytes, on.layout.hosts(), 0, pieces_, 0).bytes),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    walk_.run(comparison_, *this);
+    walk_.run(comparison_, *this, first_cut_.framed());
     crossing_.await_all_sent();
   }
 
@@ -41,16 +45,17 @@ class RingAllReduce : SlicedSum {
   friend RingWalk;
 
   struct Travelling {
-    Slices slices;  // of the part, for the members of this host
+    Slices slices;  // of the part that this is a piece of, for the members of this host
     std::vector<std::unique_ptr<char[]>> sums;  // incomplete ones, as they come, by step
     std::vector<size_t> receives;               // by step, from 1 on
     std::vector<size_t> sends;                  // of `sums`
   };
 
-  // What comes in a step. What leaves after it is the same one.
-  Part cut_of(const Travelling& part, size_t step) const {
-    const size_t host = static_cast<size_t>(on_.layout.host()) + 2 * hosts_ - step;
-    return part_of(slice_bytes(part.slices), on_.layout.hosts(), static_cast<int>(host % hosts_));
+  // What comes in a step, of a piece of a part. What leaves after it is the same one.
+  Part cut_of(size_t index, size_t step) {
+    const size_t host = (static_cast<size_t>(on_.layout.host()) + 2 * hosts_ - step) % hosts_;
+    const size_t bytes = slice_bytes(under_way_.at(index).slices);
+    return piece_of_cut(bytes, on_.layout.hosts(), static_cast<int>(host), pieces_, index % pieces_);
   }
   bool completes(size_t step) const { return step == hosts_ - 1; }
 
@@ -58,31 +63,35 @@ class RingAllReduce : SlicedSum {
     if (step == 0) return begin(index);
     Travelling& part = under_way_.at(index);
     if (!crosses(part.slices)) return;
-    const auto [offset, bytes] = cut_of(part, step);
+    const auto [offset, bytes] = cut_of(index, step);
     char* into = slice(part.slices) + offset;
     if (step < hosts_) {
       part.sums.push_back(std::make_unique_for_overwrite<char[]>(bytes));
       into = part.sums.back().get();
     }
-    part.receives.push_back(crossing_.receive(into, bytes, counterpart(on_.layout.hosts() - 1)));
+    const bool framed = first_cut_.is(index, step - 1);
+    part.receives.push_back(crossing_.receive(into, framed ? 0 : bytes, counterpart(on_.layout.hosts() - 1)));
   }
 
   void begin(size_t index) {
-    const auto [offset, bytes] = parts_.part(index);
+    const auto [offset, bytes] = parts_.part(index / pieces_);
     under_way_.begin({cut(data_ + offset, bytes, dtype_, on_.layout.fewest_on_a_host(), on_.local.size()), {}, {}, {}});
   }
 
   void go_on(size_t index, size_t step) {
-    Travelling& part = under_way_.at(index);
-    if (step == 0) add_up_here(part.slices);
-    if (crosses(part.slices)) pass_on(part, step);
-    if (step == walk_.last) collect(part);
+    const Slices& slices = under_way_.at(index).slices;
+    if (step == 0 && index % pieces_ == 0) add_up_here(slices);
+    if (crosses(slices)) pass_on(index, step);
+    if (step == walk_.last) collect(index);
   }
 
-  void pass_on(Travelling& part, size_t step) {
-    const auto [offset, bytes] = cut_of(part, step);
+  void pass_on(size_t index, size_t step) {
+    Travelling& part = under_way_.at(index);
+    const auto [offset, bytes] = cut_of(index, step);
     void* own = slice(part.slices) + offset;
+    if (first_cut_.is(index, step)) return first_cut_.post(own, bytes);
     if (step > 0) crossing_.await_received(part.receives[step - 1]);
+    if (step > 0 && first_cut_.is(index, step - 1)) first_cut_.take(part.sums[0].get(), bytes);
     if (step > 0 && step < hosts_ && bytes > 0) {
       void* sum = part.sums[step - 1].get();
       const void* const terms[] = {sum, own};
@@ -96,17 +105,20 @@ class RingAllReduce : SlicedSum {
     if (step < walk_.last) crossing_.send(own, bytes, counterpart(1));
   }
 
-  void collect(Travelling& part) {
-    gather_here(part.slices);
+  void collect(size_t index) {
+    const Travelling& part = under_way_.at(index);
+    if (index % pieces_ == pieces_ - 1) gather_here(part.slices);
     for (size_t send : part.sends) crossing_.await_sent(send);
     under_way_.end_first();
   }
 
   const Parts parts_;
+  const size_t pieces_;  // of each cut of a part
   const size_t hosts_;
   const RingWalk walk_;
   UnderWay<Travelling> under_way_;
   Agreement::Comparison comparison_;
+  FirstCut first_cut_;
   Crossing crossing_;  // goes before the memory that it writes to
 };
 

@@ -23,15 +23,15 @@ struct RingWalk {
   size_t last;  // step; the first is 0
 
   // sum.go_on(part, step) for all, in order; and sum.expect(part, step) in the same one, as long before as receives are
-  // posted. The calls are compared meanwhile.
+  // posted. The calls are compared meanwhile; `posts`: the sum posts the frames for that, in the first step.
   template <typename Sum>
-  void run(Agreement::Comparison& comparison, Sum& sum) const {
+  void run(Agreement::Comparison& comparison, Sum& sum, bool posts = false) const {
     const auto expect = [&sum](size_t index, size_t step) { sum.expect(index, step); };
     const auto go_on = [&sum](size_t index, size_t step) { sum.go_on(index, step); };
     const size_t ticks = parts + last;
     for (size_t tick = 0; tick < std::min(kAhead, ticks); ++tick) for_parts_at(tick, expect);
     comparison.meet();
-    comparison.post();
+    if (!posts) comparison.post();
     for (size_t tick = 0; tick < ticks; ++tick) {
       for_parts_at(tick, go_on);
       if (tick == 0) comparison.conclude();

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch/hosts/levels/first_cut.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
 #include "torch/hosts/levels/ring_walk.hpp"
@@ -29,10 +30,11 @@ class TurnsAllReduce : SlicedSum {
         others_(static_cast<size_t>(on.layout.hosts()) - 1),
         walk_{parts_.count(), 2 * others_},
         comparison_(on.agreement, calling.signature, calling.call, on.round()),
+        first_cut_(on, comparison_, part_of(parts_.part(0).bytes, on.layout.hosts(), 0).bytes),
         crossing_(on.wire, calling.call, comparison_.digest()) {}
 
   void run() {
-    walk_.run(comparison_, *this);
+    walk_.run(comparison_, *this, first_cut_.framed());
     crossing_.await_all_sent();
   }
 
@@ -59,8 +61,8 @@ class TurnsAllReduce : SlicedSum {
     if (!crosses(part.slices)) return;
     if (step <= others_) {
       const int from = on_.layout.hosts() - static_cast<int>(step);
-      part.receives.push_back(
-          crossing_.receive(input(part, step), own_cut(part).bytes, counterpart(from), Stream::Inputs));
+      const size_t bytes = first_cut_.is(index, step - 1) ? 0 : own_cut(part).bytes;
+      part.receives.push_back(crossing_.receive(input(part, step), bytes, counterpart(from), Stream::Inputs));
       return;
     }
     const int from = on_.layout.hosts() - static_cast<int>(step - others_);
@@ -80,20 +82,24 @@ class TurnsAllReduce : SlicedSum {
   void go_on(size_t index, size_t step) {
     Travelling& part = under_way_.at(index);
     if (step == 0) add_up_here(part.slices);
-    if (crosses(part.slices)) take_turn(part, step);
+    if (crosses(part.slices)) take_turn(index, step);
     if (step < walk_.last) return;
     gather_here(part.slices);
     under_way_.end_first();
   }
 
-  void take_turn(Travelling& part, size_t step) {
+  void take_turn(size_t index, size_t step) {
+    Travelling& part = under_way_.at(index);
     if (step > 0) crossing_.await_received(part.receives[step - 1]);
+    if (step > 0 && first_cut_.is(index, step - 1)) first_cut_.take(input(part, 1), own_cut(part).bytes);
     if (step == others_) add_up_hosts(part);
     if (step == walk_.last) return;
     const bool sums = step >= others_;
     const int to = static_cast<int>(sums ? step - others_ : step) + 1;
     const auto [offset, bytes] = sums ? own_cut(part) : cut_of(part, on_.layout.after(to));
-    crossing_.send(slice(part.slices) + offset, bytes, counterpart(to), sums ? Stream::Results : Stream::Inputs);
+    const void* cut = slice(part.slices) + offset;
+    if (first_cut_.is(index, step)) return first_cut_.post(cut, bytes);
+    crossing_.send(cut, bytes, counterpart(to), sums ? Stream::Results : Stream::Inputs);
   }
 
   void add_up_hosts(const Travelling& part) {
@@ -112,6 +118,7 @@ class TurnsAllReduce : SlicedSum {
   const RingWalk walk_;
   UnderWay<Travelling> under_way_;
   Agreement::Comparison comparison_;
+  FirstCut first_cut_;
   Crossing crossing_;  // goes before the memory that it writes to
 };
 
