@@ -144,6 +144,7 @@ def make_gloo_backend(
     ring_from: int,
     turns_from: int,
     least_part: int,
+    piece: int,
     tree_from: int,
 ) -> SmddpBackend:
     """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena.

@@ -25,6 +25,8 @@ from opensmd.collectives.hosts.cost_model import (
 __all__ = ["NEVER", "Thresholds", "in_words", "thresholds"]
 
 LEAST_CARRIED = 8 << 10  # which hardly takes longer than an empty message
+LEAST_OF_PIECE, MOST_OF_PIECE = 32 << 10, 256 << 10
+MANY = 40  # times as long as a message takes to send and to receive
 LARGEST = 256 * MIB
 FINER = 2 ** (1 / 16)  # than powers of two
 NEVER = 1 << 62
@@ -40,6 +42,7 @@ class Thresholds:
             at once, if cuts are large enough.
         turns_from: likewise each host sends to one other at a time, in one that may not go along a ring.
         least_part: of an all_reduce in which each host sends to all others at once.
+        piece: what a rank sends another in an all_to_all goes in pieces of so many.
         tree_from: from here on, an all_reduce is a reduce and a broadcast over a tree of hosts.
     """
 
@@ -47,6 +50,7 @@ class Thresholds:
     ring_from: int
     turns_from: int
     least_part: int
+    piece: int
     tree_from: int
 
 
@@ -60,7 +64,8 @@ def thresholds(cluster: Cluster, *, usual: Cluster) -> Thresholds:
     """
     ring_from = _faster_from(in_ring, LEAST_OF_RING, cluster)
     turns_from = _faster_from(in_turns, LEAST_OF_TURN, cluster)
-    return Thresholds(_carried(cluster), ring_from, turns_from, least_part(cluster), _tree_from(usual))
+    parts = least_part(cluster), _piece(cluster)
+    return Thresholds(_carried(cluster), ring_from, turns_from, *parts, _tree_from(usual))
 
 
 def _carried(cluster: Cluster) -> int:
@@ -84,6 +89,19 @@ def _faster_from(way: Callable[[Cluster, float], Prediction], least: int, cluste
         )
 
     return _smallest(pays, FINER)
+
+
+def _piece(cluster: Cluster) -> int:
+    """Where many send to many, some get ahead, and links are idle in the end: in pieces, all keep pace.
+
+    But every piece makes messages, so pieces take a link much longer than a core, and as long as the way.
+    Where they would be too large, or hosts have several ranks, it is not links that all wait for.
+    """
+    size, least = LEAST_OF_PIECE, cluster.link * max(MANY * 2 * cluster.message, cluster.delay)
+    while size < least:
+        size *= 2
+    pays = cluster.hosts > 2 and cluster.ranks == 1 and size <= MOST_OF_PIECE
+    return size if pays else NEVER
 
 
 def _tree_from(cluster: Cluster) -> int:
@@ -121,9 +139,10 @@ def in_words(cluster: Cluster, chosen: Thresholds, measured: list[str]) -> str:
         for size in (chosen.ring_from, chosen.turns_from)
     )
     tree = "no size" if chosen.tree_from == NEVER else f"{chosen.tree_from / MIB:g} MiB"
+    pieces = "whole" if chosen.piece == NEVER else f"in pieces of up to {chosen.piece / 1024:g} KiB"
     return (
         f"{cluster.hosts} hosts of {cluster.ranks} ranks; {speeds}; up to {chosen.carried / 1024:g} KiB to "
         f"another host go with the comparison of calls; all_reduce goes along a ring of hosts from {ring} "
-        f"on, and hosts take turns in 16-bit ones from {turns} on; "
+        f"on, and hosts take turns in 16-bit ones from {turns} on; what is exchanged goes {pieces}; "
         f"all_reduce takes a tree of hosts from {tree} on"
     )

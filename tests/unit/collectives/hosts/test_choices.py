@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from opensmd.collectives.hosts.choices import (
     LEAST_CARRIED,
+    LEAST_OF_PIECE,
     NEVER,
     Thresholds,
     in_words,
@@ -56,7 +57,14 @@ def test_hosts_take_turns_from_where_waiting_is_cheaper_than_crowded_links() -> 
         assert chosen.ring_from == chosen.turns_from == NEVER
 
 
-def test_parts_are_larger_the_faster_the_link() -> None:
+def test_parts_and_pieces_are_larger_the_faster_the_link_and_pieces_the_longer_the_way() -> None:
+    one = replace(SLOW, ranks=1)
+    near, far = (thresholds_of(replace(one, delay=delay)).piece for delay in (40e-6, 1e-3))
+    assert LEAST_OF_PIECE < near == 64 << 10 < far < NEVER
+    assert near < thresholds_of(replace(one, link=2 * one.link)).piece < NEVER
+    assert thresholds_of(replace(one, link=1e3)).piece == LEAST_OF_PIECE
+    for whole in (replace(one, link=10 * one.link), replace(one, hosts=2), SLOW):
+        assert thresholds_of(whole).piece == NEVER
     slow, fast = (thresholds_of(replace(SLOW, link=link)).least_part for link in (SLOW.link, 10 * SLOW.link))
     assert slow == LEAST_OF_SUM < fast == MOST_OF_SUM
 

@@ -94,7 +94,7 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connecti
                                                    c10::intrusive_ptr<SmddpOptions> options,
                                                    py::object device_backend, py::object meet_on_device,
                                                    py::object split, size_t carried, size_t ring_from,
-                                                   size_t turns_from, size_t least_part, size_t tree_from) {
+                                                   size_t turns_from, size_t least_part, size_t piece, size_t tree_from) {
   std::shared_ptr<Group> local;
   for (const auto& members : hosts) {
     const bool here = std::find(members.begin(), members.end(), rank) != members.end();
@@ -102,7 +102,7 @@ c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connecti
   }
   auto transport =
       make_gloo_transport(std::move(gloo), connections, std::move(store), std::move(hosts), std::move(local), names,
-                          {carried, ring_from, turns_from, least_part, tree_from});
+                          {carried, ring_from, turns_from, least_part, piece, tree_from});
   return c10::make_intrusive<SmddpBackend>(std::move(transport), names.at(static_cast<size_t>(rank)), rank, size,
                                            std::move(options), makers(std::move(device_backend), std::move(meet_on_device), std::move(split)));
 }
@@ -240,7 +240,8 @@ void bind_backend(py::module_& module) {
              py::arg("store"), py::arg("fd"),
              py::arg("hosts"), py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"),
              py::arg("device_backend"), py::arg("meet_on_device"), py::arg("split"), py::arg("carried"),
-             py::arg("ring_from"), py::arg("turns_from"), py::arg("least_part"), py::arg("tree_from"));
+             py::arg("ring_from"), py::arg("turns_from"), py::arg("least_part"), py::arg("piece"),
+             py::arg("tree_from"));
 }
 
 void bind_direct(py::module_& module) {

@@ -154,7 +154,7 @@ class GlooTransport final : public Transport {
   levels::Levels levels() { return levels(layout_, *local_, true); }
   levels::Levels levels(const Layout& layout, Local& local, bool framed) {
     const Thresholds& at = thresholds_;
-    return {layout, local, *wire_, agreement_, framed, at.ring_from, at.turns_from, at.least_part};
+    return {layout, local, *wire_, agreement_, framed, at.ring_from, at.turns_from, at.least_part, at.piece};
   }
 
   // What two sums would round twice is added up in one, as if no members shared a host.

@@ -19,6 +19,7 @@ struct Thresholds {
   size_t ring_from;   // an all_reduce goes along a ring of hosts, instead of to all at once
   size_t turns_from;  // each host sends to one other at a time in one that may not go along a ring
   size_t least_part;  // of an all_reduce in which each host sends to all others at once
+  size_t piece;       // of what a member sends another in an all_to_all
   size_t tree_from;  // an all_reduce is a reduce and a broadcast over a tree of hosts
 };
 

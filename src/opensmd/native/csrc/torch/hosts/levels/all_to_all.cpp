@@ -1,6 +1,10 @@
 // Large: every member sends to each of another host what is for it, and gives those of its own theirs in shared memory.
 //
-// Where all pieces of all members have one size, the comparison says so. Else the members exchange their counts first.
+// Between more than two hosts what is large goes in pieces, so that all keep pace: else some get ahead, and links are idle in
+// the end.
+//
+// Where what is for each other member has one size everywhere, the comparison says so. Else the members exchange their counts
+// first.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -9,6 +13,7 @@
 
 #include "core/algorithms/counts.hpp"
 #include "torch/hosts/levels/levels.hpp"
+#include "torch/hosts/levels/parts.hpp"
 
 namespace opensmd::levels {
 namespace {
@@ -125,30 +130,75 @@ void compare_counts(Levels& on, const Calling& calling, const Exchange& data) {
   }
 }
 
-// `first`: what is done before any piece leaves; `meanwhile`: while they are on their way. Those of whose size their two
-// ends disagree go nowhere.
-template <typename First, typename Meanwhile>
-void exchange_between(Levels& on, const Calling& calling, const Exchange& data, uint64_t digest, First first,
-                      Meanwhile meanwhile) {
-  const Layout& layout = on.layout;
-  const size_t width = size_of(calling.signature.dtype);
-  Crossing crossing(on.wire, calling.call, digest);
-  std::vector<size_t> receives;
-  for (int step = 1; step < layout.hosts(); ++step) {
-    for (int member : layout.members(layout.after(layout.hosts() - step))) {
-      receives.push_back(crossing.receive(data.outs[member], data.out_counts[member] * width, member));
+// Members of other hosts send each other their pieces, the next ones when earlier ones have come from all.
+class Between {
+ public:
+  Between(Levels& on, const Calling& calling, const Exchange& data, uint64_t digest)
+      : layout_(on.layout),
+        data_(data),
+        width_(size_of(calling.signature.dtype)),
+        most_(on.piece),
+        receives_(most_pieces()),
+        crossing_(on.wire, calling.call, digest) {}
+
+  // `first`: what is done before anything leaves; `meanwhile`: while it is on its way. That of whose size the two ends
+  // disagree goes nowhere, or into the memory that is meant for it.
+  template <typename First, typename Meanwhile>
+  void run(First first, Meanwhile meanwhile) {
+    for (size_t i = 0; i < kAhead; ++i) expect(i);
+    first();
+    for (size_t i = 0; i < kOnTheirWay; ++i) give(i);
+    meanwhile();
+    for (size_t i = 0; i < receives_.size(); ++i) {
+      for (size_t receive : receives_[i]) crossing_.await_received(receive);
+      expect(i + kAhead);
+      give(i + kOnTheirWay);
+    }
+    crossing_.await_all_sent();
+  }
+
+ private:
+  static constexpr size_t kFewestPieces = 8, kOnTheirWay = 2;
+
+  // Of what one member sends another: both know no other counts.
+  Parts pieces(size_t count) const { return Parts::of(count * width_, most_, kFewestPieces, most_ / 2); }
+  Part piece(size_t index, size_t count) const {
+    const Parts all = pieces(count);
+    return index < all.count() ? all.part(index) : Part{0, 0};
+  }
+  size_t most_pieces() const {
+    size_t most = 0;
+    for (int member = 0; member < layout_.size(); ++member) {
+      most = std::max({most, pieces(data_.in_counts[member]).count(), pieces(data_.out_counts[member]).count()});
+    }
+    return most;
+  }
+
+  void expect(size_t index) {
+    for (int step = 1; index < receives_.size() && step < layout_.hosts(); ++step) {
+      for (int member : layout_.members(layout_.after(layout_.hosts() - step))) {
+        const auto [offset, bytes] = piece(index, data_.out_counts[member]);
+        receives_[index].push_back(crossing_.receive(static_cast<char*>(data_.outs[member]) + offset, bytes, member));
+      }
     }
   }
-  first();
-  for (int step = 1; step < layout.hosts(); ++step) {
-    for (int member : layout.members(layout.after(step))) {
-      crossing.send(data.ins[member], data.in_counts[member] * width, member);
+
+  void give(size_t index) {
+    for (int step = 1; index < receives_.size() && step < layout_.hosts(); ++step) {
+      for (int member : layout_.members(layout_.after(step))) {
+        const auto [offset, bytes] = piece(index, data_.in_counts[member]);
+        crossing_.send(static_cast<const char*>(data_.ins[member]) + offset, bytes, member);
+      }
     }
   }
-  meanwhile();
-  for (size_t receive : receives) crossing.await_received(receive);
-  crossing.await_all_sent();
-}
+
+  const Layout& layout_;
+  const Exchange& data_;
+  const size_t width_;
+  const size_t most_;  // of a piece
+  std::vector<std::vector<size_t>> receives_;  // by piece
+  Crossing crossing_;
+};
 
 }  // namespace
 
@@ -167,7 +217,7 @@ void all_to_all(Levels& on, const Calling& calling, const void* const* ins, cons
     conclude_with_arrived(on, calling, comparison, data);
     if (!comparison.same_detail()) {
       compare_counts(on, calling, data);
-      exchange_between(on, calling, data, digest, [] {}, [] {});
+      Between(on, calling, data, digest).run([] {}, [] {});
     }
     return exchange_here(on, calling, data);
   }
@@ -177,7 +227,7 @@ void all_to_all(Levels& on, const Calling& calling, const void* const* ins, cons
     one_count = detail != 0 && comparison.same_detail();
     comparison.post();
   };
-  exchange_between(on, calling, data, digest, first, [&] {
+  Between(on, calling, data, digest).run(first, [&] {
     if (one_count) exchange_here(on, calling, data);
     comparison.conclude();
     if (!one_count || !comparison.same_detail()) compare_counts(on, calling, data);

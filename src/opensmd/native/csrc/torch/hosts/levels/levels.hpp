@@ -27,6 +27,8 @@ struct Levels {
   // Of a sum that hosts send straight to each other, a part has so many bytes: it is two rounds in shared memory, and a
   // message to and from each other host, twice.
   size_t least_part;
+  // Of what members send each other in an all_to_all: as many bytes go at a time.
+  size_t piece;
 
   bool carries(size_t bytes) const { return framed && agreement.carries(bytes); }
   bool carries_one_way(size_t bytes) const { return framed && agreement.carries_one_way(bytes); }
