@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.offloading.offloading import Offloading
-from opensmd.modelparallel.planning.measured import StageTimes, with_times
+from opensmd.modelparallel.planning.measured import StageTimes
 from opensmd.modelparallel.planning.plan import Plan
-from opensmd.modelparallel.planning.policies.patience import Patience
 from opensmd.modelparallel.planning.schedules.tables import Table
 from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.ranks.poisoned_groups import require_sound
@@ -41,9 +39,9 @@ from opensmd.modelparallel.runtime.step_errors import StepErrors
 from opensmd.modelparallel.runtime.step_run import StepRun
 from opensmd.modelparallel.runtime.step_timeline import StepTimeline
 from opensmd.modelparallel.runtime.tensors.structure import Arguments
+from opensmd.modelparallel.runtime.turns.adaptive_schedule import AdaptiveSchedule
 from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
 from opensmd.modelparallel.runtime.turns.record import Record, Stretch
-from opensmd.modelparallel.runtime.turns.split_choice import SplitChoice
 from opensmd.modelparallel.runtime.turns.threads import Threads
 from opensmd.modelparallel.settings.config import Config
 from opensmd.timeline.recorder import recorder
@@ -104,7 +102,6 @@ class Engine:
         require_same_model(module, group, self._control_device)
         placed = PlacedModel(module, plan, self._rank)
         random = ReplicatedRandom(self._agreed_seed(), placed.generators)
-        self._schedule: RankSchedule
         self._follow(placed, open_transport(group, placed.device), random)
         self.errors = self._new_errors()
         atexit.register(self.close)
@@ -141,8 +138,7 @@ class Engine:
 
     def follow_times(self, measured: Sequence[StageTimes]) -> None:
         """Let the order of work follow what a microbatch takes on each stage; on all ranks alike."""
-        self._schedule = replace(self._schedule, plan=with_times(self.plan, measured))
-        self._split_choice = SplitChoice(self._schedule)
+        self._schedule.follow_times(measured)
 
     def _follow(self, placed: PlacedModel, transport: Transport, random: ReplicatedRandom) -> None:
         self.plan = placed.plan
@@ -160,22 +156,24 @@ class Engine:
             placed_memory=placed.placed_memory,
             replicated_memory=placed.replicated_memory,
             divided=placed.divided,
+            sum_warning=self._sum_warning,
             offloading=self._offloading,
         )
         self._inner_hooks = InnerHooks(placed.module, placed.plan, self._context.escaped)
+        self._schedule = AdaptiveSchedule(self._planned_schedule())
+
+    def _planned_schedule(self) -> RankSchedule:
         config = self._config
-        self._schedule = RankSchedule(
-            plan=placed.plan,
+        return RankSchedule(
+            plan=self.plan,
             stage=self._rank,
             partitions=self._size,
             pipeline=config.pipeline,
             active_microbatches=config.active_microbatches,
-            in_order=transport.ordered or config.fixed_order,
+            in_order=self._context.transport.ordered or config.fixed_order,
             virtual_stages=config.virtual_stages,
             common=self._first_ranks,
         )
-        self._split_choice = SplitChoice(self._schedule)
-        self._patience = Patience()
 
     def _new_errors(self) -> StepErrors:
         """Of the steps over these groups, none of which has failed yet."""
@@ -262,20 +260,16 @@ class Engine:
             self._schedule,
             function,
             calls,
-            splits_from=self._split_choice.splits_from(len(calls)),
             detach=detach,
             backwards=backwards,
             threads=self._threads,
-            patience=self._patience,
             reducer=self.reducer,
-            sum_warning=self._sum_warning,
         )
         self._record = step.record
         try:
             with self._inner_hooks.watched():
                 results = step.run()
-            self._split_choice.step_has_ended(len(calls), step.record)
-            self._patience.step_has_ended([each * 1e-9 for each in step.record.spent("backward").values()])
+            self._schedule.step_has_ended(len(calls), step.record)
             return results
         except BaseException as error:
             self.errors.add(error, step.failed_at)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from opensmd.modelparallel.offloading.offloading import Offloading
+from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.descriptions.known_calls import KnownCalls
 from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
@@ -37,6 +38,7 @@ class PipelineContext:
         placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
         replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
         divided: buffers of which modules in different places have copies.
+        sum_warning: sees every backward of torch's own.
         offloading: of checkpointed activations; None keeps them in memory.
         sent_since_flush: something may still have to leave before it may be changed.
         replacing: how many calls of ``functional_call`` are open on this rank.
@@ -55,6 +57,7 @@ class PipelineContext:
     placed_memory: frozenset[int]
     replicated_memory: frozenset[int]
     divided: frozenset[Tensor]
+    sum_warning: SumWarning
     offloading: Offloading | None = None
     calls: KnownCalls = field(default_factory=KnownCalls)
     replacing: int = 0

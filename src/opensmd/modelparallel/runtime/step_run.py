@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from opensmd.modelparallel.planning.policies.patience import Patience
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass, Reducer
-from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
 from opensmd.modelparallel.runtime.calls.interception import CallingThread
 from opensmd.modelparallel.runtime.microbatch import Microbatch
@@ -21,7 +19,7 @@ from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerM
 from opensmd.modelparallel.runtime.side_effects.per_microbatch import PerMicrobatchState
 from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import RandomPerMicrobatch
 from opensmd.modelparallel.runtime.tensors.structure import Arguments
-from opensmd.modelparallel.runtime.turns.rank_schedule import RankSchedule
+from opensmd.modelparallel.runtime.turns.adaptive_schedule import AdaptiveSchedule
 from opensmd.modelparallel.runtime.turns.record import Record
 from opensmd.modelparallel.runtime.turns.threads import Threads
 from opensmd.modelparallel.runtime.turns.turns import Turns
@@ -36,15 +34,12 @@ class StepRun:
         context: what the microbatches of a pipeline have in common.
         placed: the model.
         schedule: what this rank does in which order.
-        splits_from: the microbatches from this one on leave their weight gradients for later.
         function: the user's.
         calls: its arguments, of each microbatch.
         detach: detach what is returned from its graph.
         backwards: counts them.
         threads: where further microbatches run.
-        patience: of this rank, over all steps.
         reducer: of replicas; None without them.
-        sum_warning: sees every backward of torch's own.
 
     Attributes:
         record: what this rank does, and when.
@@ -54,17 +49,14 @@ class StepRun:
         self,
         context: PipelineContext,
         placed: PlacedModel,
-        schedule: RankSchedule,
+        schedule: AdaptiveSchedule,
         function: Callable[..., Any],
         calls: Sequence[Arguments],
         *,
-        splits_from: int,
         detach: bool,
         backwards: Backwards,
         threads: Threads,
-        patience: Patience,
         reducer: Reducer | None,
-        sum_warning: SumWarning,
     ) -> None:
         count = len(calls)
         self._alone = count == 1
@@ -85,7 +77,7 @@ class StepRun:
             record=self.record,
             threads=threads,
             swapped_state=self._state_per_microbatch,
-            patience=patience,
+            patience=schedule.patience,
         )
         backward_pass = BackwardPass(
             context,
@@ -93,10 +85,9 @@ class StepRun:
             self._weight_gradients,
             self.record,
             backwards,
-            splits_from=splits_from,
+            splits_from=schedule.splits_from(count),
             in_order=schedule.in_order,
             reducer=reducer,
-            sum_warning=sum_warning,
         )
         self._results = Results(context, count, detach=detach)
         self._runs = [

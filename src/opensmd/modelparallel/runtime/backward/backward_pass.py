@@ -29,7 +29,6 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.deferred import DeferredBackward, Leg
 from opensmd.modelparallel.runtime.backward.roots import latest_first, root_gradient, root_pairs
-from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.backward.weight_gradients import (
     WeightGradients,
     are_apart,
@@ -68,7 +67,6 @@ class BackwardPass:
         splits_from: the microbatches from this one on leave their weight gradients for later.
         in_order: all ranks do everything in one order, so nothing is deferred.
         reducer: of replicas; None without them.
-        sum_warning: sees every backward of torch's own.
     """
 
     def __init__(
@@ -82,7 +80,6 @@ class BackwardPass:
         splits_from: int,
         in_order: bool,
         reducer: Reducer | None,
-        sum_warning: SumWarning,
     ) -> None:
         self._counts = counts
         self._context = context
@@ -92,7 +89,6 @@ class BackwardPass:
         self._splits_from = splits_from
         self._in_order = in_order
         self._reducer = reducer
-        self._sum_warning = sum_warning
 
     def begin(
         self,
@@ -116,7 +112,7 @@ class BackwardPass:
         if create_graph or inputs is not None:
             raise SMPError("backward inside a smp.step function takes neither create_graph nor inputs")
         if share is None:
-            self._sum_warning.plain_backward(self._counts.microbatches)
+            self._context.sum_warning.plain_backward(self._counts.microbatches)
         roots, given = root_pairs(tensors, grad_tensors)
         with microbatch.not_intercepted():
             self._begin(microbatch, roots, given, bool(retain_graph), 1.0 if share is None else share)
