@@ -17,22 +17,33 @@ def with_opened(plan: Plan, trace: ModelTrace) -> Plan:
     another stage. What is carried or called inside one that runs as a whole stays on its rank, and needs
     nothing.
     """
-    names: dict[str, set[str]] = {}
-    for alias, name in trace.aliases.items():
-        names.setdefault(name, set()).add(alias)
-    while True:
+    while True:  # what is opened may have called another module as a whole, which must be opened then
         split = plan.split()
-        opened: set[str] = set()
-        for escape in trace.escapes:
-            if escape.around is None or escape.around in split:
-                for name in escape.inside:
-                    opened.update((name, *ancestors(name)))
-        for host, guest in trace.guests:
-            if host not in split and (guest in split or plan.homes[host] != plan.homes[guest]):
-                opened.update((host, *ancestors(host), *ancestors(guest)))
-        for name in tuple(opened):
-            for alias in names.get(name, ()):
-                opened.update((alias, *ancestors(alias)))
+        opened = _with_ancestors(_passed_by(split, trace) | _called_across(plan, split, trace))
+        opened |= _with_ancestors({alias for alias, name in trace.aliases.items() if name in opened})
         if opened <= split:
             return plan
         plan = replace(plan, opened=tuple(sorted(opened.union(plan.opened))))
+
+
+def _passed_by(split: set[str], trace: ModelTrace) -> set[str]:
+    """The modules that tensors are carried past, except inside a module that runs as a whole."""
+    return {
+        name
+        for escape in trace.escapes
+        if escape.around is None or escape.around in split
+        for name in escape.inside
+    }
+
+
+def _called_across(plan: Plan, split: set[str], trace: ModelTrace) -> set[str]:
+    """The modules that call one of another stage, or one that is split, which is not below them."""
+    found: set[str] = set()
+    for host, guest in trace.guests:
+        if host not in split and (guest in split or plan.homes[host] != plan.homes[guest]):
+            found.update((host, *ancestors(guest)))
+    return found
+
+
+def _with_ancestors(names: set[str]) -> set[str]:
+    return names.union(*map(ancestors, names))

@@ -66,39 +66,29 @@ class Sequences:
     def _forward(self, name: str, module: nn.Module, alone: bool) -> Forward | None:
         if "forward" in module.__dict__:  # somebody has replaced it, and expects it to be called
             return None
+        parts = self._parts(name, module, alone)
+        # A single microbatch may switch modules to another mode on its way.
+        passes = {} if alone else self._passes(parts)
+        # Nothing could be joined or passed, and a forward of ours would only cost.
+        if len(parts) == len(_children(module)) and not passes:
+            return None
+        return _one_after_another(parts, passes)
+
+    def _parts(self, name: str, module: nn.Module, alone: bool) -> list[_SequencePart]:
+        """The children, those in a row that can be one call as one."""
         parts: list[_SequencePart] = []
         group: list[nn.Module] = []
         children = _children(module)
-        for number, (own, child) in enumerate(children):
+        for (own, child), (_, after) in zip(children, [*children[1:], ("", None)], strict=True):
             if not self._can_join(child):
                 parts.append(_SequencePart(child))
                 continue
             group.append(child)
-            after = children[number + 1][1] if number + 1 < len(children) else None
             # A group ends where the next child lives elsewhere, or must be called by itself.
             if after is None or not self._can_join(after) or self._homes[after] != self._homes[child]:
                 parts.append(self._one(f"{name}.{own}".lstrip("."), tuple(group), alone))
                 group = []
-        # A single microbatch may switch modules to another mode on its way.
-        passes = {} if alone else self._passes(parts)
-        # Nothing could be joined or passed, and a forward of ours would only cost.
-        if len(parts) == len(children) and not passes:
-            return None
-
-        def forward(input: Any) -> Any:
-            place = 0
-            while place < len(parts):
-                calls = passes.get(place)
-                made = None if calls is None else pass_modules(calls, input)
-                if calls is None or made is None:
-                    input = parts[place].forward(input)
-                    place += 1
-                else:
-                    input = made
-                    place += len(calls)
-            return input
-
-        return forward
+        return parts
 
     def _passes(self, parts: Sequence[_SequencePart]) -> dict[int, tuple[ModuleCall, ...]]:
         """Where calls of other ranks are, and from each of them those that follow each other."""
@@ -131,6 +121,27 @@ class Sequences:
         return _SequencePart(
             redirected(name, whole, home, whole.forward, alone), module_call(name, whole, home)
         )
+
+
+def _one_after_another(
+    parts: Sequence[_SequencePart], passes: Mapping[int, tuple[ModuleCall, ...]]
+) -> Forward:
+    """A forward that calls ``parts``, and passes at once those of other ranks that it can."""
+
+    def forward(input: Any) -> Any:
+        place = 0
+        while place < len(parts):
+            calls = passes.get(place)
+            made = None if calls is None else pass_modules(calls, input)
+            if calls is None or made is None:
+                input = parts[place].forward(input)
+                place += 1
+            else:
+                input = made
+                place += len(calls)
+        return input
+
+    return forward
 
 
 def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
