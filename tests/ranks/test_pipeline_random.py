@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import smdistributed.modelparallel.torch as smp
 from tests.ranks.models.case import CLASSES, WIDTH, classify
-from tests.support.equality import Pools
+from tests.support.equality import Pools, train_beside
+from tests.support.partitioned import restart
 
 WAYS = list(itertools.product((1, 4), ("simple", "interleaved")))
 
@@ -164,3 +165,37 @@ def test_the_same_seed_gives_the_same_training(pool: Pools, kind: type[nn.Module
 
 def test_checkpointing_recomputes_with_the_same_masks(pool: Pools) -> None:
     pool(2).run(checkpointed_masks)
+
+
+class OwnGenerator(nn.Module):
+    """Draws between modules from a generator of its own, before and after it has asked for a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def noise(self) -> Tensor:
+        return torch.randn(WIDTH, generator=self.generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(torch.tanh(self.first(x + self.noise())))
+        out: Tensor = h * 2 if h.sum().item() > 1e9 else h
+        return out + self.noise()
+
+
+def draw_in_order(pipeline: str) -> None:
+    restart(partitions=2, microbatches=4, pipeline=pipeline, auto_partition=False, default_partition=0)
+    module, plain = OwnGenerator(), OwnGenerator()
+    smp.set_partition(module.second, 1)
+    batches = ((classify(step, 8)[0],) for step in range(3))
+    train_beside(smp.DistributedModel(module), plain, batches, microbatches=4)
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("pipeline", ["simple", "interleaved"])
+def test_a_generator_of_the_model_gives_its_numbers_in_the_order_of_the_microbatches(
+    pool: Pools, pipeline: str
+) -> None:
+    pool(2).run(draw_in_order, pipeline)

@@ -71,6 +71,9 @@ class Glue(TorchFunctionMode):
                     run.wait_for_earlier()
                     run.context.buffers.written(out_of_transforms(written))
             if func in RANDOM:
+                if kwargs.get("generator") is not None:
+                    # It may outlive the microbatch, and gives the next one what this one has left.
+                    run.wait_for_earlier()
                 return run.replicated_random(Call("", func, func, args, kwargs, leaves, tags))
             return func(*args, **kwargs)
         if func in WITHOUT_DATA:
