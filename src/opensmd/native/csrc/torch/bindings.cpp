@@ -1,4 +1,4 @@
-// What Python sees of the compiled module; opensmd.collectives.backend is its only direct user.
+// What Python sees of the compiled module: process groups, and below modelparallel messages, graphs and memory of its own.
 #include <torch/csrc/utils/pybind.h>
 
 #include <ATen/Context.h>

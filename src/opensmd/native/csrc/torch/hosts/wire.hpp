@@ -35,8 +35,8 @@ constexpr int kFirstCallTag = 0x40000000;
 // Programs have tags below this. For small ones there are as many tags on the wire as a few bits of a message's size and
 // dtype say: Gloo ends the process that receives more than it expects, and takes numbers of one dtype for another's.
 constexpr int kTagLimit = 0x20000000;
-// The last of them are those of the pipeline's messages (modelparallel/runtime/messages/hosts.py), which are received ahead
-// of need: that one does not come is no failure before somebody wants it.
+// The last of them are those of the pipeline's messages (modelparallel/runtime/messages/hosts_transport.py), which are
+// received ahead of need: that one does not come is no failure before somebody wants it.
 constexpr int kFirstQuietTag = kTagLimit - 2;
 bool says_kind(int64_t tag);
 int tag_on_wire(int64_t tag, size_t bytes, DType dtype);
