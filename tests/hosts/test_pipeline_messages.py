@@ -99,7 +99,7 @@ def run_messages(hosts: str) -> None:
 
 
 def run_without_flush(hosts: str) -> int:
-    """How many sends are kept when all but the last have left; a letter and its payload are two."""
+    """How many sends are kept when all but those of the last tensor are known to have left."""
     init_on(hosts)
     transport = opened(dist.group.WORLD)
     if dist.get_rank() == 0:
@@ -139,7 +139,8 @@ def test_messages_are_seen_when_they_have_come_and_taken_in_any_order(hosts: str
 
 
 def test_what_has_left_is_let_go_also_where_nothing_is_flushed() -> None:
-    assert values(run_once(2, run_without_flush, "ab", backend=None))[0] == 2
+    # of six: a letter and its tensor, before which the letter may have left
+    assert values(run_once(2, run_without_flush, "ab", backend=None))[0] in {1, 2}
 
 
 def test_a_rank_that_sends_nothing_within_the_timeout_is_named() -> None:
