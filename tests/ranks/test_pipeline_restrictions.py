@@ -301,6 +301,32 @@ def with_one_average() -> nn.Module:
     return module
 
 
+class Adding(nn.Module):
+    """Adds what it gets to a tensor that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, total: Tensor) -> Tensor:
+        total.add_(x.detach().sum(0))
+        out: Tensor = self.linear(x) / total
+        return out
+
+
+class Lending(Chain):
+    """A module on the second stage is given a buffer of one on the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.third = nn.BatchNorm1d(WIDTH), Adding()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(torch.tanh(self.first(x)))
+        out: Tensor = self.head(self.third(h, self.second.running_mean))
+        return out
+
+
 class Boxed(Chain):
     """A module is given an object with a tensor of another stage, as a cache of keys and values is."""
 
@@ -377,6 +403,10 @@ RESTRICTIONS = {
     "a buffer that modules of several partitions change": Restriction(
         ("has changed a buffer of shape (12,) in place", "on one partition with smp.set_partition"),
         with_one_average,
+    ),
+    "a buffer of another partition that a module changes": Restriction(
+        ("has changed in place a buffer, parameter or gradient of shape", "Change it in the module to which"),
+        Lending,
     ),
     "a tensor that a module finds in an attribute": Restriction(
         ("has found a gradient for a tensor of shape", "to the module as an argument"),

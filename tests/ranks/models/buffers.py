@@ -148,6 +148,23 @@ class Borrowed(Layers):
         return out
 
 
+class Iterated(Layers):
+    """Calls what is in a Sequential, which is on a lower stage than what it gets, and not the Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Sequential(  # type: ignore[assignment]
+            nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.BatchNorm1d(WIDTH, momentum=None)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        for layer in self.second:
+            h = layer(h)
+        out: Tensor = self.head(self.third(h))
+        return out
+
+
 class NormThenMix(nn.BatchNorm1d):
     """Calls torch's function itself, and has a child that may live elsewhere, which splits the norm."""
 
@@ -178,6 +195,10 @@ class NormsWithChildren(Layers):
 NORMALISED = ("first", "norm1", "second", "norm2", "head")
 CHAIN = {2: {"chain": {"third": 1, "head": 1}}}
 
+BACK = {
+    2: {"back": {"first": 1, "second": 0, "third": 1, "head": 1}, "back at the end": {"first": 1}},
+    4: {"back": {"first": 3, "second": 2, "third": 1, "head": 0}},
+}
 LIST = {2: {"the list on one stage": {"first": 1, "layers": 0, "second": 1, "third": 1, "head": 1}}}
 
 CASES = (
@@ -208,4 +229,5 @@ CASES = (
         rows=32,
     ),
     Case("parametrisations", Spectral, whole=False, replicas=False),
+    Case("a Sequential called layer by layer", Iterated, (), fixed=BACK, whole=False, rows=32),
 )

@@ -6,6 +6,7 @@ What a call at home 1 writes into decides (``Change`` is what the home tells of 
     a buffer that all ranks keep ──────────────── the same, in the order of the microbatches
     a tensor of home 1 ────────────────────────── copies elsewhere are older now
     a tensor of home 0 ────────────────────────── it lives at home 1 from now on; its views are invalid
+    a buffer or parameter of home 0 ───────────── refused: it stays there, as it was
     any other tensor that all ranks have ──────── it lives at home 1 from now on, and its memory with it
 """
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel._torch_internals import unversioned
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.calls.call import Call
 from opensmd.modelparallel.runtime.calls.descriptions.description import Change
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
@@ -61,11 +63,15 @@ class ChangedArguments:
             if tags[place] is None and leaf.layout is torch.strided:
                 found = self.memories.get(leaf.untyped_storage()._cdata)
                 if found is not None:
-                    tags[place] = tag = Tag(found[0], family=found[1])
+                    tags[place] = tag = Tag(found[0], family=found[1], serial=self._microbatch.serial)
                     put_tag(leaf, tag)
 
     def add(self, call: Call, change: Change, home: int, real: Tensor | None) -> None:
-        """An argument was changed in place at ``home``; ``real`` is what the call has got there."""
+        """An argument was changed in place at ``home``; ``real`` is what the call has got there.
+
+        Raises:
+            SMPUnsupportedError: it is a buffer or parameter of another rank, which keeps its own.
+        """
         leaf, requires_grad = call.leaves[change.argument], change.requires_grad
         tag = tag_of(leaf)
         is_input = tag is None and lies_in(leaf, self._microbatch.inputs)
@@ -111,6 +117,14 @@ class ChangedArguments:
         real: Tensor | None,
     ) -> None:
         """The tensor lives at ``home`` from now on, where the call has written into what it had got of it."""
+        # No microbatch has made it: the model, and what saves it, has the one that stays where it was.
+        if tag is not None and tag.serial < 0:
+            raise SMPUnsupportedError(
+                f"{call.name}, on pipeline rank {home}, has changed in place a buffer, parameter or gradient "
+                f"of shape {tuple(leaf.shape)} that lives on pipeline rank {tag.home}, where it stays as it "
+                "was. Change it in the module to which it belongs, or place both on one partition with "
+                "smp.set_partition"
+            )
         moved = Tag(home, serial=self._microbatch.serial)
         moved.family.requires_grad = requires_grad
         moved.family.parents = call.parents

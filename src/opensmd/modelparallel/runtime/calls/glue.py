@@ -97,13 +97,13 @@ class Glue(TorchFunctionMode):
         if func in READS_VALUE:
             return run.value(call, home)
         call.written = written_by_function(func, args, kwargs)
-        # Statistics are no destination: the operation stays with its input, and what it has written there
-        # travels.
-        if call.written and func not in STATISTICS:
+        if call.written:
             destination = highest_home(map(tag_of, call.written))
             if destination is not None:
                 home = destination
-            elif any(map(run.context.is_replicated, call.written)):
+            # Statistics that all ranks have are no destination: the operation stays with its input, and what
+            # it has written there travels.
+            elif func not in STATISTICS and any(map(run.context.is_replicated, call.written)):
                 return run.run_everywhere(call)
         if func in SELECTS and not torch.is_grad_enabled():
             selected = call.tags[0]
