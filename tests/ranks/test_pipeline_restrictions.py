@@ -181,6 +181,12 @@ def only_on_one_rank(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return loss
 
 
+def saving(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    loss = trained(model, x, y)
+    model.state_dict()
+    return loss
+
+
 def nested(model: Any, x: Tensor, y: Tensor) -> Tensor:
     smp.step(lambda x: model(x))(x)
     return trained(model, x, y)
@@ -391,6 +397,9 @@ RESTRICTIONS = {
     ),
     "a graph used twice": Restriction(("retain_graph=True",), step=twice_backward),
     "a step inside a step": Restriction(("inside another one",), step=nested),
+    "a state dict inside a step": Restriction(
+        ("model.state_dict() was called inside a smp.step function", "call it after the step"), step=saving
+    ),
     "what a module leaves in a list of the script": Restriction(
         ("got out of it by another way than its result", "Return it from the module"), Collected
     ),

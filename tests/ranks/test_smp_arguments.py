@@ -148,6 +148,8 @@ def refused() -> None:
             nn.parallel.DistributedDataParallel(model)
         with pytest.raises(SMPUnsupportedError, match="does not support create_graph"):
             model.backward(torch.ones(1), create_graph=True)
+        with pytest.raises(TypeError, match=r"settings in a dict, not by keyword: .*\{'partitions': 2\}"):
+            smp.init(partitions=2)
         with pytest.raises(TypeError, match=r"expected a torch\.nn.Module, got 3"):
             smp.set_partition(3, 1)
         with pytest.raises(TypeError, match=r"expected a torch\.nn.Module, got 3"):
@@ -159,10 +161,12 @@ def refused() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(TypeError, match=r"takes no scale_windows; .*scale_window"):
             smp.DistributedOptimizer(optimizer, scale_windows=1000)
+        wrapped = smp.DistributedOptimizer(optimizer, static_loss_scale=None, dynamic_loss_args={})
         with pytest.raises(TypeError, match="expected a state dict, got int"):
-            smp.DistributedOptimizer(optimizer, static_loss_scale=None, dynamic_loss_args={}).load_state_dict(
-                3
-            )
+            wrapped.load_state_dict(3)
+        for norm in ("x", None):
+            with pytest.raises(TypeError, match="clip_master_grads: max_norm must be a number, got"):
+                wrapped.clip_master_grads(norm)
 
 
 def test_wrong_arguments_are_refused_with_one_clear_error(pool: Pools) -> None:

@@ -35,7 +35,7 @@ logger = logging.getLogger("opensmd.modelparallel")
 BACKEND = "smddp"
 
 
-def init(config: Mapping[str, Any] | None = None) -> None:
+def init(config: Mapping[str, Any] | None = None, **settings: Any) -> None:
     """Start model parallelism; the first call of a script, on every rank.
 
     Settings come from ``config``, and those that the launcher gives (``SM_HP_MP_PARAMETERS``,
@@ -47,10 +47,13 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     With ``auto`` the first rank chooses what is not given, for all.
 
     Raises:
+        TypeError: ``config`` is not a dict, or settings were given by keyword.
         ValueError: unknown, bad or contradictory settings, a number of ranks that does not fit them, or a
             LOCAL_RANK that does not fit the hosts on which the ranks met.
         SMPError: a second call that changes a setting, or that comes after ``smp.DistributedModel``.
     """
+    if settings:
+        raise TypeError(f"smp.init takes its settings in a dict, not by keyword: smp.init({settings})")
     if state.initialized and not config:
         return
     cfg = load_config(config)

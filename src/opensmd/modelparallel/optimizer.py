@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -286,6 +287,11 @@ def _require_state_dict(given: Mapping[str, Any]) -> None:
         )
 
 
+def _require_number(max_norm: object) -> None:
+    if not isinstance(max_norm, (Real, torch.Tensor)):
+        raise TypeError(f"optimizer.clip_master_grads: max_norm must be a number, got {max_norm!r}")
+
+
 class _InStep:
     """In front of all other methods: what a step function of one microbatch may call.
 
@@ -305,7 +311,12 @@ class _InStep:
         return result
 
     def clip_master_grads(self, max_norm: float) -> float:
-        """As the optimizer's; 0.0 in the dry run, which has no gradients."""
+        """As the optimizer's; 0.0 in the dry run, which has no gradients.
+
+        Raises:
+            TypeError: ``max_norm`` is no number.
+        """
+        _require_number(max_norm)  # before anything is sent, and before gradients reach the masters
         if is_tracing():
             return 0.0
         with beside_the_program():

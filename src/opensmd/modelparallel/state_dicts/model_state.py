@@ -41,11 +41,6 @@ class ModelState(Moves):
         self._post_partition_hooks: dict[int, Hook] = OrderedDict()
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
 
-    @property
-    def running(self) -> int:
-        """The number of microbatches of the step that runs; 0 outside steps, which a subclass has."""
-        return 0
-
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         """What the model has in the place of a parameter that it had before; a subclass may shard some."""
         return parameter

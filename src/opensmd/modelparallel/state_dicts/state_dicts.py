@@ -45,6 +45,11 @@ class StateDicts(DistributedParts):
         self._pending_local: dict[str, Any] | None = None
         self._pending_full: tuple[dict[str, Any], bool, dict[str, int]] | None = None
 
+    @property
+    def running(self) -> int:
+        """The number of microbatches of the step that runs; 0 outside steps, which a subclass has."""
+        return 0
+
     def local_state_dict(self) -> dict[str, Any]:
         """This stage's part of the state dict, and ``_smp_is_partial: True``.
 
@@ -74,6 +79,7 @@ class StateDicts(DistributedParts):
             gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
 
         Raises:
+            SMPError: before the first step of delayed parameters, or of a split model inside a step.
             SMPUnsupportedError: ``keep_vars`` of a model that is split: the parameters are on several ranks.
         """
         if self.delayed:
@@ -82,6 +88,12 @@ class StateDicts(DistributedParts):
                 "then. Call it after a step, or in model.register_post_partition_hook"
             )
         split = self.partitioned and state.groups.size(CommGroup.PP_GROUP) > 1
+        if split and self.running:
+            raise SMPError(
+                "model.state_dict() was called inside a smp.step function. All ranks put it together, but "
+                "their microbatches take turns, on each rank in an order of its own, so the ranks would not "
+                "meet: call it after the step"
+            )
         if not split and state.cfg.tensor_parallel_degree == 1 and not state.cfg.shards_parameters:
             plain: dict[str, Any] = self.get_module().state_dict(*args, **kwargs)
             return plain
