@@ -423,7 +423,11 @@ RESTRICTIONS = {
     ),
     "a tensor of another partition in an object": Restriction(("a tensor kept in an object",), Boxed),
     "a value asked for on one rank only": Restriction(
-        ("the pipeline stopped", "for the value of torch.Tensor.item from pipeline rank 1"),
+        (
+            "the pipeline stopped",
+            "for the value of torch.Tensor.item from pipeline rank 1",
+            "If all ranks run, they have taken different ways through the step function",
+        ),
         step=only_on_one_rank,
     ),
 }

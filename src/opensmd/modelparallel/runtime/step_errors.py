@@ -68,7 +68,7 @@ def stopped(error: DistBackendError, microbatches: Iterable[tuple[Microbatch, Pr
         for microbatch, progress in microbatches
         if progress not in (Progress.NEW, Progress.DONE)
     ]
-    return SMPError(f"the pipeline stopped: {'; '.join(waiting)}. {error}")
+    return SMPError(f"the pipeline stopped: {'; '.join(waiting)}. {_in_words(error)}")
 
 
 def located(error: BaseException, microbatch: Microbatch) -> BaseException:
@@ -76,10 +76,21 @@ def located(error: BaseException, microbatch: Microbatch) -> BaseException:
     if not isinstance(error, DistBackendError):
         return error
     found = SMPError(
-        f"the pipeline stopped: microbatch {microbatch.index} was at {microbatch.point}. {error}"
+        f"the pipeline stopped: microbatch {microbatch.index} was at {microbatch.point}. {_in_words(error)}"
     )
     found.__cause__ = error
     return found
+
+
+def _in_words(error: DistBackendError) -> str:
+    """What the process group says, and what the cause may be of a wait in vain."""
+    if "timed out" not in str(error).lower():  # torch has no class of its own for it
+        return str(error)
+    return (
+        f"{error}. If all ranks run, they have taken different ways through the step function: call "
+        "modules and ask for values on all ranks alike, and keep what goes from one microbatch to the next, "
+        "such as a counter, in a buffer (register_buffer), or set active_microbatches to 1"
+    )
 
 
 class StepErrors:

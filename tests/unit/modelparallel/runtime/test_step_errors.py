@@ -37,6 +37,16 @@ def test_a_waiting_rank_says_what_every_microbatch_under_way_waits_for() -> None
     )
 
 
+@pytest.mark.parametrize(
+    "text", ["recv: Timed out after 4000 ms; rank 1", "timed out after 4 ms; not arrived"]
+)
+def test_a_wait_in_vain_says_what_makes_ranks_wait_for_each_other(text: str) -> None:
+    lost = DistBackendError(text)
+    for found in (stopped(lost, [(at(0, "layer 1"), Progress.FORWARD)]), located(lost, at(0, "layer 1"))):
+        assert f"{text}. If all ranks run, they have taken different ways" in str(found)
+        assert "register_buffer" in str(found)
+
+
 def test_an_error_inside_a_microbatch_is_located_only_if_it_is_the_groups() -> None:
     lost = DistBackendError("rank 1 died")
     found = located(lost, at(2, "layer 1"))
