@@ -103,7 +103,12 @@ class _Methods(PrecisionAttributes):
 
         Args:
             gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
+
+        Raises:
+            SMPError: inside a step of a split model with several microbatches, where ranks would not meet.
         """
+        if state.model is not None and state.groups.size(CommGroup.PP_GROUP) > 1:
+            state.model.require_whole_batch("optimizer.state_dict")
         if self._smp_layout is None:
             waiting = self._smp_waiting
             return unsliced_state(self._plain_state_dict() if waiting is None else waiting, self)
