@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from opensmd.optim.upcast import upcast
+from opensmd.upcast import upcast
 
 __all__ = ["Batch", "FusedOptimizer", "check_betas", "refuse_amsgrad"]
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opensmd.optim.upcast import upcast
+from opensmd.upcast import upcast
 
 __all__ = ["global_norm"]
 

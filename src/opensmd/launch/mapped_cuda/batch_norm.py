@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from opensmd.upcast import upcast
+
 __all__ = ["normalize_together"]
 
 
@@ -42,7 +44,7 @@ class _Together(torch.autograd.Function):
         layer: nn.SyncBatchNorm,
         group: Any,
     ) -> Tensor:
-        exact = _exact(batch)
+        exact = upcast(batch)
         count, mean, deviations = _of_all(_own_statistics(exact), group)
         _keep_track(layer, mean, deviations, count)
         scale = (deviations / count + layer.eps).rsqrt()
@@ -58,8 +60,8 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         batch, weight, mean, scale, count = ctx.saved_tensors
-        exact = _exact(gradient)
-        normal = (_exact(batch) - _along(mean, batch)) * _along(scale, batch)
+        exact = upcast(gradient)
+        normal = (upcast(batch) - _along(mean, batch)) * _along(scale, batch)
         rows = [dim for dim in range(batch.dim()) if dim != 1]
         sums = torch.stack([exact.sum(rows), (exact * normal).sum(rows)])
         of_bias, of_weight = sums
@@ -78,11 +80,6 @@ class _Together(torch.autograd.Function):
             None,
             None,
         )
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    """In 32 bits at least, in which sums over a batch are made."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _along(channels: Tensor, batch: Tensor) -> Tensor:

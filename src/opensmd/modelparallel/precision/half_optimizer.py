@@ -28,7 +28,7 @@ from opensmd.modelparallel.precision.owners import device_of, share_among_owners
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.wrapped import WrappedModel
-from opensmd.optim.upcast import upcast
+from opensmd.upcast import upcast
 
 __all__ = ["HalfMethods"]
 

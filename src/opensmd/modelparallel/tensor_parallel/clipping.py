@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.redirection._torch_internals import replaced_total_norm
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_process_group
-from opensmd.optim.upcast import upcast_dtype
+from opensmd.upcast import upcast_dtype
 
 __all__ = ["clip_by_whole_tensors"]
 

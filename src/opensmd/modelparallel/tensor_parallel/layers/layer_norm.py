@@ -9,7 +9,7 @@ from opensmd.modelparallel.tensor_parallel.collectives import sum_for_split
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule
 from opensmd.modelparallel.tensor_parallel.layers.linear import require_divisible
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_size
-from opensmd.optim.upcast import upcast
+from opensmd.upcast import upcast
 
 __all__ = ["DistributedLayerNorm"]
 

@@ -13,7 +13,7 @@ from opensmd.modelparallel.tensor_parallel.distributed_module import (
     DistributedModule,
 )
 from opensmd.modelparallel.tensor_parallel.transformer.options import LayerOptions
-from opensmd.optim.upcast import upcast
+from opensmd.upcast import upcast
 
 __all__ = ["Block", "add", "norm"]
 

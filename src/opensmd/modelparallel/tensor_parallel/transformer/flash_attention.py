@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from opensmd.modelparallel.tensor_parallel import random
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_rank, tensor_size
-from opensmd.optim.upcast import upcast
 from opensmd.said_once import warn_once
+from opensmd.upcast import upcast
 
 __all__ = ["AttentionCore", "FlashAttentionLayer", "alibi_bias"]
 

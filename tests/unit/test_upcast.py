@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opensmd.optim.upcast import upcast
+from opensmd.upcast import upcast
 
 
 @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
