@@ -15,7 +15,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["Form", "composed", "empty_parts", "form_of", "is_composite", "plain_parts", "take_parts"]
+__all__ = [
+    "Form",
+    "composed",
+    "empty_parts",
+    "form_of",
+    "inside",
+    "is_composite",
+    "plain_parts",
+    "take_parts",
+]
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ def form_of(tensor: Tensor) -> Form | None:
     """What :func:`composed` needs; None for a plain tensor."""
     if not is_composite(tensor):
         return None
-    named, context = _inside(tensor)
+    named, context = inside(tensor)
     inner = {name: form_of(part) for name, part in named.items()}
     return Form(type(tensor), inner, context, tuple(tensor.shape), tensor.stride())
 
@@ -54,7 +63,7 @@ def plain_parts(tensor: Tensor) -> list[Tensor]:
     """The plain tensors that a tensor is made of; a plain one is its own."""
     if not is_composite(tensor):
         return [tensor]
-    return [each for part in _inside(tensor)[0].values() for each in plain_parts(part)]
+    return [each for part in inside(tensor)[0].values() for each in plain_parts(part)]
 
 
 def composed(form: Form | None, parts: Iterator[Tensor]) -> Tensor:
@@ -68,13 +77,13 @@ def composed(form: Form | None, parts: Iterator[Tensor]) -> Tensor:
 
 def take_parts(tensor: Tensor, other: Tensor) -> None:
     """Let a composite tensor be made of what ``other`` of its class is made of."""
-    for name, part in _inside(other)[0].items():
+    for name, part in inside(other)[0].items():
         setattr(tensor, name, part)
 
 
 def empty_parts(tensor: Tensor) -> None:
     """Let go of the data of a composite tensor; its parts keep their shapes."""
-    for name, part in _inside(tensor)[0].items():
+    for name, part in inside(tensor)[0].items():
         if is_composite(part):
             empty_parts(part)
         else:  # methods of its class may read it: on the meta device that does no harm
@@ -82,6 +91,7 @@ def empty_parts(tensor: Tensor) -> None:
             setattr(tensor, name, without_data)
 
 
-def _inside(tensor: Any) -> tuple[dict[str, Tensor], Any]:
+def inside(tensor: Any) -> tuple[dict[str, Tensor], Any]:
+    """The parts of a tensor made of others, by name, and what its class needs besides."""
     names, context = tensor.__tensor_flatten__()
     return {name: getattr(tensor, name) for name in names}, context

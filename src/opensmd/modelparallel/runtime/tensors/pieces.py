@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.ranks.composite import inside
 from opensmd.modelparallel.runtime.tensors.memory_layout import is_sparse
 
 __all__ = ["is_one_piece", "pieces_of"]
@@ -23,7 +24,7 @@ def is_one_piece(tensor: Tensor) -> bool:
 
 
 def pieces_of(tensor: Tensor) -> list[Tensor]:
-    """What the tensor is made of.
+    """What the tensor is made of, which may be made of others in turn.
 
     Raises:
         SMPUnsupportedError: nobody can tell.
@@ -35,9 +36,7 @@ def pieces_of(tensor: Tensor) -> list[Tensor]:
             return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        inner = [getattr(tensor, name) for name in names]
-        return [piece for each in inner for piece in ([each] if is_one_piece(each) else pieces_of(each))]
+        return list(inside(tensor)[0].values())
     kind = "nested tensor of strided layout" if tensor.is_nested else type(tensor).__name__
     raise SMPUnsupportedError(
         f"an argument of the step is a {kind}, which the ranks of a pipeline cannot compare. Pass the "
