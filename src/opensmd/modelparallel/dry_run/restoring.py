@@ -96,9 +96,8 @@ class KeptModel:
         self, module: nn.Module, parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]
     ) -> None:
         self._attributes = [(submodule, dict(submodule.__dict__)) for submodule in module.modules()]
-        held = [containers_in(value) for _, kept in self._attributes for value in kept.values()]
-        self._contents = [(each, content_of(each)) for containers in held for each in containers]
         values = [value for _, kept in self._attributes for value in kept.values()]
+        self._contents = [(each, content_of(each)) for value in values for each in containers_in(value)]
         inside = [value for _, content in self._contents for value in _values(content)]
         self._generators = ways_back([*values, *inside])
         self._parameters = [(weight, weight.grad, weight.requires_grad) for weight in parameters]

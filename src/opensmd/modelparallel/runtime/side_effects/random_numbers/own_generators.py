@@ -11,7 +11,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -19,34 +19,36 @@ import torch
 __all__ = ["states", "ways_back"]
 
 
-def states(values: Iterable[Any]) -> list[Any]:
+def states(values: Iterable[Any]) -> list[bytes]:
     """Where the generators among ``values`` are, to be compared."""
-    return [state for state in map(_state, values) if state is not None]
+    return [_told(access.state()) for access in map(_access, values) if access is not None]
 
 
 def ways_back(values: Iterable[Any]) -> list[Callable[[], object]]:
     """For each generator among ``values`` a function that gives it the state which it has now."""
-    found = {id(value): _way_back(value) for value in values}
-    return [back for back in found.values() if back is not None]
+    found = {id(value): _access(value) for value in values}
+    return [partial(access.put, access.state()) for access in found.values() if access is not None]
 
 
-def _state(value: Any) -> Any:
+class _Access(NamedTuple):
+    """How a generator's state is read, and given to it."""
+
+    state: Callable[[], Any]
+    put: Callable[[Any], object]
+
+
+def _access(value: Any) -> _Access | None:
     if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
+        return _Access(value.get_state, value.set_state)
     if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, (numpy.random.RandomState, numpy.random.Generator)):
-        return pickle.dumps(value)
-    return None
-
-
-def _way_back(value: Any) -> Callable[[], object] | None:
-    if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
+        return _Access(value.getstate, value.setstate)
     if isinstance(value, numpy.random.RandomState):
-        return partial(value.set_state, value.get_state())
+        return _Access(partial(value.get_state, legacy=False), value.set_state)
     if isinstance(value, numpy.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+        bits = value.bit_generator
+        return _Access(partial(getattr, bits, "state"), partial(setattr, bits, "state"))
     return None
+
+
+def _told(state: Any) -> bytes:
+    return pickle.dumps(state.numpy() if isinstance(state, torch.Tensor) else state)
