@@ -107,11 +107,11 @@ check: $(VENV)/.ready
 	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
-	$(BIN)/mkdocs build --quiet
+	$(BIN)/mkdocs build
 
 # The documentation with the reference of the API as a site in out/docs; links that lead nowhere are errors.
 docs: $(VENV)/.ready
-	$(BIN)/mkdocs build --quiet
+	$(BIN)/mkdocs build
 	@echo "out/docs/index.html"
 
 # The source distribution, and a wheel with the core inside for the torch in .venv.
