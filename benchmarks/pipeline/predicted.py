@@ -17,7 +17,7 @@ from benchmarks.pipeline.steps import build
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.planning.partition import manual_partition, partition
 from opensmd.modelparallel.planning.plan import Plan
-from opensmd.modelparallel.planning.predict import comes_back
+from opensmd.modelparallel.planning.predict import StepShape, comes_back
 from opensmd.modelparallel.planning.simulate import seconds_of_step
 
 HEADINGS = (
@@ -38,7 +38,8 @@ def plan_of(case: Case, microbatches: int) -> Plan:
     if case.automatic:
         return partition(trace, 2, memory_weight=0.0, microbatches=microbatches)
     fixed = {name: int(index >= case.half) for index, (name, _) in enumerate(model.named_children())}
-    return manual_partition(trace, 2, fixed=fixed, default=0, microbatches=microbatches)
+    step = StepShape.of(2, microbatches=microbatches)
+    return manual_partition(trace, 2, fixed=fixed, default=0, step=step)
 
 
 def predicted_share(case: Case, microbatches: int) -> float:

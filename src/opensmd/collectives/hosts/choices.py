@@ -13,6 +13,7 @@ from opensmd.collectives.hosts.cost_model import (
     Prediction,
     all_at_once,
     carried,
+    doubled,
     in_parts,
     in_ring,
     in_turns,
@@ -97,9 +98,7 @@ def _piece(cluster: Cluster) -> int:
     But every piece makes messages, so pieces take a link much longer than a core, and as long as the way.
     Where they would be too large, or hosts have several ranks, it is not links that all wait for.
     """
-    size, least = LEAST_OF_PIECE, cluster.link * max(MANY * 2 * cluster.message, cluster.delay)
-    while size < least:
-        size *= 2
+    size = doubled(LEAST_OF_PIECE, cluster.link * max(MANY * 2 * cluster.message, cluster.delay))
     pays = cluster.hosts > 2 and cluster.ranks == 1 and size <= MOST_OF_PIECE
     return size if pays else NEVER
 

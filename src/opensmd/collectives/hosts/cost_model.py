@@ -21,6 +21,7 @@ __all__ = [
     "Prediction",
     "all_at_once",
     "carried",
+    "doubled",
     "in_parts",
     "in_ring",
     "in_turns",
@@ -36,7 +37,7 @@ USUAL_LINK = 1e9  # bytes a second, where nothing is known
 # As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
 MOST_OF_SUM, MOST_OF_BLOCK = 2 * MIB, MIB
 LEAST_OF_PART, FEWEST_PARTS = 64 << 10, 4
-MOST_OF_PIECE, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 48
+MOST_OF_PART, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 48
 FEWEST_IN_SHORT_CHAIN, FEWEST_IN_RING = 8, 2
 LEAST_IN_RING, LEAST_OF_RING = 32 << 10, 18 << 10
 LEAST_OF_TURN, MOST_OF_TURN = 20 << 10, 64 << 10
@@ -189,7 +190,7 @@ def all_at_once(cluster: Cluster, nbytes: float, share: float = 1.0) -> Predicti
     """Every host sends to all others: cuts, and then their sums; or between two hosts, their slices."""
     exchanged = cluster.hosts == 2 and share == 1  # the two hosts' sums, in one step
     if exchanged:
-        each = _part(nbytes, MOST_OF_PIECE, FEWEST_PARTS)
+        each = _part(nbytes, MOST_OF_PART, FEWEST_PARTS)
     elif share == 1 and may_take_turns(cluster, nbytes, LEAST_OF_RING):
         each = _part_in_ring(cluster, nbytes)
     else:
@@ -202,8 +203,12 @@ def all_at_once(cluster: Cluster, nbytes: float, share: float = 1.0) -> Predicti
 
 def least_part(cluster: Cluster) -> int:
     """Of an exact sum that all hosts send to all others at once."""
-    size = LEAST_OF_SUM
-    while size < min(SECONDS_OF_PART * cluster.link, MOST_OF_SUM):
+    return doubled(LEAST_OF_SUM, min(SECONDS_OF_PART * cluster.link, MOST_OF_SUM))
+
+
+def doubled(size: int, least: float) -> int:
+    """A size, as often doubled as it takes to be no less than ``least``."""
+    while size < least:
         size *= 2
     return size
 
@@ -281,9 +286,9 @@ def _may_halve(cluster: Cluster, nbytes: float) -> bool:
 
 def _part_of_chain(hosts: int, nbytes: float) -> float:
     if hosts <= 2:
-        return _part(nbytes, MOST_OF_PIECE, FEWEST_PARTS)
+        return _part(nbytes, MOST_OF_PART, FEWEST_PARTS)
     least = min(max(nbytes / FEWEST_IN_SHORT_CHAIN, LEAST_IN_CHAIN), LEAST_OF_PART)
-    return _part(nbytes, MOST_OF_PIECE, FEWEST_IN_CHAIN, least)
+    return _part(nbytes, MOST_OF_PART, FEWEST_IN_CHAIN, least)
 
 
 def _shape(hosts: int, parts: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from opensmd.modelparallel.manual_partition import fixed_places
 from opensmd.modelparallel.planning.cost import optimizer_state_ratio
 from opensmd.modelparallel.planning.partition import manual_partition, partition
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.predict import StepShape
 from opensmd.modelparallel.planning.schedules.tables import in_a_v, looped
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import Links
@@ -31,10 +32,9 @@ from opensmd.modelparallel.settings.config import Config
 __all__ = ["FirstPlan", "PlanRequest", "agree_on_plan"]
 
 
-class _PlanSettings(TypedDict):
-    """What every plan is made by, however its places are chosen."""
+class _StepSettings(TypedDict):
+    """What the loads of every plan follow from, however its places are chosen."""
 
-    fixed: dict[str, int]
     microbatches: int
     active_microbatches: int | None
     late_microbatches: int | None
@@ -115,8 +115,9 @@ def _plan(request: PlanRequest, late: int | None) -> FirstPlan:
         partition,
         stages=cfg.pipeline_parallel_degree,
         memory_weight=cfg.memory_weight,
+        fixed=fixed_places(request.module),
         virtual_stages=virtual_stages(cfg),
-        **_settings(request, late),
+        **_step_settings(request, late),
     )
     trace = _trace_to_cut(request)
     return FirstPlan(make(trace), trace, make)
@@ -127,7 +128,11 @@ def _plan_by_hand(request: PlanRequest, late: int | None) -> FirstPlan:
     module, cfg = request.module, request.cfg
     stages = cfg.pipeline_parallel_degree
     by_hand = partial(
-        manual_partition, stages=stages, default=cfg.default_partition, **_settings(request, late)
+        manual_partition,
+        stages=stages,
+        fixed=fixed_places(module),
+        default=cfg.default_partition,
+        step=StepShape.of(stages, **_step_settings(request, late)),
     )
     plan = by_hand(describe(module))
     if stages == 1 or split_blocks(module) or not may_carry(module, plan):
@@ -136,10 +141,9 @@ def _plan_by_hand(request: PlanRequest, late: int | None) -> FirstPlan:
     return FirstPlan(plan if trace is None else by_hand(trace))
 
 
-def _settings(request: PlanRequest, late: int | None) -> _PlanSettings:
+def _step_settings(request: PlanRequest, late: int | None) -> _StepSettings:
     cfg = request.cfg
     return {
-        "fixed": fixed_places(request.module),
         "microbatches": cfg.microbatches,
         "active_microbatches": cfg.active_microbatches,
         "late_microbatches": late,

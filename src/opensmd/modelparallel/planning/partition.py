@@ -114,15 +114,12 @@ def manual_partition(
     *,
     fixed: Mapping[str, int],
     default: int,
-    microbatches: int = 1,
-    active_microbatches: int | None = None,
-    late_microbatches: int | None = None,
-    optimizer_bytes: float = 2.0,
-    links: Links | None = None,
+    step: StepShape | None = None,
 ) -> Plan:
     """Place modules as ``fixed`` says and all others on stage ``default`` (``auto_partition: False``).
 
     Modules that share a parameter go together, to the stage of the first of them; the plan's notes say so.
+    The loads are those of ``step``, by default of one microbatch.
 
     Raises:
         ValueError: ``default`` or an entry of ``fixed`` is not a stage, or names an unknown module.
@@ -139,15 +136,7 @@ def manual_partition(
         for owner in owners:
             homes[owner] = homes[owners[0]]
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
-    step = StepShape.of(
-        stages,
-        microbatches=microbatches,
-        active_microbatches=active_microbatches,
-        late_microbatches=late_microbatches,
-        optimizer_bytes=optimizer_bytes,
-        links=links,
-    )
-    return _plan(trace, stages, homes, step, notes=tuple(notes))
+    return _plan(trace, stages, homes, step or StepShape.of(stages), notes=tuple(notes))
 
 
 def _plan(

@@ -39,11 +39,11 @@ class StepShape:
         cls,
         stages: int,
         *,
-        microbatches: int,
-        active_microbatches: int | None,
-        late_microbatches: int | None,
-        optimizer_bytes: float,
-        links: Links | None,
+        microbatches: int = 1,
+        active_microbatches: int | None = None,
+        late_microbatches: int | None = None,
+        optimizer_bytes: float = 2.0,
+        links: Links | None = None,
     ) -> StepShape:
         """These settings, or their defaults for so many stages where they are None."""
         active = most_active(stages, active_microbatches)

@@ -24,7 +24,7 @@ def constant(file: str, name: str) -> int:
         ("MOST_OF_SUM", "torch/hosts/levels/parts.hpp", "kMostOfSum"),
         ("LEAST_OF_SUM", "torch/hosts/levels/parts.hpp", "kLeastOfSum"),
         ("MOST_OF_BLOCK", "torch/hosts/levels/parts.hpp", "kMostOfBlock"),
-        ("MOST_OF_PIECE", "torch/hosts/levels/parts.hpp", "kMostOfPart"),
+        ("MOST_OF_PART", "torch/hosts/levels/parts.hpp", "kMostOfPart"),
         ("LEAST_OF_PART", "torch/hosts/levels/parts.hpp", "kLeastOfPart"),
         ("LEAST_IN_CHAIN", "torch/hosts/levels/parts.hpp", "kLeastInChain"),
         ("LEAST_IN_RING", "torch/hosts/levels/parts.hpp", "kLeastInRing"),
