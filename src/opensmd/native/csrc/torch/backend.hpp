@@ -59,7 +59,7 @@ class SmddpBackend : public c10d::Backend {
   // For the timeline: under this number of the process's EventLog.
   void record_as(uint32_t group);
 
-  // Collectives (collectives.cpp)
+  // Collectives (collectives/)
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   // Asynchronous. `residual`: none, or as many float32 numbers as `tensor`: they are added to it, and then hold what its
@@ -140,7 +140,8 @@ class SmddpBackend : public c10d::Backend {
   WorkPtr note(WorkPtr work);
 
   void run_all_reduce(const at::Tensor& tensor, const Reducing& how, std::chrono::milliseconds timeout);
-  bool compresses(const at::Tensor& tensor, Reduction reduction) const;  // all that the group adds up (compressed.cpp)
+  // Whether all that the group adds up is compressed (collectives/compressed.cpp).
+  bool compresses(const at::Tensor& tensor, Reduction reduction) const;
   void run_all_reduce_compressed(const at::Tensor& tensor, Reduction reduction, Compression compression,
                                  const std::optional<at::Tensor>& residual, std::chrono::milliseconds timeout);
   void run_all_reduce_coalesced(const Tensors& tensors, const Reducing& how, std::chrono::milliseconds timeout);

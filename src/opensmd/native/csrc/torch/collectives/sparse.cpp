@@ -1,17 +1,15 @@
 // all_reduce of sparse tensors: everybody gathers everybody's rows and adds them up in the order of ranks.
-#include "torch/backend.hpp"
-
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
-#include <algorithm>
+#include "torch/backend.hpp"
+#include "torch/collectives/checks.hpp"
 
 namespace opensmd {
 
 WorkPtr SmddpBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  TORCH_CHECK_VALUE(tensors.size() == 1, "smddp: all_reduce takes one tensor a rank, but got ", tensors.size());
-  const auto& tensor = tensors[0];
+  const auto& tensor = only(tensors, "all_reduce");
   if (!tensor.is_cpu()) return device_collectives()->allreduce_sparse(tensors, opts);
   auto how = reducing(opts.reduceOp);
   TORCH_CHECK_VALUE(how.reduction == Reduction::Sum, "smddp: all_reduce of sparse tensors can only sum, but got ",
