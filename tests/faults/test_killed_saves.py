@@ -17,7 +17,7 @@ from tests.faults.saving_jobs import KINDS, resume, save_for_ever
 from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool, Ranks, run_once
 
-SNAPSHOTS = 20
+SNAPSHOTS = 12
 
 
 def stop(pids: list[int]) -> None:

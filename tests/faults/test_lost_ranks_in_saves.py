@@ -94,8 +94,9 @@ def waits_for_a_rank_that_is_stopped(folder: Path, layout: str, victim: int) -> 
         save.wait()
     assert not save.done
     save.wait()  # says it once, and does not wait again
-    with pytest.raises(SMPError):
-        smp.save_checkpoint(str(folder), "two", user_content=1)
+    if layout == "split":  # it waits once more for as long, in a group that is the same in every layout
+        with pytest.raises(SMPError):
+            smp.save_checkpoint(str(folder), "two", user_content=1)
     smp.shutdown()  # does not wait for the thread
 
 

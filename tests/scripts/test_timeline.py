@@ -204,7 +204,7 @@ from opensmd.timeline.recorder import recorder
 dist.init_process_group("smddp")
 direct, value = opensmd.direct(), torch.ones(1)
 recorder(dist.get_rank()).paused = True  # so that nobody empties the ring, which holds 65536 calls
-for _ in range(80_000):
+for _ in range(70_000):
     direct.all_reduce_(value)
 recorder(dist.get_rank()).paused = False
 dist.destroy_process_group()
@@ -217,7 +217,7 @@ def test_of_a_burst_longer_than_the_ring_all_is_recorded_or_counted(tmp_path: Pa
     for events in spans(tmp_path).values():
         recorded = sum(e["name"] == "all_reduce" for e in events)
         lost = [int(e["name"].split()[0]) for e in events if e["name"].endswith("more, not recorded")]
-        assert recorded >= 60_000 and recorded + sum(lost) == 80_000
+        assert recorded >= 60_000 and recorded + sum(lost) == 70_000
         assert lost or not paused
 
 
