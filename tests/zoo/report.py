@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -54,7 +55,7 @@ def page(lines: Iterable[Line], *, listed: int) -> str:
         these = [line for line in splits if line["stages"] == stages]
         run = f"Of {listed} models {len(these)} have been run; {none} have turned out to be no cases."
         if swayed := sum(line["status"] == "equal" and line.get("swayed", False) for line in these):
-            run += f" {swayed} of the equal ones multiply roundings, in plain PyTorch as well."
+            run += f" Roundings are multiplied, in plain PyTorch as well, by {swayed} of the equal ones."
         run += f" The code was that of {_revisions(these)}."
         parts += [f"## {stages} stages", run, "\n".join(_table(these, traced))]
     parts += ["## What was not equal", "\n".join(_reasons(splits))]
@@ -98,8 +99,8 @@ def _reasons(lines: Sequence[Line]) -> Iterator[str]:
     yield "| model | stages | outcome | why |"
     yield "|---|---|---|---|"
     for line in others:
-        why = line["why"].replace("|", "\\|")
-        yield f"| {line['model']} | {line['stages']} | {line['status']} | {why[:300]} |"
+        why = textwrap.shorten(line["why"].replace("|", "\\|"), 300, placeholder=" …")
+        yield f"| {line['model']} | {line['stages']} | {line['status']} | {why} |"
 
 
 def main() -> int:
