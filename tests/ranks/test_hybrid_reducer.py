@@ -263,6 +263,36 @@ def comm_hooks_replace_the_reduction() -> None:
         raise AssertionError("a hook without buckets was taken")
 
 
+def sum_in_two_calls(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """A hook that adds up the second half of a bucket when the first is done, as torch's PowerSGD does."""
+    gradients = bucket.buffer().div_(group.size())
+    first, second = gradients.tensor_split(2)
+
+    def add_up_second(_: torch.futures.Future[Any]) -> Tensor:
+        dist.all_reduce(second, group=group, async_op=True).get_future().wait()
+        return gradients
+
+    return dist.all_reduce(first, group=group, async_op=True).get_future().then(add_up_second)
+
+
+sum_in_two_calls.__annotations__.clear()  # torch compares them with its own types
+
+
+def comm_hooks_may_call_collectives_in_callbacks() -> None:
+    """Whichever bucket is quicker, if the group is smddp's."""
+    group = dist.group.WORLD
+    assert group is not None
+    if dist.get_backend() != "smddp":
+        return
+    model = build(0)
+    hooks = [(group, sum_in_two_calls)]
+    replicas = Replicas(model, is_local=is_local, group=group, bucket_cap_mb=0.0001, comm_hooks=hooks)
+    for step in range(10):
+        run_step(model, replicas, Case(), step)
+        check_gradients(model, expected(Case(), dist.get_world_size(), [step]), "hook with callbacks")
+        model.zero_grad()
+
+
 class Stop(Exception):
     """What a failing step raises."""
 
@@ -350,6 +380,7 @@ FUNCTIONS = [
     a_stage_without_parameters_has_nothing_to_do,
     uneven_numbers_of_steps,
     comm_hooks_replace_the_reduction,
+    comm_hooks_may_call_collectives_in_callbacks,
     a_step_that_failed_leaves_nothing_behind,
     a_last_microbatch_without_backward_is_no_silent_loss,
     a_parameter_that_the_last_backward_does_not_reach_is_named,
