@@ -31,15 +31,26 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": groups[:2]}, {"params": groups[2:], "lr": 0.02}], lr=0.1, momentum=0.9)
 
 
+class Gain(nn.Module):
+    """A parameter without axes, like the counts of steps in an optimizer's state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
 class Training:
-    """A script's model, with a parameter of one element, and its optimizer."""
+    """A script's model, with parameters of one element, and its optimizer."""
 
     def __init__(self, make: Make, partitions: int, *, shard: bool, **settings: Any) -> None:
         shutdown()
         smp.init({"partitions": partitions, "ddp": True, "shard_optimizer_state": shard, **settings})
         torch.manual_seed(0)
         layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)]
-        self.model = smp.DistributedModel(nn.Sequential(*layers))
+        self.model = smp.DistributedModel(nn.Sequential(*layers, Gain()))
         self.optimizer = smp.DistributedOptimizer(make(self.model.parameters()))
         model = self.model
 

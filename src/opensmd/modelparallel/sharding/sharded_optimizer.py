@@ -37,6 +37,9 @@ __all__ = ["SHARD", "ShardedMethods", "require_elementwise"]
 
 SHARD = "_smp_shard"  # in a state dict of slices: which part of how many
 
+# What they keep of a parameter as a whole; all else is for each element, also of a parameter without axes.
+_OF_WHOLE_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
+
 # They treat every element of a parameter by itself, so that a slice is trained as in the whole.
 _ELEMENTWISE = (
     "SGD",
@@ -304,7 +307,10 @@ class ShardedMethods(PrecisionAttributes):
 
 def _cut(entries: Mapping[str, Any], trained: TrainedSlice) -> dict[str, Any]:
     shape = trained.parameter.shape
-    return {key: _slice(each, trained) if _like(each, shape) else each for key, each in entries.items()}
+    return {
+        key: _slice(each, trained) if key not in _OF_WHOLE_PARAMETER and _like(each, shape) else each
+        for key, each in entries.items()
+    }
 
 
 def _slice(whole: Tensor, trained: TrainedSlice) -> Tensor:
@@ -313,4 +319,4 @@ def _slice(whole: Tensor, trained: TrainedSlice) -> Tensor:
 
 
 def _like(value: Any, shape: torch.Size) -> bool:
-    return isinstance(value, Tensor) and value.shape == shape and value.dim() > 0
+    return isinstance(value, Tensor) and value.shape == shape
