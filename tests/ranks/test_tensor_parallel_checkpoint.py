@@ -32,7 +32,9 @@ class Job:
         with smp.tensor_parallelism():
             module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **dropout))
         self.model = smp.DistributedModel(module)
-        self.optimizer = smp.DistributedOptimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
+        # fused: it would notice state that does not lie in memory as its parameter does
+        adam = torch.optim.Adam(self.model.parameters(), lr=0.01, fused=True)
+        self.optimizer = smp.DistributedOptimizer(adam)
 
         @smp.step
         def step_function(model: Any, ids: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, req
 from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
+from opensmd.modelparallel.state_dicts.laid_out import lay_out_state
 from opensmd.modelparallel.state_dicts.optimizer_entries import (
     gathered_entries,
     merged_parts,
@@ -136,6 +137,7 @@ class _Methods(PrecisionAttributes):
 
     def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """The full state dict of a full or partial one, if it fits; ``load_state_dict`` says more."""
+        lay_out_state(self.state)
         if not isinstance(state_dict, Mapping):
             raise TypeError(
                 f"optimizer.load_state_dict: expected a state dict, got {type(state_dict).__name__}"

@@ -24,6 +24,7 @@ from opensmd.modelparallel.runtime.engine import Engine
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.gather import unite
+from opensmd.modelparallel.state_dicts.laid_out import laid_out_as
 from opensmd.modelparallel.state_dicts.model_state import ModelState
 
 __all__ = ["keep_training_state", "replan", "training_state"]
@@ -122,7 +123,7 @@ def _keep(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> None:
     parameter.__class__ = nn.Parameter
-    parameter.data = _laid_out_as(parameter, come[-1, _DATA])
+    parameter.data = laid_out_as(parameter, come[-1, _DATA])
     keep_training_state(parameter, come, optimizers)
 
 
@@ -133,17 +134,11 @@ def keep_training_state(
 ) -> None:
     """Give a parameter what :func:`training_state` has said of it elsewhere."""
     if (-1, _GRADIENT) in come:
-        parameter.grad = _laid_out_as(parameter, come[-1, _GRADIENT])
+        parameter.grad = laid_out_as(parameter, come[-1, _GRADIENT])
     for (number, key), value in come.items():
         if number >= 0:
             is_like = isinstance(value, Tensor) and not is_composite(value) and value.shape == parameter.shape
-            optimizers[number].state[parameter][key] = _laid_out_as(parameter, value) if is_like else value
-
-
-def _laid_out_as(parameter: nn.Parameter, come: Tensor) -> Tensor:
-    """What has come, with the parameter's strides."""
-    made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=come.dtype, device=come.device)
-    return made.copy_(come)
+            optimizers[number].state[parameter][key] = laid_out_as(parameter, value) if is_like else value
 
 
 def _move_buffers(module: nn.Module, before: Plan, after: Plan, group: dist.ProcessGroup) -> None:
