@@ -42,15 +42,20 @@ def checkpointed(
         )
     # A checkpoint saves tensors among its positional arguments; those inside containers it would just keep.
     tensors = structure.tensors_in((args, kwargs))
+    # One that is there twice (an attention's query, key and value) is one in the second call, too.
+    distinct = {id(tensor): tensor for tensor in tensors}
+    order = {key: number for number, key in enumerate(distinct)}
+    places = [order[id(tensor)] for tensor in tensors]
     nothing = torch.empty(0, device="cpu")
     frame = structure.substitute((args, kwargs), iter([nothing] * len(tensors)))
 
     def call(*given: Tensor) -> Any:
-        args, kwargs = structure.substitute(frame, iter(given))
+        args, kwargs = structure.substitute(frame, iter([given[place] for place in places]))
         return function(*args, **kwargs)
 
-    with offloading.of_inputs(tensors):
-        return checkpoint(call, *tensors, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+    inputs = list(distinct.values())
+    with offloading.of_inputs(inputs):
+        return checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
 def can_be_repeated(call: Call, known: Description | None) -> bool:
