@@ -26,8 +26,10 @@ CREATION_KEYWORDS = {
     "fused_bias_gelu",
     "fused_dropout",
     "fused_softmax",
+    "gather_logits",
     "query_key_layer_scaling",
     "use_alibi",
+    "vocab_parallel",
     "zero_init",
 }
 _local = threading.local()
@@ -74,7 +76,7 @@ def model_creation(
     :func:`delay_param_initialization`.
 
     Raises:
-        TypeError: a keyword that the original does not have, such as a misspelt one.
+        TypeError: a keyword that no distributed module has, such as a misspelt one.
 
     Warns:
         UserWarning: ``zero_init=True``, which has no effect.

@@ -20,7 +20,7 @@ def test_misspelt_keywords_of_model_creation_are_named() -> None:
         contexts.model_creation(flash_atention=True),
     ):
         pass
-    with contexts.model_creation(zero_init=False, flash_attention=True, fused_softmax=True):
+    with contexts.model_creation(zero_init=False, flash_attention=True, gather_logits=True):
         pass
     warn_once.cache_clear()
     with (
