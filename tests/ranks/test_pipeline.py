@@ -504,12 +504,6 @@ def test_gradients_are_not_cleared_between_microbatches(pool: Pools, name: str, 
         assert f"{name} was called inside a smp.step function, which runs for each of 2" in told
 
 
-def test_optimizers_do_not_collect_their_state_between_microbatches(pool: Pools) -> None:
-    name = "optimizer.state_dict"
-    for told in pool(2).run(cleared_inside_the_step, name, 2, True):
-        assert f"{name} was called inside a smp.step function, which runs for each of 2" in told
-
-
 def test_a_backward_without_anything_trained_is_an_error_on_all_ranks(pool: Pools) -> None:
     for told in pool(2).run(backward_of_what_is_not_trained):
         assert "ran under torch.no_grad(), or nothing that it used is trained" in told

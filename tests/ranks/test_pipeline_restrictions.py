@@ -397,8 +397,9 @@ RESTRICTIONS = {
     ),
     "a graph used twice": Restriction(("retain_graph=True",), step=twice_backward),
     "a step inside a step": Restriction(("inside another one",), step=nested),
-    "a state dict inside a step": Restriction(
-        ("model.state_dict() was called inside a smp.step function", "call it after the step"), step=saving
+    "smp.allgather, state dicts and checkpoints inside a step": Restriction(
+        ("model.state_dict() was called on rank 0 inside a smp.step function", "call it after the step"),
+        step=saving,
     ),
     "what a module leaves in a list of the script": Restriction(
         ("got out of it by another way than its result", "Return it from the module"), Collected

@@ -188,6 +188,8 @@ def check_damage(folder: str) -> None:
         load(f"{folder}/other.pt", partial=False)
     with pytest.raises(TypeError, match=r"must be a file name \(str\)"):
         load(Path(name))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"smp.load takes no v3: .* \(v3 among it\) the files say"):
+        load(name, v3=True)
     communicate.barrier()
     with pytest.raises(
         TypeError, match=r"obj\['object'\] is of type fractions.Fraction, which would not load"

@@ -82,7 +82,8 @@ def test_a_step_in_a_step_is_an_error_also_in_the_first(pool: Pools, steps_befor
         assert "a smp.step function was called inside another one" in told
 
 
-def _talk(name: str) -> Callable[[], Any]:
+def _talk(name: str, model: Any, optimizer: Any) -> Callable[[], Any]:
+    nowhere = "/nowhere/at all"
     return {
         "smp.allgather": lambda: smp.allgather(1, smp.MP_GROUP),
         "smp.broadcast": lambda: smp.broadcast(1, smp.WORLD),
@@ -90,6 +91,16 @@ def _talk(name: str) -> Callable[[], Any]:
         "smp.recv_from": lambda: smp.recv_from(1 - smp.rank(), smp.PP_RANK),
         "smp.barrier": smp.barrier,
         "smp.mp_barrier": smp.mp_barrier,
+        "model.state_dict()": model.state_dict,
+        "model.local_state_dict()": model.local_state_dict,
+        "optimizer.state_dict()": optimizer.state_dict,
+        "optimizer.local_state_dict()": optimizer.local_state_dict,
+        "model.load_state_dict": lambda: model.load_state_dict({}),
+        "optimizer.load_state_dict": lambda: optimizer.load_state_dict({}),
+        "smp.save(partial=True)": lambda: smp.save({}, nowhere),
+        "smp.load(partial=True)": lambda: smp.load(nowhere),
+        "smp.save_checkpoint": lambda: smp.save_checkpoint(nowhere, "tag", model=model),
+        "smp.resume_from_checkpoint": lambda: smp.resume_from_checkpoint(nowhere),
     }[name]
 
 
@@ -97,13 +108,14 @@ def talking(name: str, placed: bool) -> str:
     by_hand = {"auto_partition": False, "default_partition": 0} if placed else {}
     with started(fails=True, **by_hand):
         model = smp.DistributedModel(Net())
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         if placed:
             smp.set_partition(model.module.second, 1)
         smp.dp_barrier()  # of one rank
 
         def talk(x: Tensor) -> Tensor:
             smp.dp_barrier()
-            _talk(name)()
+            _talk(name, model, optimizer)()
             return model(x)
 
         return outcome(lambda: smp.step(talk)(rows()))
@@ -119,9 +131,19 @@ def talking(name: str, placed: bool) -> str:
         ("smp.recv_from", False),
         ("smp.barrier", True),
         ("smp.mp_barrier", False),
+        ("model.state_dict()", False),
+        ("model.local_state_dict()", True),
+        ("optimizer.state_dict()", True),
+        ("optimizer.local_state_dict()", False),
+        ("model.load_state_dict", True),
+        ("optimizer.load_state_dict", False),
+        ("smp.save(partial=True)", True),
+        ("smp.load(partial=True)", False),
+        ("smp.save_checkpoint", False),
+        ("smp.resume_from_checkpoint", True),
     ],
 )
-def test_objects_and_barriers_in_a_step_function_are_refused_on_all_ranks(
+def test_what_all_ranks_call_together_is_refused_in_a_step_function_on_all_ranks(
     pool: Pools, name: str, placed: bool
 ) -> None:
     name_in_text = "smp.barrier" if "barrier" in name else name

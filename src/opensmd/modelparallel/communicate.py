@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.meeting import require_meeting
 from opensmd.modelparallel.ranks.grid import CommGroup, RankType
 from opensmd.modelparallel.state import state
 
@@ -134,18 +134,10 @@ def _peer(rank: int, rank_type: object, name: str) -> int:
     return members[rank]
 
 
-def _in_step() -> bool:
-    return state.model is not None and state.model.running > 0
-
-
 def _require_no_step(name: str) -> None:
-    if state.groups.size(CommGroup.PP_GROUP) > 1 and (is_tracing() or _in_step()):
-        raise SMPError(
-            f"{name} was called on rank {state.rank} inside a smp.step function. Its microbatches take "
-            "turns, on each rank in an order of its own, and rank 0 runs it once more to plan the "
-            "partitions, so the ranks would not meet: return what is to be sent from the step function, "
-            f"and call {name} after the step"
-        )
+    require_meeting(
+        name, instead=f"return what is to be sent from the step function, and call {name} after the step"
+    )
 
 
 def _post(obj: Any, rank: int) -> None:

@@ -18,6 +18,7 @@ import torch
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.meeting import require_meeting
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
 from opensmd.modelparallel.precision.layout import Layout
@@ -32,8 +33,8 @@ from opensmd.modelparallel.runtime.tensors.tags import count_changes
 from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
 from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
 from opensmd.modelparallel.state import state
-from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
 from opensmd.modelparallel.state_dicts.laid_out import lay_out_state
+from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
 from opensmd.modelparallel.state_dicts.optimizer_entries import (
     gathered_entries,
     merged_parts,
@@ -87,8 +88,9 @@ class _Methods(PrecisionAttributes):
         ``gather_if_shard`` is accepted; without ``shard_optimizer_state`` nothing is sharded.
 
         Raises:
-            SMPError: the model has not been partitioned yet.
+            SMPError: the model has not been partitioned yet, or it is split and a step runs.
         """
+        require_meeting("optimizer.local_state_dict()")
         if self._smp_layout is None:
             raise SMPError(
                 "local_state_dict() works once the model is partitioned, which the first call of a smp.step "
@@ -106,10 +108,9 @@ class _Methods(PrecisionAttributes):
             gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
 
         Raises:
-            SMPError: inside a step of a split model with several microbatches, where ranks would not meet.
+            SMPError: inside a step of a split model.
         """
-        if state.model is not None and state.groups.size(CommGroup.PP_GROUP) > 1:
-            state.model.require_whole_batch("optimizer.state_dict")
+        require_meeting("optimizer.state_dict()")
         if self._smp_layout is None:
             waiting = self._smp_waiting
             return unsliced_state(self._plain_state_dict() if waiting is None else waiting, self)
@@ -127,17 +128,19 @@ class _Methods(PrecisionAttributes):
             TypeError: ``state_dict`` is no dict.
             ValueError: its groups or the shapes of its tensors do not fit this optimizer's; nothing has been
                 changed.
+            SMPError: inside a step of a split model.
         """
+        require_meeting("optimizer.load_state_dict")
         before_writing()
         given = self._smp_fitting(state_dict)
         _, given = split_masters(given)
         if self._smp_layout is not None:
             given = self._localised(given, self._smp_layout)
         super().load_state_dict(given)  # type: ignore[misc]
+        lay_out_state(self.state)
 
     def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """The full state dict of a full or partial one, if it fits; ``load_state_dict`` says more."""
-        lay_out_state(self.state)
         if not isinstance(state_dict, Mapping):
             raise TypeError(
                 f"optimizer.load_state_dict: expected a state dict, got {type(state_dict).__name__}"

@@ -26,6 +26,7 @@ from opensmd.modelparallel.checkpoint.saving.random_states import restore_random
 from opensmd.modelparallel.checkpoint.saving.snapshot import take_snapshot
 from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
 from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.meeting import require_meeting
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
@@ -74,9 +75,11 @@ def save_checkpoint(
         ValueError: nothing to save, or a tag that is no name of a file.
         TypeError: ``model`` is no DistributedModel, or something in the content would not load again.
         SMPCheckpointError: another rank could not write; ``newest`` is as it was.
+        SMPError: inside a step of a split model.
         OSError: this rank could not write; ``newest`` is as it was.
     """
     groups = state.require("smp.save_checkpoint").groups
+    require_meeting("smp.save_checkpoint")
     if model is not None and not isinstance(model, ModelState):
         raise TypeError(
             f"smp.save_checkpoint: expected a smp.DistributedModel, got {type(model).__name__}; save others "
@@ -149,10 +152,12 @@ def resume_from_checkpoint(
         FileNotFoundError: no such checkpoint.
         SMPCheckpointError: a file is damaged, or the newest is full and a partial one is asked for, or the
             other way round.
+        SMPError: inside a step of a split model.
         ValueError: the optimizer's state does not fit; nothing has been changed.
         RuntimeError: the model's does not; nothing has been changed.
     """
     groups = state.require("smp.resume_from_checkpoint").groups
+    require_meeting("smp.resume_from_checkpoint")
     folder = Path(path)
     if load_optimizer_states is not None:
         load_optimizer = load_optimizer_states

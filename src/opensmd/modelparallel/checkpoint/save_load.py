@@ -15,7 +15,7 @@ import pickle
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from opensmd.modelparallel.checkpoint.files import PROTOCOL, Caller, commit, rea
 from opensmd.modelparallel.checkpoint.names import partial_name, pending_name
 from opensmd.modelparallel.checkpoint.part_files import PartFiles, complete_set, missing_text
 from opensmd.modelparallel.checkpoint.seal import Label
+from opensmd.modelparallel.meeting import require_meeting
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
@@ -66,6 +67,7 @@ def save(
     Raises:
         TypeError: ``f`` is not a string, or something in ``obj`` would not load again.
         SMPCheckpointError: another rank of the replica could not write; nothing has been replaced.
+        SMPError: ``partial`` inside a step of a split model.
         OSError: this rank could not write; nothing has been replaced.
 
     Warns:
@@ -92,6 +94,7 @@ def save(
         aside = write_aside(obj, path, Label(save=uuid.uuid4().hex, part=0, parts=1), **options)
         commit(aside, path, alone=False)  # every rank may call this, with the same name
         return
+    require_meeting("smp.save(partial=True)")
     save_part(obj, path, v3=v3, suffix=suffix, **options)
 
 
@@ -181,12 +184,15 @@ def load(
         suffix: what is behind the ranks' numbers.
 
     Raises:
-        TypeError: ``f`` is not a string.
+        TypeError: ``f`` is not a string, or a keyword that is not known.
         FileNotFoundError: nothing of that name; the message says what there is.
         SMPCheckpointError: a file is damaged, foreign, missing from its set, or not to be trusted.
+        SMPError: ``partial`` inside a step of a split model.
     """
     path = _checked(f, "smp.load")
     trusted = weights_only is False or (weights_only is None and pickle_module is not None)
+    if pickle_module is None:
+        _require_known(pickle_load_args)
     options = {"map_location": map_location, "weights_only": not trusted, **pickle_load_args}
     if pickle_module is not None:
         options["pickle_module"] = pickle_module
@@ -195,6 +201,7 @@ def load(
             raise FileNotFoundError(missing_text(path, partial=False))
         return read(path, **options)
     groups = state.require("smp.load(partial=True)").groups
+    require_meeting("smp.load(partial=True)")
     group = groups[CommGroup.MP_GROUP]
 
     def load_own() -> Any:
@@ -233,6 +240,15 @@ def read_parts(f: str, *, suffix: str = "") -> tuple[list[Any], int]:
     """
     files = complete_set(_checked(f, "a partial checkpoint"), suffix)
     return [read(path, mmap=True) for path in files.paths], files.tensor
+
+
+def _require_known(given: Collection[str]) -> None:
+    unknown = sorted(set(given) - {"mmap", "encoding", "errors", "fix_imports", "buffers"})  # Unpickler's
+    if unknown:
+        raise TypeError(
+            f"smp.load takes no {', '.join(unknown)}: besides its own arguments it takes torch.load's. Give "
+            "f as to smp.save, and suffix if that was given one; all else (v3 among it) the files say"
+        )
 
 
 def _own_part(groups: Groups) -> int:

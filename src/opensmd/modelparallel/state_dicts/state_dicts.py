@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
+from opensmd.modelparallel.meeting import require_meeting
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
@@ -56,8 +57,9 @@ class StateDicts(DistributedParts):
         With sharded parameters called on all replicas, which send each other their parts of it.
 
         Raises:
-            SMPError: the model has not been partitioned yet.
+            SMPError: the model has not been partitioned yet, or it is split and a step runs.
         """
+        require_meeting("model.local_state_dict()")
         self._require_partitioned("local_state_dict")
         own = self._own_entries()
         whole = whole_entries(own, {}) if state.cfg.shards_parameters else own
@@ -87,13 +89,8 @@ class StateDicts(DistributedParts):
                 "model.state_dict() before the first step: the parameters' initialization is delayed until "
                 "then. Call it after a step, or in model.register_post_partition_hook"
             )
+        require_meeting("model.state_dict()")
         split = self.partitioned and state.groups.size(CommGroup.PP_GROUP) > 1
-        if split and self.running:
-            raise SMPError(
-                "model.state_dict() was called inside a smp.step function. All ranks put it together, but "
-                "their microbatches take turns, on each rank in an order of its own, so the ranks would not "
-                "meet: call it after the step"
-            )
         if not split and state.cfg.tensor_parallel_degree == 1 and not state.cfg.shards_parameters:
             plain: dict[str, Any] = self.get_module().state_dict(*args, **kwargs)
             return plain
@@ -220,7 +217,9 @@ class StateDicts(DistributedParts):
             TypeError: ``state_dict`` is no dict.
             RuntimeError: names or shapes do not fit; the message is torch's.
             SMPCheckpointError: the partial dicts of the ranks do not belong together.
+            SMPError: inside a step of a split model.
         """
+        require_meeting("model.load_state_dict")
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"model.load_state_dict: expected a state dict, got {type(state_dict).__name__}")
         before_writing()
