@@ -1,13 +1,13 @@
 // A large all_reduce of several hosts that take turns: as in all_reduce.cpp, every host sends each other one what it has of its
-// cut, adds up what comes of its own, and sends the sum to all; but in each step it sends to one other and hears one.
+// cut, and adds up what comes of its own; but in each step it sends to one other and hears one. Sums then go along a ring.
 //
 //      step      1       2       3       4       5       6
-//      host 0    ──► 1   ──► 2   ──► 3   ──► 1   ──► 2   ──► 3
-//      host 1    ──► 2   ──► 3   ──► 0   ──► 2   ──► 3   ──► 0      cuts, and then the sum
+//      host 0    1 ► 1   2 ► 2   3 ► 3   0 ► 1   3 ► 1   2 ► 1
+//      host 1    2 ► 2   3 ► 3   0 ► 0   1 ► 2   0 ► 2   3 ► 2      which cut goes to which host: inputs, and then sums
 //
 // This is for what a ring (ring.cpp) would round, or let overflow, on every host: a cut is added up once. Hosts that are late
-// get in each other's way, as they do not along a ring; so parts are small. Parts follow one another through the steps, so
-// that something is always on its way.
+// get in each other's way, as they do not along a ring; so parts are small, and only what must goes to all. Parts follow one
+// another through the steps, so that something is always on its way.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -51,6 +51,10 @@ class TurnsAllReduce : SlicedSum {
     return part_of(slice_bytes(part.slices), on_.layout.hosts(), host);
   }
   Part own_cut(const Travelling& part) const { return cut_of(part, on_.layout.host()); }
+  // What comes in a step of those along the ring, and leaves after it.
+  Part sum_of(const Travelling& part, size_t step) const {
+    return cut_of(part, on_.layout.after(on_.layout.hosts() - static_cast<int>(step - others_)));
+  }
   char* input(const Travelling& part, size_t step) const {
     return part.inputs.get() + own_cut(part).bytes * (step - 1);
   }
@@ -65,11 +69,10 @@ class TurnsAllReduce : SlicedSum {
       part.receives.push_back(crossing_.receive(input(part, step), bytes, counterpart(from), Stream::Inputs));
       return;
     }
-    const int from = on_.layout.hosts() - static_cast<int>(step - others_);
-    const auto [offset, bytes] = cut_of(part, on_.layout.after(from));
+    const auto [offset, bytes] = sum_of(part, step);
     // Nothing comes back before all that is sent from there has arrived.
     part.receives.push_back(
-        crossing_.receive(slice(part.slices) + offset, bytes, counterpart(from), Stream::Results));
+        crossing_.receive(slice(part.slices) + offset, bytes, counterpart(on_.layout.hosts() - 1), Stream::Results));
   }
 
   void begin(size_t index) {
@@ -95,8 +98,8 @@ class TurnsAllReduce : SlicedSum {
     if (step == others_) add_up_hosts(part);
     if (step == walk_.last) return;
     const bool sums = step >= others_;
-    const int to = static_cast<int>(sums ? step - others_ : step) + 1;
-    const auto [offset, bytes] = sums ? own_cut(part) : cut_of(part, on_.layout.after(to));
+    const int to = sums ? 1 : static_cast<int>(step) + 1;
+    const auto [offset, bytes] = sums ? sum_of(part, step) : cut_of(part, on_.layout.after(to));
     const void* cut = slice(part.slices) + offset;
     if (first_cut_.is(index, step)) return first_cut_.post(cut, bytes);
     crossing_.send(cut, bytes, counterpart(to), sums ? Stream::Results : Stream::Inputs);
