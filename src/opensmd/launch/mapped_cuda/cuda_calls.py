@@ -20,7 +20,7 @@ import torch
 
 from opensmd.launch.mapped_cuda.cpu_device import device_index
 
-__all__ = ["CALLS", "Device", "Event", "Stream"]
+__all__ = ["CALLS", "Device", "Event", "Stream", "nccl_version"]
 
 
 class _Current:
@@ -214,6 +214,23 @@ def stream(given: Stream | None) -> Stream:
     return given or _DEFAULT_STREAM
 
 
+def nccl_version() -> tuple[int, int, int]:
+    """(0, 0, 0): nothing that asks for a version of NCCL runs here."""
+    return (0, 0, 0)
+
+
+class Runtime:
+    """``torch.cuda.cudart()``: what scripts tell a profiler of CUDA through it."""
+
+    def cudaProfilerStart(self) -> int:
+        """Success: there is no such profiler here."""
+        return 0
+
+    def cudaProfilerStop(self) -> int:
+        """Success: there is no such profiler here."""
+        return 0
+
+
 def nothing(*_: Any, **__: Any) -> None:
     """For calls whose effect has no counterpart on the CPU: there is nothing to wait for or to free."""
 
@@ -243,6 +260,8 @@ CALLS: dict[str, Any] = {
     "get_device_name": get_device_name,
     "get_device_capability": get_device_capability,
     "get_device_properties": get_device_properties,
+    "check_error": nothing,
+    "cudart": Runtime,
     "synchronize": nothing,
     "empty_cache": nothing,
     "ipc_collect": nothing,

@@ -24,7 +24,9 @@ from torch.utils._device import DeviceContext
 import opensmd.legacy
 from opensmd.launch.mapped_cuda.batch_norm import normalize_together
 from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cuda
-from opensmd.launch.mapped_cuda.cuda_calls import CALLS
+from opensmd.launch.mapped_cuda.cuda_calls import CALLS, nccl_version
+from opensmd.launch.mapped_cuda.generators import Generator
+from opensmd.launch.mapped_cuda.nccl_class import ProcessGroupNCCL
 from opensmd.launch.mapped_cuda.scripted import forget_scripted, script_as
 from opensmd.launch.mapped_cuda.sharded import forget_import, on_cpu_alone, when_imported
 from opensmd.legacy.parallel import DistributedDataParallel as LegacyDistributedDataParallel
@@ -77,9 +79,11 @@ _FACTORIES = (
     "zeros",
     "zeros_like",
 )
+_CUDA = (torch.cuda.memory, torch.cuda.profiler, torch.cuda.random, torch.cuda.streams, torch.cuda)
 _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 _TYPES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 
+_ABSENT = object()  # in place of an original that this torch does not have
 _originals: list[_Place] = []
 
 
@@ -104,7 +108,7 @@ def install() -> None:
 
 def _replace(places: Iterable[_Place]) -> None:
     for owner, name, replacement in places:
-        original = getattr(owner, name)
+        original = getattr(owner, name, _ABSENT)
         _originals.append((owner, name, original))
         setattr(owner, name, replacement)
         script_as(original, replacement)
@@ -116,18 +120,25 @@ def uninstall() -> None:
     forget_scripted()
     while _originals:
         owner, name, original = _originals.pop()
-        setattr(owner, name, original)
+        if original is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 def _places() -> Iterator[_Place]:
     """Every change, as (owner, name, replacement)."""
     for name, call in CALLS.items():
-        for owner in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda):
+        for owner in _CUDA:
             if getattr(owner, name, None) is getattr(torch.cuda, name):
                 yield owner, name, call
     yield torch.cuda, "default_generators", (torch.default_generator,) * CALLS["device_count"]()
+    yield torch, "Generator", Generator
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         yield torch.cuda.nvtx, name, CALLS["synchronize"]
+    for name in ("start", "stop"):
+        yield torch.cuda.profiler, name, CALLS["synchronize"]
+    yield torch.cuda.nccl, "version", nccl_version
     # Torch itself asks before it uses one, in optimizers at every step: as if it had been built without.
     yield torch.accelerator, "current_accelerator", _no_accelerator
     yield torch.accelerator, "is_available", _not_available
@@ -135,6 +146,8 @@ def _places() -> Iterator[_Place]:
         yield torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")
     for name in _FACTORIES:
         yield torch, name, on_cpu(getattr(torch, name))
+    for name in ("fftfreq", "rfftfreq"):
+        yield torch.fft, name, on_cpu(getattr(torch.fft, name))
     for name in _NEW:
         yield torch.Tensor, name, on_cpu(getattr(torch.Tensor, name))
     yield from _moves()
@@ -183,6 +196,7 @@ def _modules() -> Iterator[_Place]:
     yield torch.nn.parallel.DistributedDataParallel, "_passing_sync_batchnorm_handle", CALLS["synchronize"]
     # where there are no devices, a DataParallel calls its module
     yield import_module(torch.nn.DataParallel.__module__), "_get_available_device_type", _no_accelerator
+    yield torch.nn.parallel, "data_parallel", _called
 
 
 def _groups() -> Iterator[_Place]:
@@ -194,7 +208,9 @@ def _groups() -> Iterator[_Place]:
         yield owner, "new_group", make
     for owner in (dist, distributed_c10d):
         yield owner, "barrier", _barrier_without_devices(dist.barrier)
-        yield owner, "is_nccl_available", CALLS["is_available"]
+    # not in distributed_c10d, which would go on to the class that only a torch built for CUDA has
+    yield dist, "is_nccl_available", CALLS["is_available"]
+    yield dist, "ProcessGroupNCCL", ProcessGroupNCCL
     for owner in (opensmd.legacy, opensmd.legacy.api):
         yield owner, "init_process_group", _legacy_without_nccl(opensmd.legacy.init_process_group)
     yield device_mesh.DeviceMesh, "__init__", translated(device_mesh.DeviceMesh.__init__, 1, "device_type")
@@ -211,6 +227,18 @@ def _sharding(module: ModuleType) -> Iterator[_Place]:
 def _same(given: Any, *_: Any, **__: Any) -> Any:
     """The tensor or module itself: it is where it should be."""
     return given
+
+
+def _called(
+    module: torch.nn.Module,
+    inputs: Any,
+    device_ids: Any = None,
+    output_device: Any = None,
+    dim: int = 0,
+    module_kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """What ``data_parallel`` is where there are no devices."""
+    return module(*(inputs if isinstance(inputs, tuple) else (inputs,)), **(module_kwargs or {}))
 
 
 def _tensor_cuda(tensor: torch.Tensor, *_: Any, **kwargs: Any) -> torch.Tensor:
@@ -281,7 +309,7 @@ def _scaler_on_cpu() -> Callable[..., None]:
 def _with_smddp(
     function: Callable[..., Any], position: int, *, default: str | None = None
 ) -> Callable[..., Any]:
-    """``function`` with every mention of NCCL among its backends replaced, and no CUDA device to bind to.
+    """``function`` with smddp wherever its backends mention NCCL, and without NCCL's device and options.
 
     With a ``default``, that is the backend where the script names none and torch would add NCCL.
     """
@@ -295,8 +323,8 @@ def _with_smddp(
             args = (*args[:position], _without_nccl(args[position], default), *args[position + 1 :])
         else:
             kwargs["backend"] = _without_nccl(kwargs.get("backend"), default)
-        if kwargs.get("device_id") is not None:
-            kwargs["device_id"] = None
+        for of_nccl in ("device_id", "pg_options"):
+            kwargs.pop(of_nccl, None)
         return function(*args, **kwargs)
 
     return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import warnings
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.jit import _builtins
 
 from opensmd.launch.mapped_cuda import cuda_on_cpu
@@ -30,12 +33,12 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_uninstalling_puts_every_original_back() -> None:
-    before = {(id(owner), name): getattr(owner, name) for owner, name, _ in _places()}
+    before = {(id(owner), name): getattr(owner, name, None) for owner, name, _ in _places()}
     cuda_on_cpu.install()
     assert torch.cuda.is_available()
     cuda_on_cpu.install()
     cuda_on_cpu.uninstall()
-    after = {(id(owner), name): getattr(owner, name) for owner, name, _ in _places()}
+    after = {(id(owner), name): getattr(owner, name, None) for owner, name, _ in _places()}
     assert before == after
     assert len(before) > 100
 
@@ -54,6 +57,7 @@ def test_every_way_to_name_a_device_creates_on_the_cpu() -> None:
     for kind in ("torch.cuda.DoubleTensor", torch.cuda.DoubleTensor, "torch.DoubleTensor", torch.float64):
         assert torch.ones(2).type(kind).type() == "torch.DoubleTensor"
         assert nn.Linear(2, 2).type(kind).weight.dtype == torch.float64
+    assert torch.fft.fftfreq(4, device="cuda").device.type == "cpu"
     assert torch.ones(2).pin_memory().device.type == torch.ones(2, pin_memory=True).device.type == "cpu"
 
 
@@ -64,6 +68,7 @@ def test_a_data_parallel_module_is_called_with_the_whole_batch() -> None:
     for model in (nn.DataParallel(inner).cuda(), nn.DataParallel(inner.cuda(), device_ids=[0, 1])):
         assert torch.equal(model(batch.cuda()), inner(batch))
         assert [*model.state_dict()] == ["module.weight", "module.bias"]
+    assert torch.equal(nn.parallel.data_parallel(inner, (batch,), [0, 1]), inner(batch))
 
 
 def created(like: torch.Tensor) -> torch.Tensor:
@@ -218,6 +223,47 @@ def test_streams_events_and_memory_answer() -> None:
     torch.cuda.empty_cache()
     with torch.cuda.nvtx.range("step"):
         torch.cuda.nvtx.mark("now")
+
+
+@pytest.mark.usefixtures("mapped")
+def test_what_steers_a_profiler_of_cuda_does_nothing() -> None:
+    with torch.cuda.profiler.profile():  # type: ignore[no-untyped-call]
+        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStart())
+    torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStop())
+
+
+@pytest.mark.newest
+@pytest.mark.usefixtures("mapped")
+def test_generators_of_cuda_are_generators_of_the_cpu() -> None:
+    for device in ("cuda", "cuda:1", torch.device("cuda", 1), "cpu"):
+        generator = torch.Generator(device=device).manual_seed(3)
+        assert generator.device.type == "cpu"
+        drawn = torch.rand(3, device="cuda", generator=generator)
+        assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(3)))
+    assert isinstance(generator, torch.Generator)
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert not isinstance(3, torch.Generator)
+    assert type(pickle.loads(pickle.dumps(generator))) is type(torch.default_generator)
+
+
+@pytest.mark.newest
+@pytest.mark.usefixtures("mapped")
+def test_torch_does_not_take_nccl_for_built_in_because_scripts_find_it() -> None:
+    assert dist.is_nccl_available()
+    assert torch.cuda.nccl.version() < (2, 0)
+    dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        # what torch.compile calls where it finds what it has compiled before
+        distributed_c10d._add_ephemeral_timeout_for_all_pgs(timedelta(seconds=1))
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options.config.max_ctas = 8
+        group = dist.new_group(backend="nccl", pg_options=options)
+        assert not isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupNCCL)
+        assert dist.get_backend(group) == "smddp"
+    finally:
+        distributed_c10d._abort_process_group()
 
 
 @pytest.mark.usefixtures("mapped")
