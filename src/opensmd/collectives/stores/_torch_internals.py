@@ -1,7 +1,8 @@
 """The one place where this package touches how torch makes the store in which ranks meet.
 
 Under torchrun and smdrun, torch takes for granted that the launcher's own store listens at
-MASTER_ADDR:MASTER_PORT, so a script that sets these itself would wait there for ever. And the store that
+MASTER_ADDR:MASTER_PORT, and at any ``tcp://`` address that a script gives, so a script that sets its own
+would wait there for ever. And the store that
 torch makes for ``env://`` and ``tcp://`` listens on every interface, whatever its address, and can be
 mistaken for the next one there. Neither has a hook, so the two functions that decide this are replaced.
 """
@@ -13,6 +14,7 @@ import functools
 import importlib
 import os
 import socket
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -35,8 +37,19 @@ _TAKEN = "EADDRINUSE"  # in the message of a store that cannot listen
 _stores = StoresInTurn()
 
 
+class _Asked(threading.local):
+    """What this thread has been asked for."""
+
+    port: int | None = None  # of the store that it is making
+
+
+_asked = _Asked()
+
+
 def let_scripts_choose_the_rendezvous(launchers_address: str) -> None:
     """Let rank 0 make the store itself where the script has changed MASTER_ADDR or MASTER_PORT.
+
+    And where it gives another port, as ``tcp://``.
 
     Args:
         launchers_address: ``address:port`` of the launcher's own store.
@@ -44,9 +57,12 @@ def let_scripts_choose_the_rendezvous(launchers_address: str) -> None:
     # torch.distributed has a function of the module's name, so an import statement would find that
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous._torchelastic_use_agent_store
+    launchers_port = launchers_address.rpartition(":")[2]
 
     @functools.wraps(original)
     def use_agent_store() -> bool:
+        if _asked.port is not None and str(_asked.port) != launchers_port:
+            return False
         return bool(original()) and rendezvous_address() == launchers_address
 
     rendezvous._torchelastic_use_agent_store = use_agent_store
@@ -71,9 +87,10 @@ def listen_where_asked() -> None:
         hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
     ) -> Any:
         seconds = timeout.total_seconds()
-        usual = functools.partial(original, hostname, port, rank, world_size, timeout, use_libuv)
+        asked = hostname, port, rank, world_size, timeout, use_libuv
+        usual = functools.partial(_asked_for, port, original, *asked)
         connect = functools.partial(_connected, usual, rank, hostname, port, seconds)
-        if rendezvous._torchelastic_use_agent_store():
+        if _asked_for(port, rendezvous._torchelastic_use_agent_store):
             return connect()
         if rank != 0:
             return _stores.joined((hostname, port), connect, seconds)
@@ -90,6 +107,15 @@ def listen_where_asked() -> None:
         return store
 
     rendezvous._create_c10d_store = create
+
+
+def _asked_for(port: int, function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, which may ask whether the launcher's store is the one at ``port``."""
+    _asked.port = port
+    try:
+        return function(*args)
+    finally:
+        _asked.port = None
 
 
 def _listening(

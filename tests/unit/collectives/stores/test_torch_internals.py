@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from opensmd.collectives.stores import _torch_internals
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.newest
 
 
-def test_a_script_that_sets_its_own_master_port_is_not_sent_to_the_launchers_store(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """torch's module as it is without this package, in a rank of a launcher whose store is at here:1."""
+    module = importlib.import_module("torch.distributed.rendezvous")
     for name, value in (
         ("MASTER_ADDR", "here"),
         ("MASTER_PORT", "1"),
         ("TORCHELASTIC_USE_AGENT_STORE", "True"),
     ):
         monkeypatch.setenv(name, value)
-    plain = inspect.unwrap(rendezvous._torchelastic_use_agent_store)
-    monkeypatch.setattr(rendezvous, "_torchelastic_use_agent_store", plain)
+    for name in ("_torchelastic_use_agent_store", "_create_c10d_store"):
+        monkeypatch.setattr(module, name, inspect.unwrap(getattr(module, name)))
+    return module
+
+
+def test_a_script_that_sets_its_own_master_port_is_not_sent_to_the_launchers_store(
+    rendezvous: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _torch_internals.let_scripts_choose_the_rendezvous("here:1")
     assert rendezvous._torchelastic_use_agent_store()
     monkeypatch.setenv("MASTER_PORT", "2")
     assert not rendezvous._torchelastic_use_agent_store()
     assert "is_master=False" in inspect.getsource(rendezvous._create_c10d_store)
+
+
+def test_ranks_meet_at_an_address_of_the_scripts_own_under_a_launcher(rendezvous: Any) -> None:
+    _torch_internals.listen_where_asked()
+    _torch_internals.let_scripts_choose_the_rendezvous("here:1")
+    at = f"tcp://127.0.0.1:{free_port()}"
+    # rank 0 looked for a store of the launcher's there, too
+    store, *place = next(rendezvous.rendezvous(at, 0, 1, timeout=timedelta(seconds=5)))
+    assert place == [0, 1]
+    assert store.add("ranks", 1) == 1
+    assert rendezvous._torchelastic_use_agent_store()
