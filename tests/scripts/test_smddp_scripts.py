@@ -319,6 +319,18 @@ def test_a_script_that_hard_codes_cuda_is_told_how_to_run_without_it(tmp_path: P
     assert "smdrun: there is no CUDA device here; --device cpu runs scripts" in done.stderr
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only a machine without CUDA gives this advice")
+def test_a_script_that_gives_a_device_by_number_alone_is_told_what_to_write(tmp_path: Path) -> None:
+    script = tmp_path / "numbered.py"
+    script.write_text("import torch\ntorch.device(0)\n")
+    done = job([*ON_CPU["smdrun"], str(script)], cwd=tmp_path)
+    assert done.returncode == 1
+    assert (
+        'smdrun: there is no torch.accelerator here; for torch.device(0), write torch.device("cuda", 0)'
+        in (done.stderr)
+    )
+
+
 def test_ranks_that_fail_alike_are_said_in_one_line(tmp_path: Path) -> None:
     done = job([str(BIN / "smdrun"), "-n", "3", str(SCRIPTS / "fails.py"), "all"], cwd=tmp_path)
     assert done.returncode == 1

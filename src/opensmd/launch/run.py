@@ -145,6 +145,8 @@ def _explained(
         return status
     if options.device != "cpu" and any(map(_asks_for_cuda, failures)) and not gpu_count(options.device):
         console.say("there is no CUDA device here; --device cpu runs scripts that hard-code CUDA on the CPU")
+    if options.device == "cpu" and any(map(_asks_for_an_accelerator, failures)):
+        console.say('there is no torch.accelerator here; for torch.device(0), write torch.device("cuda", 0)')
     return explain(failures, logs.ended(), console)
 
 
@@ -186,6 +188,10 @@ def _asks_for_cuda(failure: reports.Failure) -> bool:
     # and torch built for CUDA of a missing NVIDIA driver.
     message = failure.report.message.lower()
     return "cuda" in message or "nvidia" in message or "device_count()" in failure.report.text
+
+
+def _asks_for_an_accelerator(failure: reports.Failure) -> bool:
+    return failure.report is not None and "Cannot access accelerator device" in failure.report.message
 
 
 def _launch_config(options: Options, logs: RankLogs, rendezvous_options: dict[str, Any]) -> LaunchConfig:

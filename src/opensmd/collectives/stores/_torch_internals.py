@@ -37,13 +37,13 @@ _TAKEN = "EADDRINUSE"  # in the message of a store that cannot listen
 _stores = StoresInTurn()
 
 
-class _Asked(threading.local):
+class _StoreAsked(threading.local):
     """What this thread has been asked for."""
 
     port: int | None = None  # of the store that it is making
 
 
-_asked = _Asked()
+_asked = _StoreAsked()
 
 
 def let_scripts_choose_the_rendezvous(launchers_address: str) -> None:

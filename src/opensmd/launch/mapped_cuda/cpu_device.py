@@ -43,8 +43,8 @@ def device_index(device: Any, current: int, count: int) -> int:
     index = int(device)
     if index >= count:
         raise RuntimeError(
-            f"invalid device ordinal {index}: under --device cpu each of this host's {count} ranks stands "
-            f"for one device, cuda:0 to cuda:{count - 1}"
+            f"invalid device ordinal {index}: under --device cpu there is one device for each rank of this "
+            f"host, or as many as CUDA_VISIBLE_DEVICES names: here {count}, cuda:0 to cuda:{count - 1}"
         )
     return current if index < 0 else index
 

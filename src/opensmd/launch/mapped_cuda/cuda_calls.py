@@ -20,7 +20,7 @@ import torch
 
 from opensmd.launch.mapped_cuda.cpu_device import device_index
 
-__all__ = ["CALLS", "Device", "Event", "Stream", "nccl_version"]
+__all__ = ["CALLS", "Device", "Event", "Stream", "nccl_version", "raw_stream"]
 
 
 class _Current:
@@ -30,8 +30,9 @@ class _Current:
 
 
 def device_count() -> int:
-    """As many devices as this host has ranks."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """As many devices as this host has ranks, or as CUDA_VISIBLE_DEVICES names if those are more."""
+    named = [number for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number.strip()]
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), len(named))
 
 
 def current_device() -> int:
@@ -217,6 +218,11 @@ def stream(given: Stream | None) -> Stream:
 def nccl_version() -> tuple[int, int, int]:
     """(0, 0, 0): nothing that asks for a version of NCCL runs here."""
     return (0, 0, 0)
+
+
+def raw_stream(device: Any = None) -> int:
+    """0: the number of the default stream, the only one."""
+    return 0
 
 
 class Runtime:

@@ -8,6 +8,7 @@ the originals back. Tensors are and say they are on the CPU: ``x.cuda()`` and ``
 
 from __future__ import annotations
 
+import multiprocessing.spawn
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -24,11 +25,12 @@ from torch.utils._device import DeviceContext
 import opensmd.legacy
 from opensmd.launch.mapped_cuda.batch_norm import normalize_together
 from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cuda
-from opensmd.launch.mapped_cuda.cuda_calls import CALLS, nccl_version
+from opensmd.launch.mapped_cuda.cuda_calls import CALLS, nccl_version, raw_stream
 from opensmd.launch.mapped_cuda.generators import Generator
 from opensmd.launch.mapped_cuda.nccl_class import ProcessGroupNCCL
 from opensmd.launch.mapped_cuda.scripted import forget_scripted, script_as
 from opensmd.launch.mapped_cuda.sharded import forget_import, on_cpu_alone, when_imported
+from opensmd.launch.mapped_cuda.spawned import told_to_map
 from opensmd.legacy.parallel import DistributedDataParallel as LegacyDistributedDataParallel
 
 __all__ = ["install", "uninstall"]
@@ -139,6 +141,8 @@ def _places() -> Iterator[_Place]:
     for name in ("start", "stop"):
         yield torch.cuda.profiler, name, CALLS["synchronize"]
     yield torch.cuda.nccl, "version", nccl_version
+    # bitsandbytes takes it from there when it is imported, and peft and others import bitsandbytes
+    yield torch._C, "_cuda_getCurrentRawStream", raw_stream
     # Torch itself asks before it uses one, in optimizers at every step: as if it had been built without.
     yield torch.accelerator, "current_accelerator", _no_accelerator
     yield torch.accelerator, "is_available", _not_available
@@ -150,6 +154,8 @@ def _places() -> Iterator[_Place]:
         yield torch.fft, name, on_cpu(getattr(torch.fft, name))
     for name in _NEW:
         yield torch.Tensor, name, on_cpu(getattr(torch.Tensor, name))
+    starts = multiprocessing.spawn
+    yield starts, "get_preparation_data", told_to_map(starts.get_preparation_data, install)
     yield from _moves()
     yield from _precision()
     yield from _groups()

@@ -33,9 +33,7 @@ def test_a_device_has_the_number_that_torch_reads_in_it(given: Any, index: int) 
 
 
 def test_devices_that_are_not_there_are_refused() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"invalid device ordinal 4: .* this host's 4 ranks .* cuda:0 to cuda:3"
-    ):
+    with pytest.raises(RuntimeError, match=r"invalid device ordinal 4: .* here 4, cuda:0 to cuda:3"):
         device_index(4, current=0, count=4)
     with pytest.raises(ValueError, match="expected a CUDA device, got cpu"):
         device_index("cpu", current=0, count=4)

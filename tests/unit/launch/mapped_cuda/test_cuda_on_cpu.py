@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -102,6 +103,22 @@ def test_what_a_script_imports_later_is_mapped_and_can_be_compiled() -> None:
         timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
+
+
+def seen_in_another_process() -> tuple[int, str]:
+    return torch.cuda.device_count(), torch.ones(1).cuda(2).device.type
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("mapped")
+def test_processes_that_a_script_spawns_are_mapped_and_have_the_devices_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with multiprocessing.get_context("spawn").Pool(1) as processes:
+        assert processes.apply(seen_in_another_process) == (3, "cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert torch.cuda.device_count() == 2
 
 
 @pytest.mark.usefixtures("mapped")
@@ -219,6 +236,7 @@ def test_streams_events_and_memory_answer() -> None:
     assert 0 < figures["allocated_bytes.all.current"] <= figures["reserved_bytes.all.peak"]
     assert figures["num_ooms"] == 0
     torch.cuda.reset_accumulated_memory_stats()
+    assert torch._C._cuda_getCurrentRawStream(0) == 0
     assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
     with torch.cuda.nvtx.range("step"):
