@@ -4,7 +4,9 @@ Any picklable object goes through a process group of its own, so it never meets 
 Sends return when the receiver has the object: it answers with a number that is no length of an object.
 As documented, ``broadcast`` is called by the sender alone, and every other member of the group calls
 ``recv_from``. Over several partitions none of this goes into a step function: rank 0 runs it once more than
-the others, for its plan, and every rank takes its microbatches in an order of its own.
+the others, for its plan, and every rank takes its microbatches in an order of its own. Ranks that wait for
+each other in one would wait until the timeout, or meet in different microbatches; so all that ranks call
+together is refused there.
 """
 
 from __future__ import annotations
@@ -15,12 +17,21 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from opensmd.modelparallel.dry_run.dry import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.meeting import require_meeting
 from opensmd.modelparallel.ranks.grid import CommGroup, RankType
 from opensmd.modelparallel.state import state
 
-__all__ = ["allgather", "barrier", "broadcast", "dp_barrier", "mp_barrier", "recv_from", "send"]
+__all__ = [
+    "allgather",
+    "barrier",
+    "broadcast",
+    "dp_barrier",
+    "mp_barrier",
+    "recv_from",
+    "require_meeting",
+    "send",
+]
 
 RECEIVED = -1
 
@@ -158,3 +169,23 @@ def _await_receipt(rank: int, name: str) -> None:
 def _receipt() -> torch.Tensor:
     device = "cuda" if dist.get_backend(state.groups.messages) == "nccl" else "cpu"
     return torch.full((1,), RECEIVED, dtype=torch.int64, device=device)
+
+
+def require_meeting(name: str, *, instead: str = "") -> None:
+    """Refuse a call in which ranks meet if it comes from inside a step of a split model.
+
+    Args:
+        name: what was called.
+        instead: what to do; by default to call it after the step.
+
+    Raises:
+        SMPError: it does.
+    """
+    if not state.initialized or state.groups.size(CommGroup.PP_GROUP) == 1:
+        return
+    if is_tracing() or (state.model is not None and state.model.running > 0):
+        raise SMPError(
+            f"{name} was called on rank {state.rank} inside a smp.step function. Its microbatches take "
+            "turns, on each rank in an order of its own, and rank 0 runs it once more to plan the "
+            f"partitions, so the ranks would not meet: {instead or 'call it after the step'}"
+        )

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel.communicate import require_meeting
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.meeting import require_meeting
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
 from opensmd.modelparallel.precision.layout import Layout

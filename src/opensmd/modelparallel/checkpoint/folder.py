@@ -25,8 +25,8 @@ from opensmd.modelparallel.checkpoint.saving.background import (
 from opensmd.modelparallel.checkpoint.saving.random_states import restore_random_states, saved_random_file
 from opensmd.modelparallel.checkpoint.saving.snapshot import take_snapshot
 from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
+from opensmd.modelparallel.communicate import require_meeting
 from opensmd.modelparallel.exceptions import SMPCheckpointError
-from opensmd.modelparallel.meeting import require_meeting
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState

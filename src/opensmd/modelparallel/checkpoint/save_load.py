@@ -26,7 +26,7 @@ from opensmd.modelparallel.checkpoint.files import PROTOCOL, Caller, commit, rea
 from opensmd.modelparallel.checkpoint.names import partial_name, pending_name
 from opensmd.modelparallel.checkpoint.part_files import PartFiles, complete_set, missing_text
 from opensmd.modelparallel.checkpoint.seal import Label
-from opensmd.modelparallel.meeting import require_meeting
+from opensmd.modelparallel.communicate import require_meeting
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
