@@ -12,42 +12,62 @@ from dataclasses import dataclass
 
 __all__ = ["LineAssembler", "Segment"]
 
-_ENDS = re.compile(r"(\r\n|\n|\r)")
+_ENDS = re.compile(r"([\n\r])")
+LONGEST = 1 << 20  # characters of a line that are held until its end comes
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of output: ``end`` is ``"\\n"`` for a line, ``"\\r"`` for a rewrite, ``""`` for a rest."""
+    """A piece of output: ``end`` is ``"\\n"`` for a line, ``"\\r"`` for a rewrite, ``""`` for a part."""
 
     text: str
     end: str
 
 
 class LineAssembler:
-    """Collects one stream's bytes and gives whole segments out; what is not UTF-8 stays as it is."""
+    """Collects one stream's bytes and gives whole segments out; what is not UTF-8 stays as it is.
+
+    Lines that are longer than anybody reads, such as a file without any, come in parts.
+    """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._rest = ""
+        self._parts: list[str] = []  # of the unfinished line, joined once it ends
+        self._length = 0  # of all of them
+        self._held = ""  # a carriage return at the very end, which may be the first half of \r\n
 
     def feed(self, data: bytes) -> list[Segment]:
         """Add bytes; return the segments they complete."""
-        text = self._rest + self._decoder.decode(data)
-        # A carriage return at the very end may be the first half of \r\n.
-        held = "\r" if text.endswith("\r") else ""
-        parts = _ENDS.split(text[: len(text) - len(held)])
-        self._rest = parts[-1] + held
-        ends = ["\n" if end == "\r\n" else end for end in parts[1::2]]
-        return [Segment(text, end) for text, end in zip(parts[:-1:2], ends, strict=True)]
+        text = self._held + self._decoder.decode(data)
+        self._held = "\r" if text.endswith("\r") else ""
+        begun, *others = _ENDS.split(text[: len(text) - len(self._held)].replace("\r\n", "\n"))
+        self._hold(begun)
+        found = []
+        for end, following in zip(others[::2], others[1::2], strict=True):
+            found.append(Segment(self._joined(), end))
+            self._hold(following)
+        if self._length > LONGEST:
+            found.append(Segment(self._joined(), ""))
+        return found
 
     @property
     def waiting(self) -> bool:
         """True if an unfinished line is held."""
-        return bool(self._rest)
+        return bool(self._held) or self._length > 0
 
     def take_rest(self) -> Segment:
         """Give the unfinished line out."""
-        text = (self._rest + self._decoder.decode(b"", final=True)).rstrip("\r")
-        self._rest = ""
+        text = self._joined() + self._decoder.decode(b"", final=True)
+        self._held = ""
         self._decoder.reset()
         return Segment(text, "")
+
+    def _hold(self, text: str) -> None:
+        self._parts.append(text)
+        self._length += len(text)
+
+    def _joined(self) -> str:
+        text = "".join(self._parts)
+        self._parts.clear()
+        self._length = 0
+        return text

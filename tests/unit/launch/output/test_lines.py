@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opensmd.launch.output.lines import LineAssembler, Segment
+from opensmd.launch.output.lines import LONGEST, LineAssembler, Segment
 
 
 def segments(*chunks: bytes) -> list[tuple[str, str]]:
@@ -37,3 +37,12 @@ def test_taking_the_rest_empties_it() -> None:
     lines.feed(b"half")
     assert lines.take_rest() == Segment("half", "")
     assert not lines.waiting
+
+
+def test_no_more_of_a_line_is_held_than_anybody_reads() -> None:
+    piece = "x" * 100_000
+    lines = LineAssembler()
+    found = [one for _ in range(25) for one in lines.feed(piece.encode())]
+    assert [one.end for one in found] == ["", ""]
+    assert all(len(one.text) <= LONGEST + len(piece) for one in found)
+    assert lines.feed(b"y\n") == [Segment((25 * piece)[sum(len(one.text) for one in found) :] + "y", "\n")]
