@@ -15,6 +15,7 @@ from pathlib import Path
 __all__ = [
     "allowed_cpus",
     "chosen_by_user",
+    "crowding",
     "local_cores",
     "physical_cores",
     "pin",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 _OPENMP_AFFINITY = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+
+CROWD = 8  # ranks a core, beyond which nobody means to be
 
 Cores = list[tuple[int, ...]]
 
@@ -53,6 +56,17 @@ def physical_cores(cpus: Iterable[int], siblings: Mapping[int, tuple[int, ...]])
 def threads_per_rank(cores: Cores, local_size: int) -> int:
     """How many threads a rank should compute with: one a physical core it has, at least one."""
     return max(1, len(cores) // local_size)
+
+
+def crowding(cores: Cores, local_size: int) -> str | None:
+    """What to tell a user whose ranks wait for a core most of the time, perhaps by a slip of the pen."""
+    if not cores or local_size <= CROWD * len(cores):
+        return None
+    where = "1 core" if len(cores) == 1 else f"{len(cores)} cores"
+    return (
+        f"{local_size} ranks take turns on {where}, each of which starts about one rank a second: this takes "
+        "a while. -n gives another number of ranks."
+    )
 
 
 def chosen_by_user(environ: Mapping[str, str]) -> str | None:

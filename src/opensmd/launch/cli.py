@@ -11,12 +11,14 @@ from typing import Any
 import click
 
 from opensmd.environment.job_secret import JobSecret
+from opensmd.environment.loopback import why_loopback_is_down
 from opensmd.environment.settings import Settings
 from opensmd.launch import option_values, signals, torch_import
 from opensmd.launch.folder_claim import claim
 from opensmd.launch.hosts.driver import SSH, HostsJob, run_on_hosts
 from opensmd.launch.hosts.host_list import parse_file, parse_list
 from opensmd.launch.leftovers import open_files
+from opensmd.launch.leftovers.guardian import job_folder
 from opensmd.launch.options import Options
 from opensmd.launch.output import streams
 from opensmd.launch.run import run
@@ -170,12 +172,13 @@ def main(context: click.Context, /, **options: Any) -> None:
         try:
             _look_at(options["script"], module=options["module"], python=options["python"])
             chosen = _checked(options)
-            open_files.allow_for(chosen.ranks)
+            _look_at_host(chosen)
             _claim_folders(chosen, claims)
+            folder = claims.enter_context(job_folder())
         except ValueError as error:
             print(f"smdrun: {error}", file=sys.stderr)
             raise SystemExit(2) from None
-        status = run(chosen)
+        status = run(chosen, folder)
         if chosen.timeline is not None:
             _show_timeline(Path(os.environ[VARIABLE]))
     raise SystemExit(status)
@@ -249,6 +252,13 @@ def _look_at(script: str, *, module: bool, python: bool) -> None:
         check_module(script)
     else:
         check_script(script)
+
+
+def _look_at_host(chosen: Options) -> None:
+    open_files.allow_for(chosen.ranks)
+    down = why_loopback_is_down() if chosen.nnodes == 1 or chosen.elastic_replicas else None
+    if down is not None:
+        raise ValueError(down)
 
 
 def _checked(options: dict[str, Any]) -> Options:

@@ -40,7 +40,10 @@ def prepare(options: Options) -> None:
         from opensmd.launch.interface import choose_towards
 
         choose_towards(options.master_addr, options.master_port)
-    threads = affinity.threads_per_rank(affinity.local_cores(), options.ranks)
+    cores = affinity.local_cores()
+    if crowding := affinity.crowding(cores, options.ranks):
+        print(f"smdrun: {crowding}", file=sys.stderr)
+    threads = affinity.threads_per_rank(cores, options.ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.update(allocator.keeping_memory(os.environ))
     _build_once()
@@ -50,6 +53,16 @@ def prepare(options: Options) -> None:
     for name in AGENT_LOGGERS:  # the console says better what they would say
         importlib.import_module(name)  # which sets the level itself
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    socket.getfqdn = _own_name
+
+
+def _own_name(name: str = "") -> str:
+    """What torch's agent calls this host in its events, which nobody reads.
+
+    It would ask the resolver: that refuses names that DNS could not have, of 64 characters for example, and
+    takes its time where no server answers.
+    """
+    return name or socket.gethostname()
 
 
 def _job(options: Options) -> Job:

@@ -8,6 +8,7 @@ in the file system.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from opensmd.environment.job_secret import SecretError
 from opensmd.launch import signals
 from opensmd.launch.leftovers import orphans
-from opensmd.launch.leftovers.guardian import Guardian, job_folder
+from opensmd.launch.leftovers.guardian import Guardian
 from opensmd.launch.options import Options, gpu_count
 from opensmd.launch.output import reports
 from opensmd.launch.output.console import Console
@@ -55,11 +56,16 @@ class _Ending:
     failures: Sequence[reports.Failure] = ()
 
 
-def run(options: Options) -> int:
-    """Run the job; return the exit status: 0, that of the rank that failed first, or 128 + a signal."""
+def run(options: Options, folder: Path) -> int:
+    """Run the job; return the exit status: 0, that of the rank that failed first, or 128 + a signal.
+
+    Args:
+        options: what the user asked for.
+        folder: for the job's own files; where this process is killed, the guardian removes it.
+    """
     console = Console(prefix=options.prefix, log_files=LogFiles(options.log_dir))
     job = str(uuid.uuid4())
-    with job_folder() as folder, Guardian(job, folder) as guardian:
+    with Guardian(job, folder) as guardian:
         os.environ[orphans.JOB] = job
         return _run_watched(options, console, folder, guardian)
 
@@ -80,7 +86,7 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
     logs = RankLogs(console, folder)
     others = OtherHosts(options.nnodes, functools.partial(orphans.signal_children, spare=[guardian.pid]))
     ending = _Ending()
-    with OutputFolders():
+    with OutputFolders(), orphans.reaped():
         console.start()
         try:
             ending = _run_to_the_end(options, logs, others, console)
@@ -124,6 +130,9 @@ def _run_to_the_end(options: Options, logs: RankLogs, others: OtherHosts, consol
         console.say(str(error))
     except (RendezvousClosedError, DistError) as error:
         console.say(f"the hosts of this job do not come together: {error}")
+    except OSError as error:
+        limit = " (ulimit -u, or the container's limit on processes)" * (error.errno == errno.EAGAIN)
+        console.say(f"the ranks cannot be started: {error}{limit}")
     except (SignalException, KeyboardInterrupt) as stopped:
         by = signal.SIGPIPE if console.reader_left else getattr(stopped, "sigval", signal.SIGINT)
         return _Ending(status=128 + int(by))

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from opensmd.launch.leftovers.guardian import job_folder
 from opensmd.launch.options import Options
 from opensmd.launch.run import run
 
@@ -51,4 +52,6 @@ def bench(collectives: tuple[str, ...], ranks: int, sizes: str, seconds: float, 
     options = Options(
         script="opensmd.tools.bench_rank", args=[json.dumps(work)], ranks=ranks, module=True, prefix=False
     )
-    raise SystemExit(run(options))
+    with job_folder() as folder:
+        status = run(options, folder)
+    raise SystemExit(status)

@@ -17,6 +17,8 @@ from datetime import timedelta
 import psutil
 from torch._C._distributed_c10d import TCPStore
 
+from opensmd.environment.loopback import LOOPBACK
+
 __all__ = [
     "LOOPBACK",
     "address_of_interface",
@@ -28,7 +30,6 @@ __all__ = [
     "why_no_connection",
 ]
 
-LOOPBACK = "127.0.0.1"
 # Read by Gloo, NCCL and TensorPipe: the interface that they listen on.
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 

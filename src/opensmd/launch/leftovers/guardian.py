@@ -15,11 +15,11 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from opensmd.launch.leftovers import orphans
+from opensmd.launch.leftovers import open_files, orphans
 
 __all__ = ["Guardian", "job_folder"]
 
@@ -64,12 +64,24 @@ class Guardian:
 
 @contextmanager
 def job_folder() -> Iterator[Path]:
-    """A folder for one job, and the end of those that launchers left behind that could not remove them."""
-    _remove_stale(Path(tempfile.gettempdir()))
-    temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
-    with temporary as name, _lock(Path(name)):
-        (Path(name) / MARK).touch()
-        yield Path(name)
+    """A folder for one job, and the end of those that launchers left behind that could not remove them.
+
+    Raises:
+        ValueError: there is no place for it.
+    """
+    with ExitStack() as stack:
+        try:
+            _remove_stale(Path(tempfile.gettempdir()))
+            temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(temporary))
+            stack.enter_context(_lock(folder))
+            (folder / MARK).touch()
+        except OSError as error:
+            raise ValueError(
+                f"cannot make a temporary folder: {error.strerror}. Set TMPDIR to a folder that can be "
+                "written to and has room."
+            ) from error
+        yield folder
 
 
 def _guard(pipe: int, job: str, folder: Path) -> None:
@@ -81,7 +93,7 @@ def _guard(pipe: int, job: str, folder: Path) -> None:
     for standard in range(_PIPE):
         os.dup2(nowhere, standard)
     os.dup2(pipe, _PIPE)
-    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names alone
+    for name in os.listdir(open_files.folder()):  # noqa: PTH208 - names alone
         if int(name) > _PIPE:
             with contextlib.suppress(OSError):  # of the listing itself
                 os.close(int(name))

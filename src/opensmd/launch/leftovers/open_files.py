@@ -1,23 +1,43 @@
-"""How many files the launcher may have open: checked before it starts ranks, which then fail half way."""
+"""The launcher's open files: where the system lists them, and how many there may be.
+
+Both are looked at before ranks are started, which would fail half way.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
-__all__ = ["allow_for"]
+__all__ = ["allow_for", "folder"]
 
 OWN = 24  # the agent's, its store's and the console's
 A_RANK = 8  # two pipes, two files, and connections to the store
+FOLDERS = ("/proc/self/fd", "/dev/fd")  # the second is a link to the first, which sandboxes may lack
+
+
+def folder() -> str:
+    """Where this process's open files are listed by number, and can be opened again.
+
+    Raises:
+        ValueError: nowhere.
+    """
+    for place in FOLDERS:
+        if os.path.isdir(place):  # noqa: PTH112 - the guardian asks, and knows names alone
+            return place
+    raise ValueError(
+        "/proc is missing here, in which smdrun finds its ranks and what they leave behind: mount it with "
+        "`mount -t proc proc /proc`, or run the sandbox with one (bwrap --proc /proc)"
+    )
 
 
 def allow_for(ranks: int) -> None:
     """Raise this process's soft limit to what a job needs, where the hard limit lets it.
 
     Raises:
-        ValueError: the hard limit is too low.
+        ValueError: the hard limit is too low, or there is no ``/proc``.
     """
-    needed = OWN + A_RANK * ranks + len(list(Path("/dev/fd").iterdir()))
+    needed = OWN + A_RANK * ranks + len(list(Path(folder()).iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

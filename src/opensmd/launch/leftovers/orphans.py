@@ -2,7 +2,8 @@
 
 A rank's own children (DataLoader workers, subprocesses) are handed to process 1 when the rank is killed, out
 of reach. A launcher that is the kernel's "child subreaper" gets them instead, and finds them as its own
-descendants. Where the launcher is dead itself, processes are known by a variable that they inherited.
+descendants; of those that end by themselves it has to take note, as process 1 would. Where the launcher is
+dead itself, processes are known by a variable that they inherited.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import psutil
 
-__all__ = ["JOB", "adopt", "end_all", "end_job", "signal_children"]
+__all__ = ["JOB", "adopt", "end_all", "end_job", "reaped", "signal_children"]
 
 JOB = "SMDRUN_JOB"  # the id of the job that a process belongs to, in its environment
 _PR_SET_CHILD_SUBREAPER = 36
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+REAP_EVERY = 1.0  # seconds
 ROUNDS = 5  # what a process starts while it is ended is found in the next one
 
 
@@ -27,6 +31,35 @@ def adopt() -> None:
     """From now on, orphans among this process's descendants become its own children."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def reaped() -> Iterator[None]:
+    """Take note, from the first rank on, of adopted processes that end: else they stay as zombies.
+
+    The ranks, whose agent waits for them, lead process groups of their own; what they have started does not.
+    """
+    over = threading.Event()
+
+    def reap() -> None:
+        while not over.wait(REAP_EVERY):
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # another thread was quicker
+                while (ended := _ended_child()) is not None and os.getpgid(ended) != ended:
+                    os.waitpid(ended, 0)
+
+    reaper = threading.Thread(target=reap, name="smdrun-orphans", daemon=True)
+    reaper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reaper.join()
+
+
+def _ended_child() -> int | None:
+    """A child that has ended and of which nobody has taken note."""
+    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return found.si_pid if found is not None else None
 
 
 def end_all(*, spare: Collection[int] = ()) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from opensmd.launch.leftovers import open_files
 from opensmd.launch.output import reports, streams
 from opensmd.launch.output.lines import LineAssembler, Segment
 from opensmd.launch.output.log_files import LogFiles
@@ -26,6 +27,7 @@ __all__ = ["Console"]
 
 HOLD = 1.0  # seconds a report about lost communication waits for the report of its cause
 UPDATE_EVERY = 10.0  # seconds between two shown states of a progress bar where there is no terminal
+READS = 2  # of what a pipe holds: more has come since, and others have their turn
 IDLE = 0.2  # seconds after which an unfinished line is shown on a terminal
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
@@ -80,7 +82,7 @@ class Console(threading.Thread):
         with self._lock:
             self._streams.append(stream)
             self._selector.register(read, selectors.EVENT_READ, stream)
-        return f"/dev/fd/{write}"
+        return f"{open_files.folder()}/{write}"
 
     def expect_report(self, path: Path, rank: int) -> None:
         """Watch for the report of one rank."""
@@ -132,9 +134,11 @@ class Console(threading.Thread):
         self._write(sys.stderr, f"smdrun: {text}\n")
 
     def _drain(self) -> None:
-        """Read all that is in the pipes now."""
+        """Read all that is in the pipes now, and no more of who never stops to write."""
         for stream in self._streams:
-            while data := _read(stream.read):
+            for _ in range(READS):
+                if not (data := _read(stream.read)):
+                    break
                 stream.fed = time.monotonic()
                 self._log(stream.rank, data)
                 for segment in stream.lines.feed(data):
@@ -169,6 +173,8 @@ class Console(threading.Thread):
     def _show(self, stream: _Stream, segment: Segment) -> None:
         if segment.end == "\n":
             self._put(stream, segment.text, finished=True)
+        elif not segment.end:
+            self._put(stream, segment.text, finished=False)
         elif stream.out.isatty():
             own = self._unfinished is not None and self._unfinished.stream is stream
             if segment.text or own:

@@ -34,6 +34,13 @@ def test_every_line_carries_its_rank_and_lines_never_mix() -> None:
     assert text == "[1] whole\n[0] half of a line\n[0] last\n"
 
 
+def test_the_parts_of_a_very_long_line_follow_each_other_unless_another_rank_writes() -> None:
+    part = b"x" * 50_000
+    pieces = [(0, part)] * 50
+    text = shown(io.StringIO(), *pieces[:25], (1, b"hello\n"), *pieces[25:], (0, b"\n"))
+    assert text.replace("\n[1] hello\n[0] ", "") == f"[0] {'x' * 2_500_000}\n"
+
+
 def test_a_progress_bar_in_a_file_leaves_its_last_state() -> None:
     text = shown(io.StringIO(), (0, b"\r 10%"), (0, b"\r 20%"), (0, b"\r 100%\n"))
     assert text.splitlines()[-1] == "[0]  100%"

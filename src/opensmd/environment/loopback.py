@@ -1,0 +1,29 @@
+"""Whether processes of this host can reach each other over its loopback; where they cannot, they wait.
+
+torch's stores try again for as long as their timeout, deaf to signals, and say nothing of the interface.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+__all__ = ["LOOPBACK", "why_loopback_is_down"]
+
+LOOPBACK = "127.0.0.1"
+_NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTUNREACH)
+
+
+def why_loopback_is_down() -> str | None:
+    """What is wrong and what to do about it; None where the loopback works, or nothing can be told."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((LOOPBACK, 9))  # which sends nothing
+    except OSError as error:
+        if error.errno not in _NO_WAY:
+            return None
+        return (
+            f"ranks of one host meet at {LOOPBACK}, which cannot be reached here ({error.strerror}): the "
+            "loopback interface of this network namespace is down. Bring it up with `ip link set lo up`."
+        )
+    return None

@@ -1,0 +1,123 @@
+"""smdrun where the system around it lacks something, and beside processes that ranks leave behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.test_smddp_scripts import BIN, environment, run
+from tests.support.forked_jobs import run_job
+from tests.support.patience import PATIENCE
+
+SMDRUN = f"{BIN}/smdrun"
+HELLO = "import os\nprint('hello', os.environ['RANK'])\n"
+
+
+def run_apart(namespaces: str, line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line of the shell in new namespaces of these kinds, as ``unshare`` names them."""
+    if subprocess.run(["unshare", namespaces, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make namespaces")
+    return run(["unshare", namespaces, "sh", "-c", line], cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "line", "said"),
+    [
+        ("-n", "{smdrun} -n 2 hello.py", "ranks of one host meet at 127.0.0.1, which cannot be reached here"),
+        ("-m", "umount -l /proc; {smdrun} -n 2 hello.py", "/proc is missing here"),
+        (
+            "-m",
+            "for f in /tmp /var/tmp /usr/tmp; do [ ! -d $f ] || mount -t tmpfs -o ro none $f; done; "
+            "cd /proc; {smdrun} -n 1 -m json.tool",
+            "cannot make a temporary folder: No usable temporary directory found",
+        ),
+    ],
+    ids=["no loopback", "no /proc", "no temporary folder"],
+)
+def test_what_is_missing_is_said_in_one_line_before_anything_starts(
+    namespaces: str, line: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    done = run_apart(namespaces, line.format(smdrun=SMDRUN), tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith(f"smdrun: {said}") and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_process_started_by_hand_is_told_that_the_loopback_is_down(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch.distributed as dist\n"
+        "import smdistributed.dataparallel.torch.torch_smddp\n"
+        "dist.init_process_group('smddp')\n"
+    )
+    done = run_apart("-n", f"{BIN}/python {script}", tmp_path)
+    assert done.returncode == 1
+    assert "DistNetworkError: ranks of one host meet at 127.0.0.1" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "before"),
+    [
+        ("-m", "mount -t tmpfs none /dev; mknod /dev/null c 1 3; mknod /dev/urandom c 1 9"),
+        ("-u", f"hostname {'x' * 64}"),
+    ],
+    ids=["no /dev/fd", "a host name that is too long for DNS"],
+)
+def test_what_a_sandbox_may_lack_is_done_without(namespaces: str, before: str, tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    done = run_apart(namespaces, f"{before} && {SMDRUN} -n 2 hello.py", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[0] hello 0", "[1] hello 1"]
+
+
+def test_ranks_that_cannot_be_started_are_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    full = tmp_path / "full"
+    full.mkdir()
+    line = f"mount -t tmpfs -o nr_inodes=5 none {full} && TMPDIR={full} {SMDRUN} -n 2 hello.py"
+    done = run_apart("-m", line, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    said = "smdrun: the ranks cannot be started: [Errno 28] No space left on device"
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_more_ranks_than_anybody_means_to_start_on_a_core_are_remarked_upon(tmp_path: Path) -> None:
+    one = min(os.sched_getaffinity(0))
+    command = ["taskset", "-c", str(one), SMDRUN, "-n", "9", "--no-python", "true"]
+    done = run(command, cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.startswith("smdrun: 9 ranks take turns on 1 core"), done.stderr
+
+
+def smdrun(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A job of one rank with this script."""
+    (folder / "script.py").write_text(script)
+    return run_job([SMDRUN, "-n", "1", "script.py"], cwd=folder, env=environment())
+
+
+def test_a_job_ends_though_what_a_rank_has_left_behind_writes_for_ever(tmp_path: Path) -> None:
+    done = smdrun("import subprocess\nsubprocess.Popen(['yes'])\n", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+LEAVES_ORPHANS = f"""
+import os, time, psutil
+for _ in range(20):
+    os.system("true &")
+end = time.monotonic() + {PATIENCE}
+while len(psutil.Process(os.getppid()).children()) > 2 and time.monotonic() < end:
+    time.sleep(0.1)
+print(len(psutil.Process(os.getppid()).children()))
+"""
+
+
+def test_orphans_of_ranks_that_end_leave_no_zombies_while_the_job_goes_on(tmp_path: Path) -> None:
+    assert smdrun(LEAVES_ORPHANS, tmp_path).stdout == "[0] 2\n"  # the rank and the guardian
+
+
+def test_a_line_longer_than_anybody_reads_comes_out_as_it_is(tmp_path: Path) -> None:
+    done = smdrun("print('x' * 3_000_000)\nprint('short')\n", tmp_path)
+    assert done.stdout == f"[0] {'x' * 3_000_000}\n[0] short\n"
