@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.elastic.elastic_job import ElasticJob
+from opensmd.modelparallel.state import state
 from tests.faults.elastic_replicas import require_undisturbed, run_killing
 from tests.support.elastic_replicas import ReplicasOfTest, replicas_of
 from tests.support.forked_jobs import start_job
@@ -233,6 +236,46 @@ def test_a_replica_of_which_a_rank_is_stopped_drops_out_after_the_timeout() -> N
         assert not job.store.has_ended(replicas[1])
     assert [size for _, (_, size), _ in one] == [2] * (KILLED_IN + 1) + [1] * (STEPS - KILLED_IN - 1)
     compare(one, other, lost_in=KILLED_IN)
+
+
+def loop_with_a_lost_word(variables: dict[str, str], attempt: int) -> int:
+    """Replica 2 dies and comes back; that it wants to join is told to replica 0 alone, and then to all."""
+    begin(variables, attempt, {"partitions": 1})
+    job = state.elastic
+    assert isinstance(job, ElasticJob)
+    if os.environ["RANK"] == "1":
+        lose_first_request(job)
+    for step in smp.elastic_steps(range(MANY)):
+        if (os.environ["RANK"], attempt, step) == ("2", 0, KILLED_IN):
+            die()
+        smp.allgather(step, smp.WORLD)
+        if step > KILLED_IN and smp.dp_size() == 3:
+            break
+    smp.shutdown()
+    return job._agreement.generation
+
+
+def lose_first_request(job: ElasticJob) -> None:
+    agree = job._agree_on_end
+
+    def agree_on_end() -> None:
+        before = job._requested
+        agree()
+        if job._requested > before:
+            job._requested, job._agree_on_end = before, agree  # type: ignore[method-assign]
+            raise dist.DistBackendError("the word of the others got lost")
+
+    job._agree_on_end = agree_on_end  # type: ignore[method-assign]
+
+
+def test_a_request_to_join_that_not_all_have_heard_of_does_not_part_the_members_again_and_again() -> None:
+    with replicas_of(3, 1) as job:
+        replicas = [job.start(number, loop_with_a_lost_word) for number in range(3)]
+        job.wait_for_end(replicas[2])
+        joined = job.start(2, loop_with_a_lost_word)
+        generations = [*job.values(replicas[0]), *job.values(replicas[1]), *job.values(joined)]
+    # the first one, without replica 2, after the lost word, and with replica 2 again
+    assert generations == [3, 3, 3]
 
 
 def test_too_few_replicas_end_the_job_with_one_message() -> None:

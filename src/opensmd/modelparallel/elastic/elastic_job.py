@@ -218,6 +218,9 @@ class ElasticJob:
 
     def _enter(self, decision: Decision) -> bool:
         """Make the groups of a generation, and whoever is new equal to the others; False if one was lost."""
+        # Some may have heard of requests in a word that got lost for others. All hear of these again and come
+        # to the same border; else some would go there in every generation, and the others into a step.
+        self._requested = self._agreement.requests
         if not self._agreement.wait_until_all_know(decision):
             return False
         try:
