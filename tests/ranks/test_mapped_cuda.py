@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from opensmd.launch.mapped_cuda import cuda_on_cpu
 from tests.support.ranks import RankPool
@@ -56,6 +57,35 @@ def sharded_on_cuda() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_models_are_sharded_whatever_device_the_script_names(pool: Callable[[int], RankPool]) -> None:
     pool(SIZE).run(sharded_on_cuda, backend=None)
+
+
+def trained_in_16_bits() -> None:
+    cuda_on_cpu.install()
+    try:
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        bits = _MixedPrecision(*[torch.bfloat16] * 3)
+        model = nn.parallel.DistributedDataParallel(network().cuda(), device_ids=[rank], mixed_precision=bits)
+        # torch itself loses the gradients of the first backward, over Gloo, too
+        model(torch.ones(2, 4).cuda()).sum().backward()
+        trained(model, slice(2 * rank, 2 * rank + 2))
+        expected = trained(network(), slice(None))
+        for own, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+            assert own.dtype == torch.float32
+            torch.testing.assert_close(own, wanted, rtol=0.0, atol=0.005)
+            both = [torch.empty_like(own) for _ in range(SIZE)]
+            dist.all_gather(both, own.detach())
+            assert torch.equal(*both)
+        dist.destroy_process_group()
+    finally:
+        cuda_on_cpu.uninstall()
+
+
+@pytest.mark.newest
+def test_ddp_trains_in_16_bits_with_the_streams_that_it_takes_for_granted(
+    pool: Callable[[int], RankPool],
+) -> None:
+    pool(SIZE).run(trained_in_16_bits, backend=None)
 
 
 def meshes_of_cuda() -> None:

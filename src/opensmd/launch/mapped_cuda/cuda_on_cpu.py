@@ -146,6 +146,10 @@ def _places() -> Iterator[_Place]:
     # Torch itself asks before it uses one, in optimizers at every step: as if it had been built without.
     yield torch.accelerator, "current_accelerator", _no_accelerator
     yield torch.accelerator, "is_available", _not_available
+    # but for DDP in mixed precision, whose streams of any device it takes for granted
+    yield torch, "Event", CALLS["Event"]
+    yield torch, "Stream", CALLS["Stream"]
+    yield torch.accelerator, "current_stream", CALLS["current_stream"]
     for name in _TYPES:
         yield torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")
     for name in _FACTORIES:
