@@ -1,16 +1,21 @@
-"""smdrun where the system around it lacks something, and beside processes that ranks leave behind."""
+"""smdrun where its surroundings lack something, waits for other hosts, or ranks leave something behind."""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.scripts.test_smddp_scripts import BIN, environment, run
-from tests.support.forked_jobs import run_job
+from opensmd.collectives.stores.listening import why_no_connection
+from tests.scripts.test_smddp_scripts import BIN, environment, run, wait_until
+from tests.support.forked_jobs import run_job, start_job
+from tests.support.forks import ForkedProcess
 from tests.support.patience import PATIENCE
+from tests.support.ports import free_port
 
 SMDRUN = f"{BIN}/smdrun"
 HELLO = "import os\nprint('hello', os.environ['RANK'])\n"
@@ -121,3 +126,39 @@ def test_orphans_of_ranks_that_end_leave_no_zombies_while_the_job_goes_on(tmp_pa
 def test_a_line_longer_than_anybody_reads_comes_out_as_it_is(tmp_path: Path) -> None:
     done = smdrun("print('x' * 3_000_000)\nprint('short')\n", tmp_path)
     assert done.stdout == f"[0] {'x' * 3_000_000}\n[0] short\n"
+
+
+def host(number: int, port: int, folder: Path) -> ForkedProcess:
+    """One of two hosts of a job, whose store is at this port."""
+    place = ["--nnodes", "2", "--node-rank", str(number), "--master-addr", "127.0.0.1", "--master-port"]
+    (folder / "hello.py").write_text(HELLO)
+    return start_job([SMDRUN, "-n", "1", *place, str(port), "hello.py"], cwd=folder, env=environment())
+
+
+def test_a_host_that_waits_for_host_0_says_so_and_hears_signals(tmp_path: Path) -> None:
+    port = free_port()
+    job = host(1, port, tmp_path)
+    assert job.stderr is not None
+    assert f"smdrun: waits for the smdrun of host 0 at 127.0.0.1:{port}" in job.stderr.readline()
+    job.send_signal(signal.SIGINT)
+    assert job.communicate(PATIENCE)[1] == "smdrun: ended by SIGINT\n"
+    assert job.wait(PATIENCE) == 130
+
+
+def test_host_0_hears_signals_while_it_waits_for_the_others(tmp_path: Path) -> None:
+    port = free_port()
+    job = host(0, port, tmp_path)
+    wait_until(lambda: why_no_connection("127.0.0.1", port) is None)
+    job.send_signal(signal.SIGTERM)
+    assert job.communicate(PATIENCE)[1] == "smdrun: ended by SIGTERM\n"
+    assert job.wait(PATIENCE) == 143
+
+
+def test_a_port_that_is_taken_is_named_with_the_option_that_chooses_another(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = host(0, port, tmp_path)
+        told = job.communicate(PATIENCE)[1]
+    assert job.wait(PATIENCE) == 1
+    assert f"this host cannot serve their store at 127.0.0.1:{port}: Address already in use" in told
+    assert "--master-port" in told and told.count("\n") == 1, told

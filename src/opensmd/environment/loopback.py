@@ -24,7 +24,7 @@ def why_loopback_is_down() -> str | None:
             return None
         return (
             f"ranks of one host meet at {LOOPBACK}, which cannot be reached here ({error.strerror}): the "
-            "loopback interface of this network namespace is down, or lacks that address. `ip link set lo up` "
-            "brings it up."
+            "loopback interface of this network namespace is down, or lacks that address. Bring it up with "
+            "`ip link set lo up`."
         )
     return None

@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
-from opensmd.collectives.stores.listening import LOOPBACK, served_store
+from opensmd.collectives.stores.listening import LOOPBACK
+from opensmd.launch.stores.meeting import meeting_store
 
 __all__ = ["HostPlace", "HostsOfReplicas"]
 
@@ -49,17 +50,14 @@ class HostsOfReplicas:
         address: where ranks reach it.
 
     Raises:
-        DistError: host 0 does not serve the store in time.
-        OSError: the port is taken.
+        DistError: host 0 does not serve the store in time, or cannot: the port is taken.
     """
 
     def __init__(self, place: HostPlace) -> None:
         self._place = place
-        if place.number == 0:
-            served = served_store(place.address, place.port, None, timeout=ANSWER, wait_for_workers=False)
-        else:
-            served = TCPStore(place.address, place.port, None, False, START, wait_for_workers=False)
-            served.set_timeout(ANSWER)
+        serves = place.number == 0
+        served = meeting_store(place.address, place.port, serves=serves, hosts=None, timeout=START)
+        served.set_timeout(ANSWER)
         self.store: Store = served
         self.address = f"{place.address}:{served.port}"
         self._notes = PrefixStore("hosts", served)

@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from opensmd.collectives.sealed import job_secret
 from opensmd.collectives.stores.listening import LOOPBACK, served_store
 from opensmd.launch.stores.agents_store import AgentsStore
+from opensmd.launch.stores.meeting import meeting_store
 from opensmd.launch.stores.other_hosts import OtherHosts
 from opensmd.launch.stores.sealed_store import SealedStore
 
@@ -124,9 +125,13 @@ class SeveralHosts(StaticTCPRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Serve the store on host 0, reach it on the others; wait for all."""
-        if self.rank == 0 and self._store is None:
-            self._store = served_store(
-                self.master_addr, self.master_port, self.world_size, timeout=self.timeout
+        if self._store is None:
+            self._store = meeting_store(
+                self.master_addr,
+                self.master_port,
+                serves=self.rank == 0,
+                hosts=self.world_size,
+                timeout=self.timeout,
             )
         found = super().next_rendezvous()
         self._others.meet(found.store, self.timeout)
