@@ -97,6 +97,16 @@ def test_more_ranks_than_anybody_means_to_start_on_a_core_are_remarked_upon(tmp_
     assert done.stderr.startswith("smdrun: 9 ranks take turns on 1 core"), done.stderr
 
 
+def test_a_safe_path_keeps_its_first_place(tmp_path: Path) -> None:
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    (libraries / "of_the_user.py").write_text("")
+    (tmp_path / "script.py").write_text("import sys, of_the_user\nprint(sys.path[0])\n")
+    env = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(libraries)}
+    done = run([SMDRUN, "-n", "1", "script.py"], cwd=tmp_path, **env)
+    assert (done.returncode, done.stdout) == (0, f"[0] {libraries}\n"), done.stderr
+
+
 def smdrun(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A job of one rank with this script."""
     (folder / "script.py").write_text(script)

@@ -93,7 +93,8 @@ def _run(options: argparse.Namespace) -> None:
         check_script(options.script)
     except ValueError as error:
         raise SystemExit(f"smdrun: {error}") from None
-    sys.path[0] = str(Path(options.script).resolve().parent)
+    if not sys.flags.safe_path:  # else the first place on the path is another's
+        sys.path[0] = str(Path(options.script).resolve().parent)
     runpy.run_path(options.script, run_name="__main__")
 
 
