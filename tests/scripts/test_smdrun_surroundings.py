@@ -113,6 +113,12 @@ def smdrun(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return run_job([SMDRUN, "-n", "1", "script.py"], cwd=folder, env=environment())
 
 
+def test_an_error_whose_text_cannot_be_encoded_is_shown_as_python_does(tmp_path: Path) -> None:
+    done = smdrun("raise ValueError('half of \\ud83d')\n", tmp_path)
+    assert done.returncode == 1
+    assert "\n[0] ValueError: half of \\ud83d\nsmdrun: rank 0 failed first" in done.stderr, done.stderr
+
+
 def test_a_job_ends_though_what_a_rank_has_left_behind_writes_for_ever(tmp_path: Path) -> None:
     done = smdrun("import subprocess\nsubprocess.Popen(['yes'])\n", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

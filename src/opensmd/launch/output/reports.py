@@ -134,17 +134,22 @@ def read(path: Path, rank: int) -> Report | None:
     except (OSError, ValueError, KeyError):
         return None
     if isinstance(message, str):
-        return Report(rank, message, message, 0, False)
+        return Report(rank, _printable(message), _printable(message), 0, False)
     extra = message["extraInfo"]
     return Report(
         rank,
-        message["message"],
-        extra["py_callstack"],
+        _printable(message["message"]),
+        _printable(extra["py_callstack"]),
         extra.get("nanoseconds", int(extra["timestamp"]) * 10**9),
         extra.get("of_communication", False),
         extra.get("exit_code", 1),
         extra.get("where", ""),
     )
+
+
+def _printable(text: str) -> str:
+    """As Python shows it: halves of surrogate pairs, which no file can hold, become escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def write_end(report: Path) -> None:
