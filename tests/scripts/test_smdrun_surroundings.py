@@ -119,6 +119,23 @@ def test_an_error_whose_text_cannot_be_encoded_is_shown_as_python_does(tmp_path:
     assert "\n[0] ValueError: half of \\ud83d\nsmdrun: rank 0 failed first" in done.stderr, done.stderr
 
 
+FAILS_IN_A_CHILD = """
+import os
+for end in ("raise ValueError('of the child')", "raise SystemExit(3)"):
+    if (child := os.fork()) == 0:
+        exec(end)
+    os.waitpid(child, 0)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_child_of_a_rank_fails_of_is_not_taken_for_the_failure_of_the_rank(tmp_path: Path) -> None:
+    done = smdrun(FAILS_IN_A_CHILD, tmp_path)
+    assert done.returncode == 137
+    assert done.stderr.count("ValueError: of the child") == 1, done.stderr
+    assert "smdrun: rank 0 failed first: killed by SIGKILL" in done.stderr
+
+
 def test_a_job_ends_though_what_a_rank_has_left_behind_writes_for_ever(tmp_path: Path) -> None:
     done = smdrun("import subprocess\nsubprocess.Popen(['yes'])\n", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -37,6 +37,7 @@ _PR_SET_PDEATHSIG = 1
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepare this process as ``argv`` says and run the script; exit as the script does."""
     options = _parse(sys.argv[1:] if argv is None else argv)
+    own = os.getpid()
     under_smdrun = os.environ.get(LAUNCHER) == str(os.getppid())
     if under_smdrun:
         _die_with_launcher()
@@ -62,13 +63,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         sys.exit(128 + signal.SIGINT)
     except SystemExit as leaving:
-        if under_smdrun and reports.code_of(leaving):
+        if under_smdrun and reports.code_of(leaving) and os.getpid() == own:
             _leave_report(leaving)
         else:
             _note_end()
         raise
     except Exception as error:
-        _report(error)
+        _report(error, of_rank=os.getpid() == own)
         sys.exit(1)
 
 
@@ -127,12 +128,17 @@ def _die_with_launcher() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _report(error: Exception) -> None:
-    """Hand the traceback to the launcher, which shows the first failure first; else print it as usual."""
+def _report(error: Exception, *, of_rank: bool) -> None:
+    """Hand the traceback to the launcher, which shows the first failure first; else print it as usual.
+
+    Args:
+        error: that has come up to here.
+        of_rank: not of a process that the rank has forked.
+    """
     trace = _of_the_script(error.__traceback__)
     # As the interpreter does for an exception that nobody caught.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
-    handed_over = _leave_report(error, trace) and os.environ.get(LAUNCHER) == str(os.getppid())
+    handed_over = of_rank and _leave_report(error, trace) and os.environ.get(LAUNCHER) == str(os.getppid())
     # torch.distributed replaces the hook only to print its own rank prefix.
     custom = sys.excepthook is not sys.__excepthook__ and "torch.distributed" not in sys.excepthook.__module__
     if custom or not handed_over:
