@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -211,6 +212,25 @@ def run_dropped_handles() -> None:
     assert all(other.eq(3).all() for other in others)
 
 
+def run_send_behind_a_long_wait() -> None:
+    """A send goes on though its rank has waited for something else meanwhile, and waits in a collective."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    if rank == 0:
+        sending = dist.isend(numbered(3_000_000, rank), size - 1)  # more than a ring takes at once
+        dist.recv(torch.empty(1), size - 1)
+        dist.barrier()
+        sending.wait()
+        return
+    if rank == size - 1:
+        time.sleep(0.2)  # until rank 0's helper thread sleeps, because rank 0 itself looks at its messages
+        dist.send(torch.ones(1), 0)
+        time.sleep(0.1)
+        received = torch.empty(3_000_000)
+        dist.recv(received, 0)
+        assert torch.equal(received, numbered(3_000_000, 0))
+    dist.barrier()
+
+
 def run_wrong_dtypes() -> None:
     """A message becomes what it was, or bytes; of the same size something else would be silent nonsense."""
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -251,6 +271,7 @@ CASES = [
     run_beside_collectives,
     run_mailbox,
     run_dropped_handles,
+    run_send_behind_a_long_wait,
 ]
 
 

@@ -93,6 +93,7 @@ class Mailbox {
   void ring_doorbell(int member);
 
   bool progress_in_background();
+  void end_waiting();
   bool advance(bool drain);  // with the lock held
   bool push(int destination);
   bool push_message(Outgoing& to, Message& message, int destination);
@@ -136,7 +137,7 @@ class Mailbox {
   std::vector<Outgoing> outgoing_;
   std::deque<MessagePointer> receives_;  // posted, in order, not begun
   std::list<Unexpected> unexpected_;     // in order of arrival
-  size_t under_way_ = 0;
+  std::atomic<size_t> under_way_{0};  // changed with the lock held
   std::atomic<int> waiting_{0};
   uint64_t posted_ = 0;
   std::atomic<bool> warned_of_circle_{false};

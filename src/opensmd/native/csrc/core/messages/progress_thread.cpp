@@ -14,7 +14,7 @@ constexpr uint64_t kEagerNs = 100 * 1000;  // how long to go on looking after th
 }  // namespace
 
 void ProgressThread::notice() {
-  if (awake_.load(std::memory_order_acquire)) return;
+  if (awake_.load()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopping_ || awake_.load()) return;
   awake_.store(true);
@@ -26,13 +26,23 @@ void ProgressThread::notice() {
   pthread_setname_np(thread_.native_handle(), "smd-progress");
 }
 
+// Looks once more after it has said that it sleeps: who has work looks at that word after there is some, so that one of
+// both sees the other.
+void ProgressThread::sleep_soundly(std::unique_lock<std::mutex>& lock) {
+  awake_.store(false);
+  lock.unlock();  // who gives notice holds the lock that the look takes
+  const bool busy = work_.busy();
+  lock.lock();
+  if (busy) awake_.store(true);
+  wake_.wait(lock, [this] { return stopping_ || awake_.load(); });
+}
+
 void ProgressThread::run() {
   int idle_ticks = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_) {
     if (idle_ticks >= kTicksUntilSleep) {
-      awake_.store(false);
-      wake_.wait(lock, [this] { return stopping_ || awake_.load(); });
+      sleep_soundly(lock);
       idle_ticks = 0;
     }
     wake_.wait_for(lock, kTick, [this] { return stopping_; });

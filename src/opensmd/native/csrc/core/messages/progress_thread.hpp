@@ -21,11 +21,12 @@ class ProgressThread {
   explicit ProgressThread(Work work) : work_(std::move(work)) {}
   ~ProgressThread() { stop(); }
 
-  void notice();  // something was posted that is not complete; cheap unless the thread sleeps soundly
+  void notice();  // something is not complete, and nobody waits for it; cheap unless the thread sleeps soundly
   void stop();
 
  private:
   void run();
+  void sleep_soundly(std::unique_lock<std::mutex>& lock);
 
   Work work_;
   std::mutex mutex_;

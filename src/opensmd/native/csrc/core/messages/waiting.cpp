@@ -67,10 +67,10 @@ size_t Mailbox::look(const Find& find, bool drain, bool* moved) {
 size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseconds timeout) {
   context_.fork_guard.check();
   struct Waiting {
-    explicit Waiting(std::atomic<int>& count) : count(count) { ++count; }
-    ~Waiting() { --count; }
-    std::atomic<int>& count;
-  } waiting(waiting_);
+    explicit Waiting(Mailbox& mailbox) : mailbox(mailbox) { ++mailbox.waiting_; }
+    ~Waiting() { mailbox.end_waiting(); }
+    Mailbox& mailbox;
+  } waiting(*this);
   bool moved = false;
   size_t found = look(find, false, &moved);
   if (found != kNotYet) return found;
@@ -101,6 +101,12 @@ size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseco
     if ((found = sleep_until(find, std::min(deadline, now_ns() + kCheckInterval))) != kNotYet) return found;
     check(now_ns());
   }
+}
+
+// The helper thread may have gone to sleep in a long wait, which made progress itself: what is still under way, such as a
+// send whose receiver is slower, is its business again.
+void Mailbox::end_waiting() {
+  if (--waiting_ == 0 && under_way_.load() > 0) progress_thread_.notice();
 }
 
 // Sleeps until something moves in this member's rings, or until it is time to look after the peers.
