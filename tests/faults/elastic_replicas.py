@@ -80,7 +80,7 @@ def run_killing(
 
     A job that takes too long is ended, so that what it has said is seen, and where its ranks are.
     """
-    enough = folder / "enough"
+    enough, is_missed = folder / "enough", folder / job_script.MISSED
     command = [sys.executable, "-m", "opensmd.launch.cli", "-n", "4", "--elastic-replicas", "2"]
     command += ["--max-restarts", str(kills), job_script.__file__, str(enough)]
     run = Run()
@@ -106,6 +106,7 @@ def run_killing(
             run.lines.append(line)
             if line.ended == 1 and line.step > killed_after:
                 missed = max(missed or 0, line.step)
+                is_missed.touch()
             if missed is None or line.step < missed:
                 continue
             together = together + 1 if line.ended == 2 else 0
@@ -116,6 +117,7 @@ def run_killing(
                     continue
                 left -= 1
                 time.sleep(chosen.uniform(0, LATEST))
+                is_missed.unlink(missing_ok=True)
                 last_kill = time.time()
                 os.kill(chosen.choice([rank for rank in ranks if _lives(rank)]), signal.SIGKILL)
         run.status = job.wait(PATIENCE)

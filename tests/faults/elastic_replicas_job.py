@@ -20,6 +20,7 @@ from torch import Tensor, nn
 BATCH = 16
 PAUSE = 0.1  # seconds between two steps, which leaves the cores to a replica that starts
 MOST_STEPS = 10**6
+MISSED = "missed"  # beside the file that tells of the end: the others have made a step without who was killed
 
 
 def module() -> nn.Module:
@@ -54,11 +55,19 @@ def hash_of(parameters: Iterable[nn.Parameter]) -> str:
     return found.hexdigest()[:16]
 
 
+def wait_until_missed(told: Path) -> None:
+    """On busy cores, a replica may be back before the others have made a step without it, as is counted."""
+    while not told.exists():
+        time.sleep(PAUSE)
+
+
 def main(enough: Path) -> None:
     """Train as one rank."""
     import smdistributed.modelparallel.torch as smp
 
     print(f"process {os.getpid()}", flush=True)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        wait_until_missed(enough.with_name(MISSED))
     smp.init({"partitions": 2, "microbatches": 2, "ddp": True, "elastic": {"timeout": 60}})
     model = smp.DistributedModel(module(), bucket_cap_mb=0.01)
     optimizer = smp.DistributedOptimizer(optimizer_of(model))
