@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
+from torch.distributed.fsdp import CPUOffload, FullStateDictConfig, FullyShardedDataParallel, StateDictType
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from opensmd.launch.mapped_cuda import cuda_on_cpu
@@ -35,13 +37,47 @@ def trained(model: nn.Module, rows: slice) -> nn.Module:
     return model
 
 
-def sharded_on_cuda() -> None:
+def taken_to_the_cpu(model: FullyShardedDataParallel) -> None:
+    """Scripts save what they shard in this way, and need it on rank 0 alone."""
+    config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
+        saved = model.state_dict()
+    expected = network().state_dict()
+    torch.testing.assert_close(saved, expected if dist.get_rank() == 0 else {})
+    whole = FullyShardedDataParallel.summon_full_params
+    with whole(model, writeback=False, offload_to_cpu=True, rank0_only=True):
+        if dist.get_rank() == 0:
+            assert sum(parameter.sum() for parameter in model.parameters()) == sum(
+                tensor.sum() for tensor in expected.values()
+            )
+    torch.testing.assert_close(model.state_dict(), expected)
+
+
+def saved_in_parts(folder: str) -> None:
+    """Rank 1 has no part of the weight."""
+    saved, loaded = (FullyShardedDataParallel(nn.Linear(3, 1).cuda()) for _ in range(2))
+    with FullyShardedDataParallel.state_dict_type(saved, StateDictType.SHARDED_STATE_DICT):
+        state = saved.state_dict()
+        assert state["weight"].device == torch.device("cpu")
+        checkpoint.save(state, checkpoint_id=folder)
+        state["weight"].gather(0, torch.empty(1, 3) if dist.get_rank() == 0 else None)
+    with FullyShardedDataParallel.state_dict_type(loaded, StateDictType.SHARDED_STATE_DICT):
+        state = loaded.state_dict()
+        checkpoint.load(state, checkpoint_id=folder)
+        loaded.load_state_dict(state)
+    torch.testing.assert_close(loaded.state_dict(), saved.state_dict())
+
+
+def sharded_on_cuda(folder: str) -> None:
     cuda_on_cpu.install()
     try:
         dist.init_process_group("nccl")
         rank = dist.get_rank()
         mine = slice(2 * rank, 2 * rank + 2)
         expected = trained(network(), slice(None)).state_dict()
+        for options in ({}, {"use_orig_params": True}):
+            taken_to_the_cpu(FullyShardedDataParallel(network(), **options))
+        saved_in_parts(folder)
         for model in (
             FullyShardedDataParallel(network(), device_id=torch.cuda.current_device()),
             FullyShardedDataParallel(network().cuda(), None, sync_module_states=True),
@@ -55,8 +91,10 @@ def sharded_on_cuda() -> None:
 
 @pytest.mark.newest
 @pytest.mark.filterwarnings("ignore")
-def test_models_are_sharded_whatever_device_the_script_names(pool: Callable[[int], RankPool]) -> None:
-    pool(SIZE).run(sharded_on_cuda, backend=None)
+def test_models_are_sharded_whatever_device_the_script_names(
+    pool: Callable[[int], RankPool], tmp_path: Path
+) -> None:
+    pool(SIZE).run(sharded_on_cuda, str(tmp_path), backend=None)
 
 
 def trained_in_16_bits() -> None:

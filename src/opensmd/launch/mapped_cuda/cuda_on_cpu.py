@@ -8,6 +8,7 @@ the originals back. Tensors are and say they are on the CPU: ``x.cuda()`` and ``
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.spawn
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -232,6 +233,17 @@ def _sharding(module: ModuleType) -> Iterator[_Place]:
     yield sharded, "__init__", on_cpu_alone(sharded.__init__)
     details = import_module("torch.distributed.fsdp._init_utils")
     yield details, "_check_module_states_for_sync_module_states", CALLS["synchronize"]
+    # What it takes to the CPU to save it, it frees where it was. Here, that is what is saved.
+    handle = import_module("torch.distributed.fsdp._flat_param").FlatParamHandle
+    yield handle, "to_cpu", contextlib.nullcontext
+    # Ranks that have no part of it ask CUDA where it is.
+    parts = import_module("torch.distributed._shard.sharded_tensor").ShardedTensor
+    yield parts, "device", property(_cpu)
+    yield parts, "_get_preferred_device", _cpu
+
+
+def _cpu(_: object) -> torch.device:
+    return torch.device("cpu")
 
 
 def _same(given: Any, *_: Any, **__: Any) -> Any:
