@@ -206,6 +206,15 @@ def check_overflow(partitions: int) -> None:
     with pytest.raises(SMPError, match=r"call\s+model\.backward\(loss\) in the step function instead"):
         training.optimizer.step()
 
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    for scaled_twice in (lambda: scaler.step(training.optimizer), lambda: smp.amp.GradScaler("cpu")):
+        with pytest.raises(
+            SMPError, match=r"a GradScaler .* does not find the gradients of the FP32 masters"
+        ):
+            scaled_twice()
+    smp.amp.GradScaler("cpu", enabled=False)
+
 
 def check_resume(folder: Path) -> None:
     """State dicts and checkpoints have masters and scale: training goes on as if undisturbed."""

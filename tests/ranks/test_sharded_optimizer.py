@@ -50,7 +50,7 @@ class Training:
         smp.init({"partitions": partitions, "ddp": True, "shard_optimizer_state": shard, **settings})
         torch.manual_seed(0)
         layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)]
-        self.model = smp.DistributedModel(nn.Sequential(*layers, Gain()))
+        self.model = smp.DistributedModel(nn.Sequential(*layers, Gain()), gradient_as_bucket_view=shard)
         self.optimizer = smp.DistributedOptimizer(make(self.model.parameters()))
         model = self.model
 

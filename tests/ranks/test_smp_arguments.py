@@ -167,6 +167,9 @@ def refused() -> None:
         for norm in ("x", None):
             with pytest.raises(TypeError, match="clip_master_grads: max_norm must be a number, got"):
                 wrapped.clip_master_grads(norm)
+        for norm in (-1.0, float("nan")):
+            with pytest.raises(ValueError, match="clip_master_grads: max_norm must be at least 0, got"):
+                wrapped.clip_master_grads(norm)
 
 
 def test_wrong_arguments_are_refused_with_one_clear_error(pool: Pools) -> None:
@@ -219,6 +222,12 @@ def full_checkpoint_with_an_optimizer(folder: Path) -> None:
             smp.save_checkpoint(str(folder), "none", partial=False)
         with pytest.raises(TypeError, match=r"expected a smp\.DistributedModel, got Sequential"):
             smp.save_checkpoint(str(folder), "plain", model=net())
+        with pytest.raises(TypeError, match=r"expected what smp\.DistributedOptimizer returned, got SGD"):
+            smp.save_checkpoint(str(folder), "plain", optimizer=plain)
+        with pytest.raises(TypeError, match=r"path=None must be the name of a folder"):
+            smp.save_checkpoint(None, "plain", model=model)
+        with pytest.raises(TypeError, match=r"the tag 7 must be a text, such as '7'"):
+            smp.save_checkpoint(str(folder), 7, model=model)
 
 
 def test_a_full_checkpoint_has_the_optimizer_in_a_file_of_its_own(pool: Pools, tmp_path: Path) -> None:

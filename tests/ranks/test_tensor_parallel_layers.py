@@ -284,6 +284,8 @@ def refusals() -> None:
     lamb = smp.optimizers.FusedLAMB(nn.Linear(2, 2).parameters())
     with pytest.raises(ValueError, match="FusedLAMB needs the norms of whole parameters"):
         smp.DistributedOptimizer(lamb)
+    with pytest.warns(UserWarning, match="Adafactor looks at matrices as a whole"):
+        smp.DistributedOptimizer(torch.optim.Adafactor(nn.Linear(2, 2).parameters()))
     smp.shutdown()
     with pytest.raises(SMPNotInitializedError, match="a distributed module needs"):
         nnp.DistributedLinear(2, 2)

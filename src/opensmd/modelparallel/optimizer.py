@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import torch
@@ -22,9 +21,13 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
 from opensmd.modelparallel.precision.layout import Layout
-from opensmd.modelparallel.precision.loss_scale import dynamic_arguments, shared_loss_scale
+from opensmd.modelparallel.precision.loss_scale import (
+    dynamic_arguments,
+    require_one_scale,
+    shared_loss_scale,
+)
 from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
-from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
+from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes, require_norm
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.redirection._torch_internals import follow_class
 from opensmd.modelparallel.runtime.calls.interception import beside_the_program
@@ -43,6 +46,7 @@ from opensmd.modelparallel.state_dicts.optimizer_entries import (
     unsliced_state,
 )
 from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import fitting_state
+from opensmd.modelparallel.tensor_parallel.whole_parameters import require_slices_suffice
 from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["DistributedOptimizer"]
@@ -59,6 +63,7 @@ class _Methods(PrecisionAttributes):
     def _step_supports_amp_scaling(self) -> bool:
         """What GradScaler.step asks of every optimizer; torch's fused ones set it."""
         if foreign_scaler_asks():
+            require_one_scale()
             self._warn_of_scaler()
         return bool(self.__dict__.get("_step_supports_amp_scaling", False))
 
@@ -297,11 +302,6 @@ def _require_state_dict(given: Mapping[str, Any]) -> None:
         )
 
 
-def _require_number(max_norm: object) -> None:
-    if not isinstance(max_norm, (Real, torch.Tensor)):
-        raise TypeError(f"optimizer.clip_master_grads: max_norm must be a number, got {max_norm!r}")
-
-
 class _InStep:
     """In front of all other methods: what a step function of one microbatch may call.
 
@@ -325,8 +325,9 @@ class _InStep:
 
         Raises:
             TypeError: ``max_norm`` is no number.
+            ValueError: it is negative or no number (NaN).
         """
-        _require_number(max_norm)  # before anything is sent, and before gradients reach the masters
+        require_norm(max_norm)  # before anything is sent, and before gradients reach the masters
         if is_tracing():
             return 0.0
         with beside_the_program():
@@ -366,13 +367,8 @@ def DistributedOptimizer(  # a factory, named like the class that the interface 
             "smp.DistributedOptimizer: LBFGS works on all parameters as one vector, but each rank has only "
             "its own; use an optimizer that treats parameters one by one, such as Adam or SGD"
         )
-    if state.cfg.tensor_parallel_degree > 1 and hasattr(optimizer, "norm_group"):
-        raise ValueError(
-            f"smp.DistributedOptimizer: {type(optimizer).__name__} needs the norms of whole parameters, "
-            "but tensor-parallel ranks have only slices; use one that treats each element by itself, such "
-            "as Adam or SGD"
-        )
     if not isinstance(optimizer, _Methods):
+        require_slices_suffice(optimizer)
         kind = type(optimizer)
         methods: tuple[type, ...] = (_Methods,)
         if state.cfg.half_dtype is not None:

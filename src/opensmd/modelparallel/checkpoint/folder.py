@@ -8,6 +8,7 @@ at the very end, so a kill leaves the checkpoint before it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -73,7 +74,8 @@ def save_checkpoint(
 
     Raises:
         ValueError: nothing to save, or a tag that is no name of a file.
-        TypeError: ``model`` is no DistributedModel, or something in the content would not load again.
+        TypeError: ``model`` is no DistributedModel or ``optimizer`` no DistributedOptimizer, ``path`` or
+            ``tag`` is no text, or something in the content would not load again.
         SMPCheckpointError: another rank could not write; ``newest`` is as it was.
         SMPError: inside a step of a split model.
         OSError: this rank could not write; ``newest`` is as it was.
@@ -85,8 +87,15 @@ def save_checkpoint(
             f"smp.save_checkpoint: expected a smp.DistributedModel, got {type(model).__name__}; save others "
             "with torch.save"
         )
+    if optimizer is not None and not hasattr(optimizer, "local_state_dict"):
+        raise TypeError(
+            f"smp.save_checkpoint: expected what smp.DistributedOptimizer returned, got "
+            f"{type(optimizer).__name__}"
+        )
     if model is None and user_content is None and optimizer is None:
         raise ValueError("smp.save_checkpoint: nothing to save; give model, optimizer or user_content")
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"smp.save_checkpoint: path={path!r} must be the name of a folder")
     _require_name(tag)
     finish_background_save()
     if partial and model is not None and state.cfg.shards_parameters:
@@ -227,7 +236,9 @@ def _load_into_wrapped(model_dict: Any, optimizer_dict: Any, *, strict: bool) ->
         optimizer.load_state_dict(optimizer_dict)
 
 
-def _require_name(tag: str) -> None:
+def _require_name(tag: object) -> None:
+    if not isinstance(tag, str):
+        raise TypeError(f"smp.save_checkpoint: the tag {tag!r} must be a text, such as {str(tag)!r}")
     if "/" in tag or tag in ("", ".", ".."):
         raise ValueError(
             f"smp.save_checkpoint: the tag {tag!r} cannot be the name of a file: leave out the slash, or "

@@ -76,7 +76,8 @@ def model_creation(
     :func:`delay_param_initialization`.
 
     Raises:
-        TypeError: a keyword that no distributed module has, such as a misspelt one.
+        TypeError: a keyword that no distributed module has, such as a misspelt one, or a ``dtype`` that is
+            none.
 
     Warns:
         UserWarning: ``zero_init=True``, which has no effect.
@@ -87,6 +88,8 @@ def model_creation(
             f"smp.model_creation: unexpected keywords {', '.join(unknown)}; the valid ones are "
             f"tensor_parallelism, dtype, {', '.join(sorted(CREATION_KEYWORDS))}"
         )
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"smp.model_creation: dtype={dtype!r} is no torch.dtype, such as torch.float16")
     if tensor_parallel_config.get("zero_init"):
         warn_once(
             "smp.model_creation: zero_init=True has no effect: parameters begin with the values that their "

@@ -14,6 +14,7 @@ import torch
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import UnscalingScaler
+from opensmd.modelparallel.precision.loss_scale import require_one_scale
 from opensmd.modelparallel.precision.owners import from_owners, share_among_owners
 from opensmd.modelparallel.state import state
 
@@ -35,7 +36,8 @@ class GradScaler(UnscalingScaler):
         init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's, in this order.
 
     Raises:
-        SMPError: with ``shard_optimizer_state`` or ``sharded_data_parallel_degree``.
+        SMPError: with ``shard_optimizer_state`` or ``sharded_data_parallel_degree``, or with ``fp16`` or
+            ``bf16``, which have a loss scale of their own, or need none.
         TypeError: a device both first and by name, or a setting that torch's does not have.
     """
 
@@ -67,6 +69,8 @@ class GradScaler(UnscalingScaler):
                 raise TypeError(f"smp.amp.GradScaler: two devices, {settings[0]!r} and device={device!r}")
             device, settings = settings[0], settings[1:]
         cfg = state.cfg if state.initialized else None
+        if named.get("enabled", True):
+            require_one_scale()
         if cfg and (cfg.shard_optimizer_state or cfg.shards_parameters) and named.get("enabled", True):
             key = "sharded_data_parallel_degree" if cfg.shards_parameters else "shard_optimizer_state"
             raise SMPError(
@@ -80,7 +84,12 @@ class GradScaler(UnscalingScaler):
         state.scalers[next(_numbers)] = self
 
     def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
-        """Leave the maximum over this rank's devices and all ranks with parameters in every entry."""
+        """Leave the maximum over this rank's devices and all ranks with parameters in every entry.
+
+        Raises:
+            SMPError: made before ``smp.init``, which has been asked for 16 bits.
+        """
+        require_one_scale()
         first = next(iter(found.values()))
         worst = torch.stack([item.to(first.device) for item in found.values()]).max()
         share_among_owners(worst, name="smp.amp.GradScaler")

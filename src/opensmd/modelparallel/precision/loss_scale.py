@@ -15,10 +15,17 @@ from typing import Any
 
 import torch
 
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision.owners import from_owners
 from opensmd.modelparallel.state import state
 
-__all__ = ["DYNAMIC_ARGUMENTS", "LossScale", "dynamic_arguments", "shared_loss_scale"]
+__all__ = [
+    "DYNAMIC_ARGUMENTS",
+    "LossScale",
+    "dynamic_arguments",
+    "require_one_scale",
+    "shared_loss_scale",
+]
 
 DYNAMIC_ARGUMENTS: dict[str, Any] = {
     "init_scale": 2.0**32,
@@ -178,6 +185,23 @@ def shared_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[st
             f"model.backward scales a loss once; asked for are {shared.settings} and {made.settings}"
         )
     return shared
+
+
+def require_one_scale() -> None:
+    """Refuse a GradScaler beside the settings ``fp16`` and ``bf16``.
+
+    It would find no gradients to divide: masters get theirs in the optimizer's step.
+
+    Raises:
+        SMPError: one of them is set.
+    """
+    if state.initialized and state.cfg.half_dtype is not None:
+        raise SMPError(
+            "a GradScaler multiplies the loss, but does not find the gradients of the FP32 masters, which "
+            "get theirs in optimizer.step and would stay too large. With fp16, model.backward(loss) applies "
+            "the loss scale of smp.DistributedOptimizer, and bf16 needs none: leave the scaler out, and call "
+            "optimizer.step()"
+        )
 
 
 def dynamic_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from opensmd.modelparallel.state import state
 from opensmd.modelparallel.wrapped import WrappedOptimizer
 from opensmd.optim.norm import global_norm
 
-__all__ = ["PrecisionAttributes"]
+__all__ = ["PrecisionAttributes", "require_norm"]
 
 
 class PrecisionAttributes(WrappedOptimizer):
@@ -119,7 +120,9 @@ class PrecisionAttributes(WrappedOptimizer):
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
             else:
-                parameter.grad.detach_().zero_()
+                if parameter.grad.grad_fn is not None:
+                    parameter.grad.detach_()  # not always: views of a reducer's buckets cannot be
+                parameter.grad.zero_()
 
     @property
     def _smp_norm_group(self) -> dist.ProcessGroup | None:
@@ -149,3 +152,19 @@ class PrecisionAttributes(WrappedOptimizer):
     def _smp_whole(self, number: int, part: Tensor) -> Tensor:
         """The whole tensor like parameter ``number``; called on all ranks that have parts."""
         return part
+
+
+def require_norm(max_norm: object) -> None:
+    """Refuse what gradients cannot be clipped to.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative or no number (NaN).
+    """
+    if not isinstance(max_norm, (Real, Tensor)):
+        raise TypeError(f"optimizer.clip_master_grads: max_norm must be a number, got {max_norm!r}")
+    if isinstance(max_norm, Real) and not float(max_norm) >= 0:
+        raise ValueError(
+            f"optimizer.clip_master_grads: max_norm must be at least 0, got {max_norm}, which would turn all "
+            "gradients around or make them NaN"
+        )

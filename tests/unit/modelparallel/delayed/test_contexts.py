@@ -22,6 +22,11 @@ def test_misspelt_keywords_of_model_creation_are_named() -> None:
         pass
     with contexts.model_creation(zero_init=False, flash_attention=True, gather_logits=True):
         pass
+    with (
+        pytest.raises(TypeError, match=r"dtype='float16' is no torch\.dtype, such as torch\.float16"),
+        contexts.model_creation(dtype="float16"),  # type: ignore[arg-type]
+    ):
+        pass
     warn_once.cache_clear()
     with (
         pytest.warns(UserWarning, match="zero_init=True has no effect"),
