@@ -89,6 +89,26 @@ def test_distributed_modules_of_torch_train_like_the_plain_ones(
     pool(size).run(train_net, tensor, stages, microbatches, prescaled)
 
 
+def make_compiled() -> nn.Module:
+    net = make_net()
+    net.compile(backend="eager")
+    return net
+
+
+def train_compiled() -> None:
+    wanted = plain_training(make_net(), net_loss, WORDS, VOCABULARY)
+    config = {"tensor_parallel_degree": 2, "microbatches": 2}
+    common = {**config, "prescaled_batch": True}
+    found, _ = shared_training(make_compiled, net_loss, WORDS, VOCABULARY, config=common)
+    require_equal(found, wanted)
+    with pytest.raises(ValueError, match=r"module '' is compiled .* Use prescaled_batch=True"):
+        shared_training(make_compiled, net_loss, WORDS, VOCABULARY, config=config)
+
+
+def test_a_compiled_module_may_have_distributed_ones_inside_if_the_batch_is_common(pool: Pools) -> None:
+    pool(2).run(train_compiled)
+
+
 def distributed_in_16_bits(delayed: bool) -> None:
     config = {"tensor_parallel_degree": 2, "prescaled_batch": True, "ddp": True, "fp16_params": True}
     restart(**config, delayed_parameter_initialization=delayed)

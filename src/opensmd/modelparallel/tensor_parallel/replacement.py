@@ -10,10 +10,11 @@ from torch import nn
 
 from opensmd.modelparallel.precision.half_module import to_half
 from opensmd.modelparallel.state import state
-from opensmd.modelparallel.tensor_parallel._torch_internals import call_parts
+from opensmd.modelparallel.tensor_parallel._torch_internals import call_parts, is_compiled
 from opensmd.modelparallel.tensor_parallel.contexts import wish_of
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, mark_outermost
 from opensmd.modelparallel.tensor_parallel.registry import counterpart
+from opensmd.modelparallel.tensor_parallel.tensor_group import batch_is_shared
 
 __all__ = ["distribute"]
 
@@ -25,10 +26,14 @@ def distribute(module: nn.Module) -> nn.Module:
 
     A module whose sizes the ranks do not divide, or that shares a parameter with modules around it, stays,
     and those in it get their turn. With the setting ``fp16_params`` all distributed modules are of 16 bits.
+
+    Raises:
+        ValueError: a compiled module would have to gather batches inside.
     """
     uses = _uses(module)
     replaced = _Replacement(uses).of(module, "")
     mark_outermost(replaced)
+    _require_not_compiled(replaced)
     if state.cfg.fp16_params:
         for each in replaced.modules():
             if isinstance(each, DistributedModule):
@@ -73,6 +78,19 @@ class _Replacement:
     def _shares(self, module: nn.Module) -> bool:
         own = _uses(module)
         return any(self._uses[parameter] > count for parameter, count in own.items())
+
+
+def _require_not_compiled(module: nn.Module) -> None:
+    if batch_is_shared():
+        return
+    for name, each in module.named_modules():
+        if is_compiled(each) and any(isinstance(inner, DistributedModule) for inner in each.modules()):
+            raise ValueError(
+                f"module {name!r} is compiled and has distributed modules inside, which gather their ranks' "
+                "batches: torch.compile does not go through that. Use prescaled_batch=True, with which it "
+                "does, or compile modules without distributed ones, or exempt those with "
+                "smp.set_tensor_parallelism(module, enabled=False)"
+            )
 
 
 def _uses(module: nn.Module) -> Counter[int]:

@@ -576,3 +576,24 @@ def test_parameters_in_the_same_memory_are_shared_and_neighbours_in_it_are_not()
     assert describe(tied).shared == ()
     tied[1].bias.data = flat[18:22]  # the last two of the first bias and the first two of its own weight
     assert describe(tied).shared == (("0.bias", "1.weight", "1.bias"),)
+
+
+class Wrapped(nn.Module):
+    """Has no length, unlike a Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
+def test_a_dry_run_with_values_goes_through_compiled_modules() -> None:
+    model = nn.Sequential(torch.compile(Wrapped(), backend="eager"), nn.Linear(4, 1))  # type: ignore[arg-type]
+
+    def call() -> float:
+        return model(torch.ones(2, 4)).sum().item()  # type: ignore[no-any-return]
+
+    assert "1" in {unit.module for unit in capture(model, call).units}

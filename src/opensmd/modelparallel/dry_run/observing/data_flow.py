@@ -57,7 +57,9 @@ class DataFlow:
 
     def watch(self, names: dict[nn.Module, str]) -> None:
         """Calls of these modules, by name, are told from now on."""
-        self._leaves = frozenset(name for module, name in names.items() if not any(module.children()))
+        self._leaves = frozenset(
+            name for module, name in names.items() if next(module.children(), None) is None
+        )
 
     def entered(self, args: Any) -> None:
         """A module was called with ``args``."""
