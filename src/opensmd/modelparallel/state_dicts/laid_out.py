@@ -6,7 +6,7 @@ asking for strides: of tensors that lie in another order they pair the wrong ele
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -21,12 +21,17 @@ def laid_out_as(parameter: Tensor, come: Tensor) -> Tensor:
     return made.copy_(come)
 
 
-def lay_out_state(entries: Mapping[Tensor, Any]) -> None:
+def lay_out_state(entries: Mapping[Any, Any]) -> None:
     """Lay out what an optimizer has loaded for each element of its parameters.
 
     It may be turned, or a view of a whole tensor, of which it would keep all in memory.
+
+    Args:
+        entries: by parameter; what an optimizer keeps under other keys stays.
     """
     for parameter, own in entries.items():
+        if not isinstance(parameter, Tensor) or not isinstance(own, MutableMapping):
+            continue
         for key, value in own.items():
             if type(value) is Tensor and value.shape == parameter.shape and _is_other(value, parameter):
                 own[key] = laid_out_as(parameter, value)
