@@ -454,6 +454,46 @@ def trains_short_rows() -> None:
     torch.testing.assert_close(model.state_dict(), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
 
 
+def goes_on_where_weights_lie_otherwise() -> None:
+    """Fused optimizers go through memory, and parts of a weight lie otherwise than the whole."""
+
+    def started() -> tuple[Any, Any, Callable[[int], float]]:
+        shutdown()
+        smp.init({"partitions": 2, "sharded_data_parallel_degree": 2, "ddp": True, **BY_BLOCK})
+        torch.manual_seed(0)
+        convolutions = [nn.Conv2d(4, 4, 3, padding=1).to(memory_format=torch.channels_last) for _ in range(4)]
+        model = smp.DistributedModel(nn.Sequential(*convolutions))
+        optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01, fused=True))
+
+        @smp.step
+        def step(x: Tensor) -> Tensor:
+            loss = (model(x) - 1).square().mean()
+            model.backward(loss)
+            return loss
+
+        def train(number: int) -> float:
+            optimizer.zero_grad()
+            x = torch.randn(4, 4, 5, 5, generator=torch.Generator().manual_seed(number))
+            loss: float = step(x.chunk(smp.dp_size())[smp.dp_rank()]).reduce_mean().item()
+            optimizer.step()
+            return loss
+
+        return model, optimizer, train
+
+    model, optimizer, train = started()
+    train(0), train(1)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    wanted = train(2), train(3)
+    model, optimizer, train = started()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert (train(2), train(3)) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_state_of_weights_that_lie_otherwise_in_memory_is_sharded_as_they_are(pool: Pools) -> None:
+    pool(4).run(goes_on_where_weights_lie_otherwise)
+
+
 def test_sparse_gradients_and_early_state_go_with_sharded_parameters(pool: Pools) -> None:
     pool(2).run(trains_sparse_rows)
     pool(2).run(trains_short_rows)

@@ -31,6 +31,7 @@ from opensmd.modelparallel.sharding.trained_slices import (
     is_cut,
 )
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.laid_out import laid_out_as
 from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["SHARD", "ShardedMethods", "require_elementwise"]
@@ -315,7 +316,7 @@ def _cut(entries: Mapping[str, Any], trained: TrainedSlice) -> dict[str, Any]:
 
 def _slice(whole: Tensor, trained: TrainedSlice) -> Tensor:
     """Of a tensor like the parameter; state that was made for a sharded one is sharded as it is."""
-    return (local_part(whole) if isinstance(whole, DTensor) else trained.cut(whole)).clone()
+    return laid_out_as(trained.own, local_part(whole) if isinstance(whole, DTensor) else trained.cut(whole))
 
 
 def _like(value: Any, shape: torch.Size) -> bool:
