@@ -17,7 +17,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.ranks.test_ddp import python_chain_hook
+from tests.ranks.data_parallel.test_ddp import python_chain_hook
 from tests.support.cuda import DEVICE, MAPPED, CudaRanks
 from tests.support.ddp_training import STEPS, assert_same_on_all_ranks, compare, model_and_data, own_rows
 from tests.support.tried import tried

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import smdistributed.dataparallel.torch.distributed as v1
 from smdistributed.dataparallel.torch.parallel import DistributedDataParallel as DDP
-from tests.ranks.test_dataparallel_ddp import PER_RANK, gradients, network
+from tests.ranks.data_parallel.test_dataparallel_ddp import PER_RANK, gradients, network
 from tests.support.cuda import DEVICE, CudaRanks
 from tests.support.tried import tried
 

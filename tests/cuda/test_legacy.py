@@ -17,7 +17,7 @@ import torch.distributed as today
 import opensmd.legacy as dist
 from opensmd.legacy.parallel import DistributedDataParallel, DistributedDataParallelCPU
 from tests.cuda.test_collectives import Gpus
-from tests.ranks.test_legacy_parallel import Net, batch, losses
+from tests.ranks.data_parallel.test_legacy_parallel import Net, batch, losses
 from tests.scripts.legacy import calls
 from tests.support.cuda import DEVICE, MAPPED
 from tests.support.patience import PATIENCE

@@ -10,7 +10,7 @@ import torch
 
 from opensmd.modelparallel.offloading.offloading import Offloading
 from opensmd.modelparallel.offloading.pinned_store import PinnedStore
-from tests.ranks.test_activation_checkpointing import every_way, of_transformers
+from tests.ranks.smp.test_activation_checkpointing import every_way, of_transformers
 from tests.support.cuda import DEVICE, MAPPED, CudaRanks
 from tests.support.made_on_gpu import on_device
 

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.test_precision import check_overflow, check_resume, every_case
-from tests.ranks.test_sharded_model import AT_ONCE, BY_BLOCK, trains_as_one_process, trains_in_16_bits
-from tests.ranks.test_sharded_optimizer import adam, trains_as_without, trains_in_16_bits_as_without
+from tests.ranks.replicas.test_sharded_model import (
+    AT_ONCE,
+    BY_BLOCK,
+    trains_as_one_process,
+    trains_in_16_bits,
+)
+from tests.ranks.replicas.test_sharded_optimizer import adam, trains_as_without, trains_in_16_bits_as_without
+from tests.ranks.smp.test_precision import check_overflow, check_resume, every_case
 from tests.support.cuda import CudaRanks
 from tests.support.made_on_gpu import on_device
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import smdistributed.modelparallel.torch as smp
 from tests.ranks.models.case import CLASSES, WIDTH, classify
-from tests.ranks.test_pipeline_random import Noisy, checkpointed_masks, twice_noisy
+from tests.ranks.pipeline.test_random import Noisy, checkpointed_masks, twice_noisy
 from tests.support.cuda import DEVICE, MAPPED, CudaRanks
 from tests.support.made_on_gpu import on_device
 from tests.support.partitioned import restart

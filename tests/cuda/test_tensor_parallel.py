@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.ranks.test_tensor_parallel import train_net
-from tests.ranks.test_tensor_parallel_huggingface import checkpointed_layers, load_pretrained, train
-from tests.ranks.test_tensor_parallel_layers import CASES, compare
+from tests.ranks.tensor_parallel.test_huggingface import checkpointed_layers, load_pretrained, train
+from tests.ranks.tensor_parallel.test_layers import CASES, compare
+from tests.ranks.tensor_parallel.test_tensor_parallel import train_net
 from tests.support.cuda import CudaRanks
 from tests.support.made_on_gpu import on_device
 

@@ -11,7 +11,7 @@ from tests.support.networks import assert_each_prints_ok
 TRAIN = """
 import smdistributed.modelparallel.torch as smp
 from opensmd.collectives import _torch_internals
-from tests.ranks.test_sharded_model import BY_BLOCK, trains_as_one_process
+from tests.ranks.replicas.test_sharded_model import BY_BLOCK, trains_as_one_process
 
 trains_as_one_process({partitions}, {degree}, BY_BLOCK | {settings})
 shards = smp.state.groups.shards

@@ -21,8 +21,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.mailbox import has_mailbox
-from tests.ranks import test_collectives_forms, test_collectives_groups, test_collectives_messages, test_ddp
-from tests.ranks.test_collectives_table import (
+from tests.ranks.collectives import test_forms, test_groups, test_messages
+from tests.ranks.collectives.test_table import (
     Failures,
     Op,
     check_moves,
@@ -30,6 +30,7 @@ from tests.ranks.test_collectives_table import (
     check_rooted_moves,
     places,
 )
+from tests.ranks.data_parallel import test_ddp
 from tests.support.ddp_training import compare
 from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, run_once
@@ -109,10 +110,10 @@ def check_sums(summed: torch.Tensor, averaged: torch.Tensor, inputs: list[torch.
 
 def run_forms(hosts: str) -> None:
     init_on(hosts)
-    for case in test_collectives_forms.CASES:
-        if case is not test_collectives_forms.run_allocated:
+    for case in test_forms.CASES:
+        if case is not test_forms.run_allocated:
             case()
-    messages = test_collectives_messages
+    messages = test_messages
     needing_shared_memory = (
         messages.run_mailbox,
         messages.run_everybody_sends_first,
@@ -124,7 +125,7 @@ def run_forms(hosts: str) -> None:
             case()
     with pytest.raises(ValueError, match="cannot send to itself"):
         dist.isend(torch.ones(1), dist.get_rank())
-    test_collectives_groups.run_groups_beside_groups()
+    test_groups.run_groups_beside_groups()
     backend = _torch_internals.cpu_backend(None)
     assert backend.supports_tensor_alloc(torch.device("cpu"))
     allocated = backend.allocate_tensor(100_000, dtype=torch.float32, device=torch.device("cpu")).fill_(1)

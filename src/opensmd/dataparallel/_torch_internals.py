@@ -1,6 +1,6 @@
 """The private parts of torch's DistributedDataParallel that this package touches, in one place.
 
-Tested by tests/ranks/test_dataparallel_ddp.py, which fails if torch changes them.
+Tested by tests/ranks/data_parallel/test_dataparallel_ddp.py, which fails if torch changes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The private parts of torch's DistributedDataParallel that hybrid parallelism needs, in one place.
 
-tests/ranks/test_hybrid.py fails loudly when torch changes them.
+tests/ranks/replicas/test_hybrid.py fails loudly when torch changes them.
 """
 
 from __future__ import annotations

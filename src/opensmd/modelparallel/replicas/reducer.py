@@ -14,7 +14,7 @@ reduction overlaps with that backward::
 An exception anywhere in between leads to ``abandon_step`` instead of ``after_step``.
 
 The arguments are those documented for ``smp.DistributedModel``;
-tests/ranks/test_hybrid.py checks what they promise.
+tests/ranks/replicas/test_hybrid.py checks what they promise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The private parts of torch's FSDP2 that sharded models need, in one place.
 
-tests/ranks/test_sharded_model.py fails loudly when torch changes them.
+tests/ranks/replicas/test_sharded_model.py fails loudly when torch changes them.
 """
 
 from __future__ import annotations

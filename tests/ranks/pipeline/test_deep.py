@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ranks.models.case import Case
-from tests.ranks.test_schedules import ways
+from tests.ranks.pipeline.test_schedules import ways
 from tests.support.equality import Pools, Setup, cases, compare, find
 from tests.support.ranks import RankPool
 

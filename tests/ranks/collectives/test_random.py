@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ranks.test_collectives_table import Failures, finished, numbers, reduced
+from tests.ranks.collectives.test_table import Failures, finished, numbers, reduced
 from tests.support.ranks import RankPool
 
 Pool = Callable[[int], RankPool]

@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
-from tests.ranks.test_tensor_parallel_huggingface import DECODER, VOCABULARY, WORDS, made, mean_loss
+from tests.ranks.tensor_parallel.test_huggingface import DECODER, VOCABULARY, WORDS, made, mean_loss
 from tests.support.partitioned import restart
 from tests.support.ranks import RankPool
 from tests.support.tensor_parallel import batch, own_rows
