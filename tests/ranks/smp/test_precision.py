@@ -343,6 +343,35 @@ def test_an_infinity_on_any_rank_makes_all_skip_the_step(pool: Pools) -> None:
         pool(world).run(check_overflow, partitions)
 
 
+def changed_before_the_first_step(partitions: int) -> None:
+    """A rate that is set, and a group that is added, between loading and the first step count."""
+    losses = []
+    for early in (False, True):
+        training = Training(Case("bf16", optimizer=first_layers), partitions)
+        training.train(0)
+        saved = copy.deepcopy((training.model.state_dict(), training.optimizer.state_dict()))
+        if early:
+            training = Training(Case("bf16", optimizer=first_layers), partitions)
+            training.model.load_state_dict(saved[0])
+            training.optimizer.load_state_dict(saved[1])
+        assert training.optimizer.param_groups[0]["lr"] == 0.1
+        training.optimizer.param_groups[0]["lr"] = 0.02
+        head = [each for name, each in training.model.named_parameters() if "head" in name]
+        training.optimizer.add_param_group({"params": head, "lr": 0.03})
+        losses.append([training.train(step) for step in (1, 2, 3)])
+    assert losses[0] == losses[1]
+
+
+def first_layers(parameters: Any) -> torch.optim.Optimizer:
+    """Without the head's weight and bias."""
+    return optimizer_of(list(parameters)[:-2])
+
+
+def test_groups_may_be_changed_between_loading_and_the_first_step(pool: Pools) -> None:
+    for partitions in (1, 2):
+        pool(2).run(changed_before_the_first_step, partitions)
+
+
 def test_half_precision_goes_on_from_state_dicts_and_checkpoints(pool: Pools, tmp_path: Path) -> None:
     pool(2).run(check_resume, tmp_path)
 

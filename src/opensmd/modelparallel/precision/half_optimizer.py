@@ -32,6 +32,8 @@ from opensmd.upcast import upcast
 
 __all__ = ["HalfMethods"]
 
+_OF_PARAMETERS = ("params", "param_names")  # in a group; all else are its settings
+
 
 class HalfMethods(PrecisionAttributes):
     """Mixed in front of a distributed optimizer's own class."""
@@ -147,6 +149,8 @@ class HalfMethods(PrecisionAttributes):
         given = self._smp_fitting(state_dict)  # type: ignore[attr-defined]
         if self._smp_masters is None:
             self._smp_waiting = given
+            for own, saved in zip(self.param_groups, given["param_groups"], strict=True):
+                own.update({key: value for key, value in saved.items() if key not in _OF_PARAMETERS})
             return
         self._smp_load(given, self._smp_masters)
 
@@ -158,7 +162,19 @@ class HalfMethods(PrecisionAttributes):
                 self._smp_replace(group, masters)
             if self._smp_waiting is not None:
                 waiting, self._smp_waiting = self._smp_waiting, None
-                self._smp_load(waiting, masters)
+                self._smp_load({**waiting, "param_groups": self._smp_groups_since(waiting)}, masters)
+
+    def _smp_groups_since(self, waiting: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The groups of a state dict that has waited, as scripts have changed and added to them since."""
+        saved = [group["params"] for group in waiting["param_groups"]]
+        count = max((number for numbers in saved for number in numbers), default=-1) + 1
+        for size in self._group_sizes()[len(saved) :]:  # type: ignore[attr-defined]
+            saved.append(list(range(count, count + size)))
+            count += size
+        return [
+            {**{key: value for key, value in own.items() if key not in _OF_PARAMETERS}, "params": numbers}
+            for own, numbers in zip(self.param_groups, saved, strict=True)
+        ]
 
     def _smp_follow_model(self) -> None:
         if self._smp_masters is not None:
