@@ -21,6 +21,7 @@ from opensmd.modelparallel.replan.moving import keep_training_state, training_st
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.gather import unite
 from opensmd.modelparallel.wrapped import WrappedScaler
+from opensmd.optim.group_settings import group_settings
 
 __all__ = ["LoopPosition", "send_state"]
 
@@ -62,7 +63,7 @@ def _described(objects: Mapping[str, Any], position: LoopPosition) -> dict[str, 
     model = state.model
     module = None if model is None else model.get_module()
     return {
-        "optimizers": [_settings(optimizer) for optimizer in state.optimizers.values()],
+        "optimizers": [list(map(group_settings, each.param_groups)) for each in state.optimizers.values()],
         "scalers": [_scale(scaler) for scaler in state.scalers.values()],
         "objects": {name: each.state_dict() for name, each in objects.items()},
         "modes": [] if module is None else [each.training for each in module.modules()],
@@ -70,14 +71,6 @@ def _described(objects: Mapping[str, Any], position: LoopPosition) -> dict[str, 
         "seed": torch.initial_seed(),
         "random": random_states(),
     }
-
-
-def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """What each group of parameters is trained with, such as the learning rate of a scheduler."""
-    return [
-        {name: value for name, value in group.items() if name not in ("params", "param_names")}
-        for group in optimizer.param_groups
-    ]
 
 
 def _scale(scaler: WrappedScaler) -> dict[str, Any] | None:

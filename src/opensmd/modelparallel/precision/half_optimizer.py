@@ -28,11 +28,10 @@ from opensmd.modelparallel.precision.owners import device_of, share_among_owners
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.wrapped import WrappedModel
+from opensmd.optim.group_settings import group_settings
 from opensmd.upcast import upcast
 
 __all__ = ["HalfMethods"]
-
-_OF_PARAMETERS = ("params", "param_names")  # in a group; all else are its settings
 
 
 class HalfMethods(PrecisionAttributes):
@@ -150,7 +149,7 @@ class HalfMethods(PrecisionAttributes):
         if self._smp_masters is None:
             self._smp_waiting = given
             for own, saved in zip(self.param_groups, given["param_groups"], strict=True):
-                own.update({key: value for key, value in saved.items() if key not in _OF_PARAMETERS})
+                own.update(group_settings(saved))
             return
         self._smp_load(given, self._smp_masters)
 
@@ -172,7 +171,7 @@ class HalfMethods(PrecisionAttributes):
             saved.append(list(range(count, count + size)))
             count += size
         return [
-            {**{key: value for key, value in own.items() if key not in _OF_PARAMETERS}, "params": numbers}
+            {**group_settings(own), "params": numbers}
             for own, numbers in zip(self.param_groups, saved, strict=True)
         ]
 
