@@ -8,6 +8,7 @@ places.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -33,8 +34,10 @@ __all__ = [
     "has_backward_hooks",
     "has_global_hooks",
     "in_transform",
+    "is_compiled",
     "is_of_transform",
     "is_reentrant_checkpoint",
+    "is_returned_by_compile",
     "makes_weight",
     "out_of_transforms",
     "parametrization_cache",
@@ -113,6 +116,17 @@ def whole_call(module: nn.Module) -> Function:
     """What calling ``module`` runs: its hooks and forward, or what ``module.compile()`` made of them."""
     compiled: Function | None = module.__dict__.get("_compiled_call_impl")
     return module._call_impl if compiled is None else compiled
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` or ``module.compile()`` compiles it."""
+    return module._compiled_call_impl is not None or is_returned_by_compile(module)
+
+
+def is_returned_by_compile(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` has made it of another; asked without loading the compiler."""
+    maker: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return maker is not None and isinstance(module, maker.OptimizedModule)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

@@ -83,3 +83,11 @@ def test_the_cache_of_parametrizations_is_set_aside_and_put_back() -> None:
     internals.put_parametrization_cache(kept)
     internals.put_parametrization_cache(None)
     assert layer.weight is not outer
+
+
+def test_modules_are_known_as_compiled_whichever_way() -> None:
+    plain, itself = nn.Linear(2, 2), nn.Linear(2, 2)
+    itself.compile()
+    returned = torch.compile(plain)
+    assert [internals.is_compiled(module) for module in (plain, itself, returned)] == [False, True, True]
+    assert [internals.is_returned_by_compile(module) for module in (itself, returned)] == [False, True]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import nn
 
+from opensmd.modelparallel._torch_internals import is_returned_by_compile
 from opensmd.modelparallel.dry_run.split_blocks import split_blocks
 from opensmd.modelparallel.planning.cpu.sizes import size_of
 from opensmd.modelparallel.planning.plan import ancestors
@@ -114,7 +115,7 @@ class ModuleTree:
 
 def _is_opaque(module: nn.Module) -> bool:
     """Modules that run as a whole: compiled and scripted ones."""
-    return isinstance(module, torch.jit.ScriptModule | torch._dynamo.eval_frame.OptimizedModule)
+    return isinstance(module, torch.jit.ScriptModule) or is_returned_by_compile(module)
 
 
 def _is_container(module: nn.Module) -> bool:

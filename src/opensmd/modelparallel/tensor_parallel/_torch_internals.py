@@ -6,12 +6,9 @@ the modules that have them: of a distributed one that would be a slice.
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 from torch import nn
 
-__all__ = ["call_parts", "is_compiled"]
+__all__ = ["call_parts"]
 
 
 def call_parts(module: nn.Module) -> None:
@@ -20,11 +17,3 @@ def call_parts(module: nn.Module) -> None:
         module.activation_relu_or_gelu = 0
     elif isinstance(module, nn.TransformerEncoder):
         module.use_nested_tensor = False
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether ``torch.compile`` or ``module.compile()`` compiles it; asked without loading the compiler."""
-    wrapper: Any = sys.modules.get("torch._dynamo.eval_frame")
-    return module._compiled_call_impl is not None or (
-        wrapper is not None and isinstance(module, wrapper.OptimizedModule)
-    )

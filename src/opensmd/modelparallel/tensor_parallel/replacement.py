@@ -8,9 +8,10 @@ from collections import Counter
 import torch
 from torch import nn
 
+from opensmd.modelparallel._torch_internals import is_compiled
 from opensmd.modelparallel.precision.half_module import to_half
 from opensmd.modelparallel.state import state
-from opensmd.modelparallel.tensor_parallel._torch_internals import call_parts, is_compiled
+from opensmd.modelparallel.tensor_parallel._torch_internals import call_parts
 from opensmd.modelparallel.tensor_parallel.contexts import wish_of
 from opensmd.modelparallel.tensor_parallel.distributed_module import DistributedModule, mark_outermost
 from opensmd.modelparallel.tensor_parallel.registry import counterpart
