@@ -8,9 +8,10 @@ from __future__ import annotations
 import errno
 import socket
 
-__all__ = ["LOOPBACK", "why_loopback_is_down"]
+__all__ = ["LOOPBACK", "LOOPBACK_NAMES", "why_loopback_is_down"]
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_NAMES = (LOOPBACK, "localhost")
 _NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTUNREACH)
 
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opensmd.environment.detect import Launch, detect
+from opensmd.environment.loopback import LOOPBACK_NAMES
 from opensmd.environment.master import TORCH_PORT, ancestors, fold, is_free, master_address, master_port
 
 __all__ = ["NOTE", "Filling", "current_launch", "fill", "local_rank_is_assumed", "plan", "rank_variables"]
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_PORT = "7592"  # the port a container tells its scripts, which some of them count on from
 _CONTAINER = ("SM_HOSTS", "SM_TRAINING_ENV")  # any of these: a SageMaker container runs the script
 _GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -105,7 +105,7 @@ def _own_place(launch: Launch | None, given: Mapping[str, str]) -> dict[str, str
     """The variables that tell a script its place, as far as they do not contradict what was given."""
     variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
     if launch is not None:
-        if launch.local_rank is None and given.get("MASTER_ADDR") in LOOPBACK:
+        if launch.local_rank is None and given.get("MASTER_ADDR") in (*LOOPBACK_NAMES, "::1"):
             # The ranks may be on several hosts, but those of this one are those of rank 0's.
             variables["LOCAL_RANK"] = variables["SMDATAPARALLEL_LOCAL_RANK"] = str(launch.rank)
         return variables

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 from opensmd.collectives.stores.deadlines import GRACE, call_within
 from opensmd.collectives.stores.in_turn import StoresInTurn
 from opensmd.collectives.stores.listening import bound_socket, speaks_of_other_hosts, why_no_connection
-from opensmd.environment.loopback import LOOPBACK, why_loopback_is_down
+from opensmd.environment.loopback import LOOPBACK_NAMES, why_loopback_is_down
 
 __all__ = [
     "let_scripts_choose_the_rendezvous",
@@ -87,7 +87,7 @@ def listen_where_asked() -> None:
     def create(
         hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
     ) -> Any:
-        down = why_loopback_is_down() if hostname in (LOOPBACK, "localhost") else None
+        down = why_loopback_is_down() if hostname in LOOPBACK_NAMES else None
         if down is not None:
             raise dist.DistNetworkError(down)
         seconds = timeout.total_seconds()

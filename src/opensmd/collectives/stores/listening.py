@@ -17,7 +17,7 @@ from datetime import timedelta
 import psutil
 from torch._C._distributed_c10d import TCPStore
 
-from opensmd.environment.loopback import LOOPBACK
+from opensmd.environment.loopback import LOOPBACK, LOOPBACK_NAMES
 
 __all__ = [
     "LOOPBACK",
@@ -68,7 +68,7 @@ def speaks_of_other_hosts(host: str, world_size: int | None, environ: Mapping[st
     Kubeflow's operator tells the master's pod "localhost" and all others the name of its service.
     """
     alone = world_size == 1 or environ.get("LOCAL_WORLD_SIZE") == str(world_size)
-    return "KUBERNETES_SERVICE_HOST" in environ and host in ("localhost", LOOPBACK) and not alone
+    return "KUBERNETES_SERVICE_HOST" in environ and host in LOOPBACK_NAMES and not alone
 
 
 def served_store(
