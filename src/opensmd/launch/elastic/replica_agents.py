@@ -104,6 +104,7 @@ class ReplicaAgents:
 
     def _run_one(self, number: int) -> None:
         first = number * self._size
+        end = "has ended for good"
         try:
             self._launch(lambda: self._before_attempt(number), self._placing(number))
             self._store.end(FINISHED)
@@ -111,9 +112,10 @@ class ReplicaAgents:
             self._failures[number] = {first + rank: each for rank, each in error.failures.items()}
         except BaseException as error:  # a thread has nobody above it
             self._errors.append(error)
+            end = f"could not be {'restarted' if self._attempts[number] > 1 else 'started'} ({error})"
         self._ended += 1
-        if number in self._failures and self._store.over is None and self._go_on_without():
-            self._console.say(f"{self._name(number)} has ended for good; the others go on without it")
+        if self._store.over is None and self._go_on_without():
+            self._console.say(f"{self._name(number)} {end}; the others go on without it")
         self._store.attempt_has_ended(number)
 
     def _go_on_without(self) -> bool:

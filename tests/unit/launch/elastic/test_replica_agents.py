@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 
@@ -58,6 +59,23 @@ def test_a_job_is_well_if_one_replica_comes_to_its_end() -> None:
     job, said = agents(end)
     assert job.run() == {}
     assert said.lines == ["replica 1 (ranks 2, 3) has ended for good; the others go on without it"]
+
+
+def test_a_replica_that_cannot_be_started_again_is_said() -> None:
+    def end(place: JobPlace, before_attempt: Callable[[], None]) -> None:
+        if place.replica.number == 1:
+            before_attempt()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        store = ReplicaStore.at(place.address)
+        while not store.has_ended(Replica(1, 1)):
+            pass
+
+    job, said = agents(end)
+    assert job.run() == {}
+    assert said.lines[1:] == [
+        "replica 1 (ranks 2, 3) could not be restarted ([Errno 11] Resource temporarily unavailable); "
+        "the others go on without it"
+    ]
 
 
 def test_failures_have_the_ranks_of_the_job_if_none_does() -> None:
