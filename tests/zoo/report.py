@@ -19,28 +19,33 @@ STATUSES = ("equal", "refused", "failed", "wrong", "hang", "died")
 HEAD = """# The zoo
 
 Models of other libraries, taken as they are, trained in parts and compared with plain PyTorch. `make zoo`
-runs all of them and renews this page; it installs the libraries in an environment of its own
-(`requirements-zoo.txt`) and goes on where it was cut off.
+runs all of them and renews this page. It installs the libraries in an environment of its own
+(`requirements-zoo.txt`), and an interrupted run continues where it stopped.
 
 A case is a tiny configuration of an architecture, with random weights and nothing random in its forward.
-It is trained for three steps of plain SGD, on 4 microbatches, once in one process with plain PyTorch and
+It is trained for three steps of plain SGD, on 4 microbatches: once in one process with plain PyTorch, and
 once with the automatic plan on as many processes as there are stages. Losses, gradients of every step, and
-the whole state dict at the end, buffers included, must agree within 1e-5 of each tensor's largest entry;
-where a model multiplies roundings, within twice the distance that plain PyTorch has from itself when
-backward rounds otherwise. Half of the cases have their weights in a mapped safetensors file (transformers:
-`from_pretrained`), a quarter use the activation checkpointing of their library, if it has one; running
-statistics of norms are not compared there
-([why](restrictions.md#what-works-differently-without-a-message)). Architectures whose tiny configuration
-does not train in plain PyTorch are no cases.
+the whole state dict at the end, buffers included, must agree within 1e-5 of each tensor's largest entry.
+
+Details:
+
+- Some models amplify rounding errors. They must agree within twice the distance that plain PyTorch has from
+  itself when its backward rounds differently.
+- Half of the cases have their weights in a mapped safetensors file (transformers: `from_pretrained`).
+- A quarter use the activation checkpointing of their library, if it has one. Running statistics of norms are
+  not compared there ([why](restrictions.md#what-works-differently-without-a-message)).
+- Architectures whose tiny configuration does not train in plain PyTorch are not cases.
+
+Outcomes:
 
 - *Equal*: as plain PyTorch.
 - *Refused*: an error of OpenSMD's own that says what is not supported and what to do.
 - *Failed*: any other error.
 - *Wrong*, *hang*, *died*: numbers further apart than that, no end, or a rank that was gone.
 
-The last column is torch's own `torch.distributed.pipelining.pipeline()` on the same models: how many its
-tracer cuts in two before a middle layer, with `use_cache=False` where there is such a setting. Nothing was
-trained there.
+The last column is torch's own `torch.distributed.pipelining.pipeline()` on the same models: how many of them
+its tracer cuts in two before a middle layer, with `use_cache=False` where there is such a setting. Nothing
+was trained there.
 """
 
 
@@ -53,10 +58,10 @@ def page(lines: Iterable[Line], *, listed: int) -> str:
     parts = [HEAD.rstrip()]
     for stages in sorted({line["stages"] for line in splits}):
         these = [line for line in splits if line["stages"] == stages]
-        run = f"Of {listed} models {len(these)} have been run; {none} have turned out to be no cases."
+        run = f"Of {listed} models, {len(these)} have been run and {none} turned out not to be cases."
         if swayed := sum(line["status"] == "equal" and line.get("swayed", False) for line in these):
-            run += f" Roundings are multiplied, in plain PyTorch as well, by {swayed} of the equal ones."
-        run += f" The code was that of {_revisions(these)}."
+            run += f" Equal ones that amplify rounding errors, in plain PyTorch as well: {swayed}."
+        run += f" Revisions of the code: {_revisions(these)}."
         parts += [f"## {stages} stages", run, "\n".join(_table(these, traced))]
     parts += ["## What was not equal", "\n".join(_reasons(splits))]
     return "\n\n".join(parts) + "\n"

@@ -69,7 +69,7 @@ def test_the_page_of_results_counts_each_case_once_and_gives_reasons() -> None:
     text = page(lines, listed=5)
     assert "| torch | 2 | 1 | 1 | 0 | 0 | 0 | 0 | 1 of 1 |" in text
     assert "| torch: GRU | 3 | refused | SMPError: a \\| b |" in text
-    assert "Of 5 models 2 have been run; 1 have turned out to be no cases." in text
+    assert "Of 5 models, 2 have been run and 1 turned out not to be cases." in text
     assert "in plain PyTorch as well, by 1 of the equal ones." in text
-    assert "The code was that of 1a2b3c4 (1), 5d6e7f8 (1)." in text
+    assert "Revisions of the code: 1a2b3c4 (1), 5d6e7f8 (1)." in text
     assert "earlier" not in text and "RNN" not in text
