@@ -70,6 +70,6 @@ def test_the_page_of_results_counts_each_case_once_and_gives_reasons() -> None:
     assert "| torch | 2 | 1 | 1 | 0 | 0 | 0 | 0 | 1 of 1 |" in text
     assert "| torch: GRU | 3 | refused | SMPError: a \\| b |" in text
     assert "Of 5 models, 2 have been run and 1 turned out not to be cases." in text
-    assert "in plain PyTorch as well, by 1 of the equal ones." in text
+    assert "Equal ones that amplify rounding errors, in plain PyTorch as well: 1." in text
     assert "Revisions of the code: 1a2b3c4 (1), 5d6e7f8 (1)." in text
     assert "earlier" not in text and "RNN" not in text
