@@ -2,8 +2,8 @@
 
 The import paths that scripts use (``smdistributed``, ``torch.distributed.deprecated``) are aliases for what
 is in this package; all logic lives here, with a folder for each concept. The names below are this package's
-own interface: for looking at plans, at steps and at ranks that hang, and for its settings. They are loaded
-when they are first used, because ``import torch`` imports this file; it imports nothing else by itself.
+own interface: they show plans, steps and ranks that hang, and give its settings. ``import torch`` imports
+this file, so they are loaded only when first used.
 
 Begin with ``collectives`` (process groups), ``modelparallel`` (split models) or ``launch`` (``smdrun``).
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
-    # what a model needs, and where its modules go
+    # what a model needs and where its modules go
     "capture",
     "ModelTrace",
     "partition",
@@ -45,12 +45,12 @@ __all__ = [
     "busy_share",
     "draw_chart",
     "write_pipeline_trace",
-    # what the ranks of a group did last, and who waits for whom
+    # what the ranks of a group did last and who waits for whom
     "group_events",
     "GroupEvent",
     "write_group_trace",
     "stall_report",
-    # collectives of a group for small messages
+    # faster collectives for small messages
     "direct",
     # how gradients travel between hosts
     "CompressionState",
@@ -84,7 +84,7 @@ _FOUND_IN = {
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the interface, from the module that has it."""
+    """Load a name of the interface from its module."""
     if name not in _FOUND_IN:
         raise AttributeError(f"module 'opensmd' has no attribute {name!r}")
     found = getattr(importlib.import_module(_FOUND_IN[name]), name)
@@ -93,5 +93,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The interface, with what is loaded."""
+    """Return the interface along with what is already loaded."""
     return sorted({*globals(), *__all__})

@@ -1,8 +1,8 @@
-"""Import aliases for what torch once had: ``torch.distributed.deprecated``, ``torch.nn.parallel.deprecated``.
+"""Import aliases for what torch had: ``torch.distributed.deprecated`` and ``torch.nn.parallel.deprecated``.
 
 torch itself calls :func:`install` at the end of ``import torch`` (entry point group ``torch.backends``),
-so this file imports nothing that is not loaded anyway. The same call lets torch know the name "smddp".
-The module behind the old name *is* the one in opensmd: one object under two names.
+so this file imports nothing that is not loaded anyway. The same call makes the backend name "smddp" known to
+torch. The module under the old name *is* the one in opensmd: one object with two names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AliasLoader(Loader):
         self._target = target
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Let the import system make an empty module; :meth:`exec_module` replaces it."""
+        """Let the import system create an empty module, which :meth:`exec_module` replaces."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -41,13 +41,13 @@ class AliasLoader(Loader):
         sys.modules[module.__name__] = import_module(self._target.name)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The target's code, which ``python -m`` runs."""
+        """Return the target's code for ``python -m``."""
         assert isinstance(self._target.loader, InspectLoader)
         return self._target.loader.get_code(self._target.name)
 
 
 class AliasFinder(MetaPathFinder):
-    """Finds the aliases and what lies below them, unless torch itself has a module of that name."""
+    """Finds the aliases and their submodules, unless torch itself has a module of that name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -74,10 +74,9 @@ def _spec(fullname: str, aliased: str) -> ModuleSpec | None:
 
 
 def install() -> None:
-    """Let the old names be imported, and be reached as attributes of a torch that is already imported,
-    and ``init_process_group("smddp")`` be called without an import of this package.
+    """Make the old names importable, and ``init_process_group("smddp")`` work without importing this package.
 
-    Does nothing where it has been called before.
+    In a torch that is already imported, the old names become attributes. A second call does nothing.
     """
     if any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
         return

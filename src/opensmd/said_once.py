@@ -1,4 +1,4 @@
-"""Warnings that a script is given once, however often it asks for what they are about."""
+"""Warnings that a script gets only once, however often it causes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["warn_once"]
 
 @functools.cache
 def warn_once(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn about ``message`` the first time.
+    """Warn with ``message``, but only the first time.
 
     Warns:
         category: the message.

@@ -1,8 +1,8 @@
-"""The versions of torch that this package is tested with, and what is said on any other.
+"""The versions of torch that this package is tested with, and the warning on any other.
 
-Large parts lean on torch's private parts, which change between minor versions. The package's metadata bounds
-torch to these versions; a torch installed past that bound gets one warning, before anything is imported that
-the other torch may not have. So this file does not load torch.
+Much of this package relies on private parts of torch, which change between minor versions. The package's
+metadata restricts torch to these versions; a torch installed against it gets one warning, before anything is
+imported that it may lack. So this file does not load torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_tested(version: str) -> bool:
 
 @cache
 def warn_if_untested() -> None:
-    """Say once, on rank 0, that the installed torch is not a tested one.
+    """Warn once, on rank 0, if the installed torch has not been tested.
 
     Warns:
         RuntimeWarning: its version is outside the tested range.

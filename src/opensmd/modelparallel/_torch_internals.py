@@ -1,8 +1,7 @@
-"""What is asked of torch, or called in it, that it has no public way for.
+"""What this package asks of torch, or calls in it, without a public interface.
 
-What stands in the place of torch's own functions is in ``redirection``, and function modes are in
-``function_modes``. tests/unit/modelparallel/test_torch_internals.py fails when torch changes one of these
-places.
+Replacements of torch's own functions are in ``redirection``, and function modes in ``function_modes``.
+tests/unit/modelparallel/test_torch_internals.py fails when torch changes anything used here.
 """
 
 from __future__ import annotations
@@ -65,14 +64,14 @@ def is_reentrant_checkpoint(function: type) -> bool:
 
 
 def backward_of_node(context_class: type) -> Function:
-    """What a user's function runs in backward; ``context_class`` is that of the ``ctx`` it is given."""
+    """Return what a user's function runs in backward, given the class of its ``ctx``."""
     function: Any = context_class._forward_cls  # type: ignore[attr-defined]
     given: Function = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
     return given
 
 
 def in_transform() -> bool:
-    """Whether this thread is inside ``torch.func.grad``, ``vmap`` or another of them."""
+    """Whether this thread is inside a transform such as ``torch.func.grad`` or ``vmap``."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -82,7 +81,7 @@ def is_of_transform(tensor: Tensor) -> bool:
 
 
 def out_of_transforms(tensor: Tensor) -> Tensor:
-    """The tensor that those around this thread have made it from; itself where there is none around it."""
+    """Return the tensor that the transforms of this thread have wrapped, or ``tensor`` itself outside any."""
     while is_of_transform(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
@@ -91,9 +90,9 @@ def out_of_transforms(tensor: Tensor) -> Tensor:
 def reaches(
     roots: Sequence[Tensor], parameters: Iterable[nn.Parameter], *, nodes_named: Collection[str] = ()
 ) -> bool:
-    """Whether a backward of ``roots`` may bring gradients to a parameter of these, or a node so named.
+    """Whether a backward of ``roots`` may reach one of ``parameters``, or a node of ``nodes_named``.
 
-    What lies behind a reentrant checkpoint cannot be seen, and is taken to.
+    What lies behind a reentrant checkpoint cannot be seen, and counts as reached.
     """
     wanted = {id(parameter) for parameter in parameters}
     if any(id(root) in wanted for root in roots):
@@ -124,7 +123,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def is_returned_by_compile(module: nn.Module) -> bool:
-    """Whether ``torch.compile`` has made it of another; asked without loading the compiler."""
+    """Whether ``torch.compile`` returned it; found out without loading the compiler."""
     maker: Any = sys.modules.get("torch._dynamo.eval_frame")
     return maker is not None and isinstance(module, maker.OptimizedModule)
 
@@ -135,7 +134,7 @@ def has_backward_hooks(module: nn.Module) -> bool:
 
 
 def makes_weight(module: nn.Module) -> bool:
-    """Whether a hook of torch's own computes the module's weight into an attribute before each forward."""
+    """Whether one of torch's own hooks computes the module's weight into an attribute before each forward."""
     hooks = module._forward_pre_hooks
     return bool(hooks) and any(isinstance(hook, _WEIGHT_HOOKS) for hook in hooks.values())  # asked every step
 
@@ -155,32 +154,32 @@ def any_modes() -> bool:
 
 
 def without_modes() -> contextlib.AbstractContextManager[Any]:
-    """A context in which no dispatch mode sees operations: on real tensors they compute."""
+    """Return a context that hides operations from dispatch modes, so that real tensors are computed."""
     context: contextlib.AbstractContextManager[Any] = _disable_current_modes()
     return context
 
 
 def watchers(module: nn.Module) -> int:
-    """How many hooks see what the module is given and returns in forward, besides torch's own for weights."""
+    """Count the hooks that see the module's inputs or outputs in forward, except torch's own for weights."""
     before = [hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, _WEIGHT_HOOKS)]
     return len(module._forward_hooks) + len(before)
 
 
 def has_global_hooks() -> bool:
-    """Whether hooks see the calls of all modules, as ``register_module_forward_hook`` adds them."""
+    """Whether hooks see the calls of all modules, as those of ``register_module_forward_hook`` do."""
     return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def without_interception() -> contextlib.AbstractContextManager[None]:
-    """Calls of torch inside go past function modes and past parameters' own classes."""
+    """Return a context in which calls of torch bypass function modes and parameter subclasses."""
     plain: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return plain
 
 
 def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], *, retain_graph: bool) -> None:
-    """``torch.autograd.backward`` for gradients whose shapes and dtypes are known to be right.
+    """Run ``torch.autograd.backward`` for gradients whose shapes and dtypes are known to be right.
 
-    Its checks in Python take longer than the graph of a small stage.
+    torch's checks in Python take longer than the graph of a small stage.
     """
     with WithoutDefaultDevice():
         torch.autograd.Variable._execution_engine.run_backward(
@@ -195,14 +194,14 @@ def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], *, retain
 
 
 def gathered_vectors(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The vectors of all ranks of ``group``, one after the other; past the Python of the public function."""
+    """Gather and join the vectors of all ranks of ``group``, without the public function's overhead."""
     everyone = mine.new_empty(mine.numel() * group.size())
     group._allgather_base(everyone, mine).wait()
     return everyone
 
 
 def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
-    """A change of ``tensor`` in it is none to backwards that keep the tensor."""
+    """Return a context in which changes of ``tensor`` go unnoticed by backwards that have saved it."""
     kept: contextlib.AbstractContextManager[None] = _unsafe_preserve_version_counter(tensor)
     return kept
 
@@ -211,11 +210,11 @@ ParametrizationCache = tuple[int, dict[Any, Any]]
 
 
 def parametrization_cache() -> ParametrizationCache | None:
-    """How many regions of ``parametrize.cached()`` are open, and what they keep; None if none is."""
+    """Return the number of open ``parametrize.cached()`` regions and what they cache; None without any."""
     enabled = parametrize._cache_enabled
     return (enabled, parametrize._cache.copy()) if enabled else None
 
 
 def put_parametrization_cache(kept: ParametrizationCache | None) -> None:
-    """Go on with what :func:`parametrization_cache` has given."""
+    """Restore what :func:`parametrization_cache` returned."""
     parametrize._cache_enabled, parametrize._cache = (kept[0], kept[1].copy()) if kept else (0, {})

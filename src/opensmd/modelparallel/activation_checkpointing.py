@@ -1,6 +1,6 @@
 """Activation checkpointing under the names of later versions, through ``torch.utils.checkpoint``.
 
-With the setting ``offload_activations`` the inputs of checkpoints leave memory until their backward is near.
+With the setting ``offload_activations``, inputs of checkpoints leave memory until their backward is near.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["checkpoint", "checkpoint_layers", "checkpoint_sequential", "set_acti
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
-    """Call ``module(*args)`` and compute it again in backward instead of keeping activations."""
+    """Call ``module(*args)``, and recompute it in backward instead of keeping activations."""
     return _run_checkpointed(module, args, {}, preserve_rng_state)
 
 
@@ -35,9 +35,9 @@ def checkpoint_sequential(
     """Run a Sequential in checkpointed pieces.
 
     Args:
-        sequential_module: run from first to last child.
-        input: what the first child gets; a tuple is given as one argument with ``pack_args_as_tuple``,
-            otherwise as several.
+        sequential_module: its children run from first to last.
+        input: what the first child gets; a tuple is one argument with ``pack_args_as_tuple``, otherwise
+            several.
         strategy: "each" child, "contiguous" (all as one piece) or "group_N" (pieces of N children).
 
     Raises:
@@ -63,12 +63,12 @@ def set_activation_checkpointing(
     pack_args_as_tuple: bool = False,
     strategy: str = "each",
 ) -> None:
-    """Checkpoint every later call of ``module``, which may sit anywhere in the model.
+    """Checkpoint every later call of ``module``, anywhere in the model.
 
     Args:
         module: its ``forward`` is replaced; a Sequential is checkpointed in pieces.
-        preserve_rng_state: dropout is the same when it is computed again.
-        pack_args_as_tuple, strategy: for a Sequential, as :func:`checkpoint_sequential`'s.
+        preserve_rng_state: give dropout the same random numbers when it is recomputed.
+        pack_args_as_tuple, strategy: for a Sequential, as in :func:`checkpoint_sequential`.
 
     Raises:
         TypeError: not a module.
@@ -123,7 +123,7 @@ def checkpoint_layers(module: nn.Module, names: Sequence[str]) -> None:
 def _run_checkpointed(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], preserve_rng_state: bool
 ) -> Any:
-    # Between modules of several ranks nothing is checkpointed: each of these modules is, where it lives.
+    # A module whose children are on several ranks is not checkpointed as a whole; each child is, on its rank.
     offloading = None if is_tracing() or current_run() is not None else state.offloading
     return checkpointed(function, args, kwargs, offloading=offloading, preserve_rng_state=preserve_rng_state)
 

@@ -1,12 +1,14 @@
 """Objects between ranks: ``smp.broadcast``, ``send``, ``recv_from``, ``allgather`` and barriers.
 
-Any picklable object goes through a process group of its own, so it never meets the script's own tensors.
-Sends return when the receiver has the object: it answers with a number that is no length of an object.
-As documented, ``broadcast`` is called by the sender alone, and every other member of the group calls
-``recv_from``. Over several partitions none of this goes into a step function: rank 0 runs it once more than
-the others, for its plan, and every rank takes its microbatches in an order of its own. Ranks that wait for
-each other in one would wait until the timeout, or meet in different microbatches; so all that ranks call
-together is refused there.
+Any picklable object can be sent. Objects have a process group of their own, so they are never mixed up with
+the script's tensors. A send returns when the receiver has the object; the receipt is a number that cannot be
+an object's length. As documented, only the sender calls ``broadcast``; every other member of the group calls
+``recv_from``.
+
+With several partitions, a step function may not do any of this: rank 0 runs it once more than the others, for
+its plan, and every rank takes microbatches in its own order. Ranks that wait for each other inside a step
+would wait until the timeout, or meet in different microbatches. So every call that ranks make together is
+refused there.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ Result = TypeVar("Result")
 
 
 def broadcast(obj: Any, group: CommGroup) -> None:
-    """Send ``obj`` to every other rank of the caller's ``group``; return when all of them have it.
+    """Send ``obj`` to every other rank of the caller's ``group``; return when all have it.
 
     Called by the sender only; each other member calls :func:`recv_from` with the sender's rank.
 
@@ -55,7 +57,7 @@ def broadcast(obj: Any, group: CommGroup) -> None:
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
-    """Send ``obj`` to one rank, numbered within the caller's group of ``rank_type``; return when it has it.
+    """Send ``obj`` to a rank, numbered within the caller's group of ``rank_type``; return when it has it.
 
     Raises:
         ValueError: there is no such rank, or it is the caller's own.
@@ -80,7 +82,7 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
 
 
 def allgather(obj: Any, group: CommGroup) -> list[Any]:
-    """Every rank's object, in the order of ranks of the caller's ``group``; called by all of them."""
+    """Return the objects of all ranks of the caller's ``group``, in rank order; all of them must call."""
     kind = _group(group, "smp.allgather")
 
     def gather() -> list[Any]:
@@ -92,7 +94,7 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
-    """Wait until every rank of the caller's ``group`` has come here."""
+    """Wait until every rank of the caller's ``group`` has called this."""
     kind = _group(group, "smp.barrier")
     _over_replicas(kind, lambda: dist.barrier(group=state.groups[kind]), "smp.barrier")
 
@@ -108,7 +110,7 @@ def dp_barrier() -> None:
 
 
 def _over_replicas(kind: CommGroup, work: Callable[[], Result], name: str) -> Result:
-    """What ``work`` returns; over a whole job whose replicas come and go, done by those that are left."""
+    """Return what ``work`` returns; in an elastic job, the remaining replicas do it for the whole world."""
     if state.elastic is None or kind is not CommGroup.WORLD:
         return work()
     done: Result = state.elastic.carry_out(work, name, alone=True)
@@ -126,7 +128,7 @@ def _group(given: object, name: str) -> CommGroup:
 
 
 def _peer(rank: int, rank_type: object, name: str) -> int:
-    """The global rank of another member of the caller's group."""
+    """Return the global rank of another member of the caller's group."""
     state.require(name)
     if not isinstance(rank_type, RankType):
         valid = ", ".join(f"smp.RankType.{kind.name}" for kind in RankType)
@@ -158,7 +160,7 @@ def _post(obj: Any, rank: int) -> None:
 def _await_receipt(rank: int, name: str) -> None:
     receipt = _receipt()
     dist.recv(receipt, src=rank, group=state.groups.messages)
-    if receipt.item() != RECEIVED:  # the length of an object
+    if receipt.item() != RECEIVED:  # but the length of an object
         raise SMPError(
             f"{name}: rank {rank} is sending to rank {state.rank} at the same time, so neither receives. "
             "smp.broadcast and smp.send are called by the sender alone; the others call "
@@ -172,14 +174,14 @@ def _receipt() -> torch.Tensor:
 
 
 def require_meeting(name: str, *, instead: str = "") -> None:
-    """Refuse a call in which ranks meet if it comes from inside a step of a split model.
+    """Refuse a call that ranks make together inside a step of a split model.
 
     Args:
         name: what was called.
-        instead: what to do; by default to call it after the step.
+        instead: what the user should do; by default, call it after the step.
 
     Raises:
-        SMPError: it does.
+        SMPError: the call comes from such a step.
     """
     if not state.initialized or state.groups.size(CommGroup.PP_GROUP) == 1:
         return

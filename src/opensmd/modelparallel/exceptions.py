@@ -29,7 +29,7 @@ class SMPCheckpointError(SMPError):
 
 
 class PeerFailed(SMPError):
-    """Another rank of the pipeline has reported that it failed; the cause is there."""
+    """Another rank of the pipeline has reported a failure; look there for the cause."""
 
 
 class PeerCheckpointError(SMPCheckpointError, PeerFailed):

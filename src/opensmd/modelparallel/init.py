@@ -1,4 +1,4 @@
-"""``smp.init``: read the settings, meet the other ranks, make the groups."""
+"""``smp.init``: read the settings, meet the other ranks, create the groups."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ BACKEND = "smddp"
 def init(config: Mapping[str, Any] | None = None, **settings: Any) -> None:
     """Start model parallelism; the first call of a script, on every rank.
 
-    Settings come from ``config``, and those that the launcher gives (``SM_HP_MP_PARAMETERS``,
-    ``--mp_parameters``) win over it. torch's default process group is used if there is one; otherwise it is
-    made from what torchrun, smdrun, MPI or Slurm provide, or as a group of one. A second call with the same
-    settings, or with none (transformers makes one when it is imported), does nothing; one with more settings
-    adds them as long as no model is wrapped.
+    Settings come from ``config``; those of the launcher (``SM_HP_MP_PARAMETERS``, ``--mp_parameters``) take
+    precedence. torch's default process group is used if there is one; otherwise it is created from what
+    torchrun, smdrun, MPI or Slurm provide, or as a group of one. A second call with the same settings, or
+    with none (importing transformers makes one), does nothing. One with more settings adds them, as long as
+    no model is wrapped.
 
-    With ``auto`` the first rank chooses what is not given, for all.
+    With ``auto``, the first rank chooses the settings that are not given, for all ranks.
 
     Raises:
         TypeError: ``config`` is not a dict, or settings were given by keyword.
@@ -58,7 +58,7 @@ def init(config: Mapping[str, Any] | None = None, **settings: Any) -> None:
         return
     cfg = load_config(config)
     if state.initialized:
-        # what ``auto`` has chosen is beside what was given
+        # what ``auto`` has chosen adds to what was given
         if cfg != state.cfg and not _given(cfg).items() <= _given(state.cfg).items():
             _add_settings(cfg)
         return
@@ -104,7 +104,7 @@ def shutdown() -> None:
 
 
 def _begin_elastic(cfg: Config, elastic: Elastic) -> bool:
-    """Whether this process is a rank of a job whose replicas come and go; then its groups are made."""
+    """If this process belongs to an elastic job, create its groups; return whether it does."""
     place = JobPlace.from_environment(os.environ)
     if place is None:
         warnings.warn(
@@ -126,7 +126,7 @@ def _begin_elastic(cfg: Config, elastic: Elastic) -> bool:
 
 
 def _add_settings(new: Config) -> None:
-    """What a second call before any model asks for besides the first call's settings."""
+    """Add the settings of a second call, before any model, to those of the first."""
     old = state.cfg
     before, after = _given(old), _given(new)
     if (
@@ -147,7 +147,7 @@ def _add_settings(new: Config) -> None:
 
 
 def _given(cfg: Config) -> dict[str, Any]:
-    """The settings that somebody gave, without the defaults."""
+    """Return the settings that somebody gave, without the defaults."""
     return cfg.model_dump(include=cfg.model_fields_set)
 
 

@@ -22,9 +22,9 @@ ASSIGNED = "_smp_assigned_partition"
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Place all modules created inside on partition ``index``; the innermost context wins.
+    """Place all modules created in this context on partition ``index``; the innermost context wins.
 
-    Modules that are created outside all contexts go to ``default_partition``. With ``auto_partition`` the
+    Modules that are created outside all contexts go to ``default_partition``. With ``auto_partition``, the
     contexts are ignored.
 
     Raises:
@@ -36,7 +36,7 @@ def partition(index: int) -> Iterator[None]:
 
 
 def set_partition(module: nn.Module, index: int) -> None:
-    """Place an existing module, and everything below it that has no place of its own, on a partition.
+    """Place an existing module, and its submodules without a place of their own, on a partition.
 
     Raises:
         TypeError: ``module`` is not a module.
@@ -53,10 +53,10 @@ def set_partition(module: nn.Module, index: int) -> None:
 
 
 def fixed_places(module: nn.Module) -> dict[str, int]:
-    """The places given by hand for modules of ``module``, by name.
+    """Return the places given by hand to modules of ``module``, by name.
 
-    With ``auto_partition`` only those of ``smp.set_partition`` count. Otherwise a module that was created
-    outside every context but sits below one with a place gets ``default_partition``, as documented.
+    With ``auto_partition``, only those of ``smp.set_partition`` count. Otherwise a module that was created
+    outside every context, but is part of one with a place, gets ``default_partition``, as documented.
 
     Warns:
         UserWarning: ``smp.partition`` was used although ``auto_partition`` is True.
@@ -90,7 +90,7 @@ def fixed_places(module: nn.Module) -> dict[str, int]:
 
 
 def _nearest(name: str, given: dict[str, int]) -> int | None:
-    """The place of the module itself or of the nearest module around it."""
+    """Return the place of the module itself or of its nearest parent that has one."""
     while True:
         if name in given:
             return given[name]

@@ -28,13 +28,13 @@ def split_arguments(
     non_split_inputs: Sequence[str] = (),
     input_split_axes: Mapping[str, int] | None = None,
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of ``function`` for each microbatch.
+    """Return the arguments of ``function`` for each microbatch.
 
-    Tensors are cut along axis 0, or along the axis given for their argument, into parts of equal size that
-    share its memory (what a microbatch writes there is in the batch afterwards); lists, tuples, sets,
-    mappings and dataclasses are gone through, keeping their classes; an object with a method
-    ``smp_slice(num_mb, mb, axis)`` cuts itself; everything else, numbers and 0-dimensional tensors among it,
-    goes to each microbatch as it is.
+    Tensors are cut along axis 0, or the axis given for their argument, into equal parts that share the
+    batch's memory: what a microbatch writes is in the batch afterwards. Lists, tuples, sets, mappings and
+    dataclasses are searched and keep their classes. An object with a method ``smp_slice(num_mb, mb, axis)``
+    cuts itself. Everything else, including numbers and 0-dimensional tensors, goes to each microbatch as it
+    is.
 
     Raises:
         ValueError: a size that ``microbatches`` does not divide, an iterator, or an option that names no
@@ -64,11 +64,11 @@ def split_arguments(
 
 @dataclasses.dataclass(frozen=True)
 class _Parameters:
-    """What a function's parameters are called.
+    """The names of a function's parameters.
 
     Attributes:
         all: every name, in order.
-        positional: the names of those that may be given by position.
+        positional: those that may be given by position.
         rest: the name of ``*args``.
         takes_any: whether there is a ``**kwargs``.
     """
@@ -79,7 +79,7 @@ class _Parameters:
     takes_any: bool
 
 
-# Not by functools.lru_cache, which would keep functions alive, and the models that they hold.
+# Not functools.lru_cache, which would keep functions alive, and with them their models.
 _known: weakref.WeakKeyDictionary[Callable[..., Any], _Parameters] = weakref.WeakKeyDictionary()
 
 
@@ -166,14 +166,14 @@ def _tensor_pieces(value: Tensor, axis: int, count: int, where: str) -> list[Ten
 
 
 def _by_themselves(value: Tensor, axis: int, count: int) -> list[Tensor]:
-    """The same memory in equal pieces, each with a version counter of its own.
+    """Cut a tensor into equal pieces of the same memory, each with its own version counter.
 
-    What one microbatch writes into its piece is no change of what another's backward has kept. Pieces of a
-    tensor with a graph stay in the graph: nothing may be written into them anyway.
+    What one microbatch writes into its piece then does not count as a change of what another has saved for
+    backward. Pieces of a tensor with a graph stay in the graph; nothing may be written into them anyway.
     """
     if value.requires_grad and torch.is_grad_enabled():
         return list(value.tensor_split(count, axis))
-    return list(value.unsafe_chunk(count, axis))  # not the plain one, whose pieces share a counter
+    return list(value.unsafe_chunk(count, axis))  # pieces of plain chunk() share a counter
 
 
 def _dataclass_pieces(value: Any, axis: int, count: int, where: str) -> list[Any]:

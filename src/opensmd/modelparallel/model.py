@@ -1,8 +1,8 @@
 """``smp.DistributedModel``: the wrapper that runs a model inside steps.
 
-The first step partitions the model: one dry run on the first rank, a plan, and every rank keeps its part.
-Then state dicts that waited for it are loaded, the replicas are made equal, and the hooks run. With one
-partition nothing is intercepted: the microbatches run one after the other.
+The first step partitions the model: rank 0 makes a plan from one dry run, and every rank keeps its part. Then
+pending state dicts are loaded, the replicas are made equal, and the hooks run. With one partition nothing is
+intercepted; the microbatches run one after the other.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class StepCall(NamedTuple):
     Attributes:
         function: the user's.
         args, kwargs: what it was called with.
-        split: cuts these into the arguments of each microbatch.
-        detach: detach what it returns from its graph.
+        split: cuts these into arguments for each microbatch.
+        detach: whether to detach what it returns from its graph.
     """
 
     function: Callable[..., Any]
@@ -77,11 +77,11 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
 
     Args:
         module: the model; not a ScriptModule and not wrapped in DistributedDataParallel.
-        trace_device: ``"gpu"`` or ``"cpu"``: where a timed dry run takes place.
-        trace_execution_times: measure times for the plan in real runs (not with ``trace_device="cpu"``). With
-            None, operations are tried where estimates are not to be trusted; with False not even then.
+        trace_device: where a timed dry run takes place, ``"gpu"`` or ``"cpu"``.
+        trace_execution_times: measure times for the plan in real runs (not with ``trace_device="cpu"``).
+            None: try out operations where estimates cannot be trusted; False: not even then.
         overlapping_allreduce: send gradients to the replicas during the last microbatch's backward.
-        backward_passes_per_step: steps whose gradients add up before the replicas reduce them.
+        backward_passes_per_step: how many steps add up their gradients before the replicas reduce them.
         average_grads_across_microbatches: divide gradients by the number of microbatches.
         bucket_cap_mb: size of gradient buckets in MiB.
         trace_memory_usage: measure what is kept for backward in a real run instead of a fake one.
@@ -91,7 +91,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
 
     Raises:
         SMPNotInitializedError: before ``smp.init``.
-        SMPError: the script has wrapped a model already.
+        SMPError: the script has already wrapped a model.
         TypeError, ValueError: a bad argument.
     """
 
@@ -141,7 +141,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             "gradient_as_bucket_view": gradient_as_bucket_view,
             "find_unused_parameters": find_unused_parameters,
         }
-        self._backwards: Backwards | None = None  # of the step that runs
+        self._backwards: Backwards | None = None  # of the running step
         self._sum_warning = SumWarning(is_due=self._average and smp_state.rank == 0)
         self._joins_from_first_step: Callable[[], None] | None = None
         self.joining = False
@@ -167,7 +167,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
 
     @property
     def _runs_anywhere(self) -> bool:
-        """A model in one partition may be called outside steps, too, where ranks share tensors."""
+        """Whether the model may be called outside steps: it has one partition, and ranks share tensors."""
         cfg = smp_state.cfg
         return cfg.pipeline_parallel_degree == 1 and cfg.tensor_parallel_degree > 1
 
@@ -178,11 +178,11 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         retain_graph: bool | None = None,
         create_graph: bool = False,
     ) -> None:
-        """What replaces ``loss.backward()`` and ``torch.autograd.backward(tensors, grad_tensors)``.
+        """Replace ``loss.backward()`` and ``torch.autograd.backward(tensors, grad_tensors)``.
 
         Args:
             tensors: a loss, or tensors with their incoming gradients.
-            grad_tensors: one for each tensor; None for tensors of one element.
+            grad_tensors: one per tensor; None for tensors of one element.
             retain_graph: keep the graph for another backward of the same microbatch.
             create_graph: not supported.
 
@@ -212,12 +212,12 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
-        """torch's ``DistributedDataParallel.join`` for replicas with different numbers of steps.
+        """Let replicas run different numbers of steps, like torch's ``DistributedDataParallel.join``.
 
-        May also surround the first step, which every replica must run. With a single replica nothing waits.
+        It may include the first step, which every replica must run. With a single replica it does nothing.
 
         Raises:
-            SMPError: without data parallelism; on leaving it, on a rank that has never run a step.
+            SMPError: without data parallelism; or at the end, on a rank that has never run a step.
         """
         refuse_elastic("join")
         if not smp_state.cfg.ddp:
@@ -259,7 +259,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         """Run one step; used by ``smp.step``.
 
         Returns:
-            What the function returned for each microbatch; tensors are real on every rank.
+            What the function returned for each microbatch, with real tensors on every rank.
         """
         work, elastic = partial(self._run_step, call), smp_state.elastic
         results: list[Any] = work() if elastic is None else elastic.carry_out(work, "a smp.step function")
@@ -305,16 +305,16 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         return results
 
     def _run_placed(self, call: StepCall, calls: list[Arguments]) -> list[Any]:
-        """A step of a model that has its places."""
+        """Run a step of a placed model."""
         if smp_state.elastic is not None:
             smp_state.elastic.keep(self)
-        if smp_state.scalers:  # going through weak references takes long, also where there are none
+        if smp_state.scalers:  # iterating over weak references is slow, even over none
             for scaler in smp_state.scalers.values():
                 scaler.follow_owners()
         if self._replicas is not None:
             self._replicas.before_step()
-        assert self._runner is not None  # there since the places
-        # Past the __setattr__ of nn.Module, which takes longer than all else here.
+        assert self._runner is not None  # set when the model was placed
+        # Bypasses the __setattr__ of nn.Module, which takes longer than everything else here.
         self.__dict__["_backwards"] = backwards = Backwards(len(calls))
         try:
             with offloading_of_all_checkpoints(smp_state.offloading):
@@ -345,10 +345,10 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         )
         with self.delayed.planned():
             first = agree_on_plan(request, smp_state.groups.messages)
-        with torch.inference_mode(False):  # the first step may be an evaluation, but others train
+        with torch.inference_mode(False):  # the first step may be an evaluation, but later ones train
             self._place_by(first)
             self._make_replicas()
-            smp_state.follow_model()  # the first replica's values are everybody's now
+            smp_state.follow_model()  # every replica now has the first one's values
             if self._joins_from_first_step is not None:
                 self._joins_from_first_step()
 
@@ -377,7 +377,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             self._placed = PlacedParameters(self.get_module())
 
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
-        """What the model has in the place of a parameter that it had before it was sharded."""
+        """Return what the model now has in place of a parameter from before it was sharded."""
         return parameter if self._sharded is None else self._sharded.current(parameter)
 
     def _refuse(self, what: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What ``smp.DistributedModel`` refuses to be given, or warns of."""
+"""The arguments that ``smp.DistributedModel`` refuses or warns about."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def require_model(module: object) -> None:
-    """Raise if ``module`` cannot be distributed, or a model is already."""
+    """Raise if ``module`` cannot be distributed, or another model already is."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"smp.DistributedModel: expected a torch.nn.Module, got {type(module).__name__}")
     if isinstance(module, (torch.jit.ScriptModule, DistributedDataParallel, Whereabouts)):
@@ -40,7 +40,7 @@ def require_model(module: object) -> None:
 
 
 def require_data(module: nn.Module) -> None:
-    """Raise if parameters or buffers have no values and nobody will give them some."""
+    """Raise if parameters or buffers have no values and will not get any."""
     named = [*module.named_parameters(), *module.named_buffers()]
     empty = [name for name, each in named if not isinstance(each, DelayedParameter) and each.is_meta]
     if empty:
@@ -54,7 +54,7 @@ def require_data(module: nn.Module) -> None:
 
 
 def require_tracing(trace_device: object, trace_execution_times: bool | None) -> None:
-    """Raise if a timed dry run is asked for that cannot be."""
+    """Raise if a timed dry run is requested but impossible."""
     if trace_device not in ("cpu", "gpu"):
         raise ValueError(f"trace_device must be 'cpu' or 'gpu', got {trace_device!r}")
     if trace_execution_times and trace_device == "cpu":
@@ -62,13 +62,13 @@ def require_tracing(trace_device: object, trace_execution_times: bool | None) ->
 
 
 def require_passes(passes: object) -> None:
-    """Raise if ``backward_passes_per_step`` is no number of steps."""
+    """Raise if ``backward_passes_per_step`` is not a number of steps."""
     if not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step must be an int of at least 1, got {passes!r}")
 
 
 def require_elastic(passes: int, *, gradient_as_bucket_view: bool) -> None:
-    """Raise for what cannot go on where replicas come and go: gradients that only some replicas have."""
+    """Raise for arguments under which only some replicas have gradients, which elastic jobs cannot handle."""
     if state.cfg.elastic is None:
         return
     if passes > 1:
@@ -84,7 +84,7 @@ def require_elastic(passes: int, *, gradient_as_bucket_view: bool) -> None:
 
 
 def refuse_elastic(name: str) -> None:
-    """Raise if a method of the model cannot be used where replicas come and go."""
+    """Raise if a method of the model cannot be used in elastic jobs."""
     if state.cfg.elastic is not None:
         raise SMPError(
             f"model.{name} cannot be combined with the setting elastic: what it keeps belongs to process "
@@ -93,11 +93,11 @@ def refuse_elastic(name: str) -> None:
 
 
 def warn_of_untraced(*, split: bool, by_hand: bool) -> None:
-    """Say that nothing is measured for a plan, although that was asked for, if so.
+    """Warn if measuring for the plan was requested but will not happen.
 
     Args:
         split: there are several partitions.
-        by_hand: places are given.
+        by_hand: places are given by hand.
     """
     if split and not by_hand:
         return

@@ -1,9 +1,9 @@
 """``smp.DistributedOptimizer``: the given optimizer, cut to this rank's parameters, with whole state dicts.
 
-The optimizer stays the same object, so learning-rate schedulers take it; its class becomes one that has the
-methods below in front of its own. When the model is partitioned, parameters of other ranks leave its groups
-and state. What remains is a *layout*: for every group, the numbers that plain PyTorch gives its parameters.
-State dicts speak in these numbers, so a full one is interchangeable with plain PyTorch's.
+The optimizer stays the same object, so learning-rate schedulers accept it; its class becomes one in which the
+methods below override its own. When the model is partitioned, parameters of other ranks leave its groups and
+state. A *layout* remembers, for every group, the numbers that plain PyTorch gives its parameters. State dicts
+use these numbers, so a full one is interchangeable with plain PyTorch's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _Methods(PrecisionAttributes):
-    """What a distributed optimizer does differently; mixed in front of the optimizer's own class."""
+    """What a distributed optimizer does differently; a mixin that precedes the optimizer's own class."""
 
     defaults: dict[str, Any]
     state: Any
@@ -61,7 +61,7 @@ class _Methods(PrecisionAttributes):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What GradScaler.step asks of every optimizer; torch's fused ones set it."""
+        """The flag that GradScaler.step looks for on every optimizer; torch's fused ones set it."""
         if foreign_scaler_asks():
             require_one_scale()
             self._warn_of_scaler()
@@ -84,16 +84,16 @@ class _Methods(PrecisionAttributes):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer itself (scripts give it to learning-rate schedulers)."""
+        """The optimizer itself; scripts pass this attribute to learning-rate schedulers."""
         return self
 
     def local_state_dict(self, *, gather_if_shard: bool = True) -> dict[str, Any]:
-        """This rank's state under the whole optimizer's numbers, and ``_smp_is_partial: True``.
+        """Return this rank's state under the whole optimizer's numbers, with ``_smp_is_partial: True``.
 
-        ``gather_if_shard`` is accepted; without ``shard_optimizer_state`` nothing is sharded.
+        ``gather_if_shard`` is accepted and ignored: without ``shard_optimizer_state`` nothing is sharded.
 
         Raises:
-            SMPError: the model has not been partitioned yet, or it is split and a step runs.
+            SMPError: the model has not been partitioned yet, or it is split and a step is running.
         """
         require_meeting("optimizer.local_state_dict()")
         if self._smp_layout is None:
@@ -107,7 +107,7 @@ class _Methods(PrecisionAttributes):
         return {**own, PARTIAL: True}
 
     def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
-        """The whole optimizer's state, as plain PyTorch would have it; called on all ranks of the replica.
+        """Return the whole optimizer's state, as plain PyTorch would; all ranks of the replica must call.
 
         Args:
             gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
@@ -127,7 +127,7 @@ class _Methods(PrecisionAttributes):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a full state dict (also plain PyTorch's) or, on all ranks of the replica, a partial one.
 
-        That of a Hugging Face model is translated for distributed modules that have taken its place.
+        The state of a Hugging Face model is translated if distributed modules have replaced it.
 
         Raises:
             TypeError: ``state_dict`` is no dict.
@@ -145,7 +145,7 @@ class _Methods(PrecisionAttributes):
         lay_out_state(self.state)
 
     def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """The full state dict of a full or partial one, if it fits; ``load_state_dict`` says more."""
+        """Return the full state dict of a full or partial one, if it fits; see ``load_state_dict``."""
         if not isinstance(state_dict, Mapping):
             raise TypeError(
                 f"optimizer.load_state_dict: expected a state dict, got {type(state_dict).__name__}"
@@ -169,7 +169,7 @@ class _Methods(PrecisionAttributes):
         return given
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's, between steps.
+        """Zero the gradients as in torch, but between steps.
 
         Raises:
             SMPError: inside a step with several microbatches.
@@ -180,10 +180,10 @@ class _Methods(PrecisionAttributes):
             super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; after partitioning, only this rank's parameters of it stay.
+        """Add a group; after partitioning, keep only this rank's parameters of it.
 
         Raises:
-            ValueError: after partitioning, one of them is not the model's; the group is not added.
+            ValueError: after partitioning, if a parameter is not the model's; the group is not added.
         """
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._smp_layout is not None:
@@ -194,14 +194,14 @@ class _Methods(PrecisionAttributes):
                 raise
 
     def _smp_counts_here(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether a parameter, or a master, counts on this rank in a sum over the ranks of the replica."""
+        """Whether this rank contributes a parameter or master to sums over the ranks of the replica."""
         layout = self._smp_layout
         if layout is None:
             return True
         return layout.model.counts_here(layout.full_names[layout.local[id(parameter)]])
 
     def _smp_names(self) -> list[str]:
-        """The module's name of every parameter, in the whole optimizer's order."""
+        """Return the module's names of all parameters, in the whole optimizer's order."""
         if self._smp_layout is not None:
             return self._smp_layout.full_names
         if state.model is None:
@@ -210,7 +210,7 @@ class _Methods(PrecisionAttributes):
         return [names[id(each)] for group in self.param_groups for each in group["params"]]
 
     def _smp_names_of_groups(self) -> list[list[str]]:
-        """The module's name of every parameter, group by group."""
+        """Return the module's names of all parameters, group by group."""
         names = iter(self._smp_names())
         return [[next(names) for _ in range(size)] for size in self._group_sizes()]
 
@@ -247,11 +247,11 @@ class _Methods(PrecisionAttributes):
         return plain
 
     def _renumbered(self, layout: Layout) -> dict[str, Any]:
-        """The plain state dict of what is left, under the whole optimizer's numbers."""
+        """Return the plain state dict of this rank's parameters, under the whole optimizer's numbers."""
         return layout.renumbered(self._plain_state_dict(), self.param_groups)
 
     def _localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
-        """Of a full state dict what concerns this rank, under the numbers of what is left."""
+        """Return this rank's part of a full state dict, under the numbers of its own parameters."""
         return layout.localised(given, self.param_groups)
 
     def _group_sizes(self) -> list[int]:
@@ -270,7 +270,7 @@ class _Methods(PrecisionAttributes):
     def _smp_state_has_parameters_shapes(self) -> bool:
         """Whether this optimizer's state tensors have their parameter's shape, or one element.
 
-        So it is for all of torch's and ours but the ones that store factors; others may store anything.
+        That holds for all of torch's and ours except those that store factors; others may store anything.
         """
         kind = type(self)
         return kind.__module__.startswith(("torch.optim.", "opensmd.optim.")) and kind.__name__ != "Adafactor"
@@ -303,14 +303,14 @@ def _require_state_dict(given: Mapping[str, Any]) -> None:
 
 
 class _InStep:
-    """In front of all other methods: what a step function of one microbatch may call.
+    """Overrides of the methods that a step function of one microbatch may call.
 
-    Each rank trains its own parameters. It has another number of them than the others, so this is no part of
-    the program that all ranks go through alike.
+    Each rank trains its own parameters, and ranks have different numbers of them. So this is not part of the
+    program that all ranks run alike.
     """
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's; nothing in the dry run, which has no gradients."""
+        """Step, except in the dry run, which has no gradients."""
         if is_tracing():
             return None
         with beside_the_program() as aside:
@@ -321,11 +321,11 @@ class _InStep:
         return result
 
     def clip_master_grads(self, max_norm: float) -> float:
-        """As the optimizer's; 0.0 in the dry run, which has no gradients.
+        """Clip, or return 0.0 in the dry run, which has no gradients.
 
         Raises:
-            TypeError: ``max_norm`` is no number.
-            ValueError: it is negative or no number (NaN).
+            TypeError: ``max_norm`` is not a number.
+            ValueError: ``max_norm`` is negative or NaN.
         """
         require_norm(max_norm)  # before anything is sent, and before gradients reach the masters
         if is_tracing():
@@ -335,25 +335,26 @@ class _InStep:
         return norm
 
 
-def DistributedOptimizer(  # a factory, named like the class that the interface shows
+def DistributedOptimizer(  # a function, named like the class in the interface
     optimizer: torch.optim.Optimizer,
     static_loss_scale: float | None = 1.0,
     dynamic_loss_scale: bool = False,
     **dynamic_loss_args: Any,
 ) -> Any:
-    """Return ``optimizer``, made aware of partitions; before or after ``smp.DistributedModel``.
+    """Make ``optimizer`` aware of partitions and return it, before or after ``smp.DistributedModel``.
 
     Args:
         optimizer: any torch optimizer over parameters of the model.
-        static_loss_scale: what losses are multiplied by; None is 1. Like all that follow, it is for the
-            setting fp16 alone.
-        dynamic_loss_scale: begin at ``init_scale`` instead, skip steps whose gradients overflow, and adapt.
+        static_loss_scale: the factor for losses; None is 1. This and all that follow are for the setting fp16
+            only.
+        dynamic_loss_scale: start at ``init_scale`` instead, skip steps whose gradients overflow, and adapt
+            the scale.
         dynamic_loss_args: ``init_scale`` (2**32), ``scale_factor`` (2), ``scale_window`` (1000),
-            ``min_scale`` (1), ``delayed_shift`` (1) and ``consecutive_hysteresis`` (False), by themselves or
-            as the dict ``dynamic_loss_args``.
+            ``min_scale`` (1), ``delayed_shift`` (1) and ``consecutive_hysteresis`` (False), as keywords or in
+            the dict ``dynamic_loss_args``.
 
     Raises:
-        TypeError: not a torch optimizer, or a keyword that no version had.
+        TypeError: not a torch optimizer, or a keyword that no version has had.
         ValueError: an optimizer that needs all gradients in one process (LBFGS) or whole parameters with
             tensor parallelism (LAMB, NovoGrad), one whose ``step`` the script has replaced, or an impossible
             loss scale.

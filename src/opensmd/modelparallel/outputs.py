@@ -1,4 +1,4 @@
-"""What a step returns: the results of its microbatches, put together."""
+"""What a step returns: the combined results of its microbatches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, eq=False)
 class StepOutput:
-    """One tensor of a step's result, as every microbatch computed it.
+    """One tensor of a step's result, once per microbatch.
 
     Attributes:
         outputs: the tensors, in the order of the microbatches.
@@ -38,11 +38,11 @@ class StepOutput:
         return torch.stack(self.outputs).sum(0)
 
     def concat(self) -> Tensor:
-        """The outputs one after the other along their first axis; numbers become a vector."""
+        """The outputs concatenated along their first axis; scalars become a vector."""
         return self.stack() if self.outputs[0].dim() == 0 else torch.cat(self.outputs)
 
     def stack(self) -> Tensor:
-        """The outputs along a new first axis of length ``microbatches``."""
+        """The outputs stacked along a new first axis of length ``microbatches``."""
         return torch.stack(self.outputs)
 
     def detach(self) -> StepOutput:
@@ -50,7 +50,7 @@ class StepOutput:
         return StepOutput([output.detach() for output in self.outputs])
 
     def __getattr__(self, name: str) -> Any:
-        """Say what to do, because scripts take a step's result for a tensor."""
+        """Say what to do instead, because scripts mistake a step's result for a tensor."""
         text = f"StepOutput has no attribute {name!r}"
         if name == "backward":
             text += ": call model.backward(loss) inside the smp.step function"
@@ -60,12 +60,12 @@ class StepOutput:
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], *_: Any) -> Any:
-        """torch's functions take no step's result."""
+        """Refuse torch's functions, which take tensors."""
         name = torch.overrides.resolve_name(func) or func
         raise TypeError(f"{name} was given a StepOutput: {_WAY_OUT}")
 
     def _no_operator(self, *_: Any) -> Any:
-        """Python looks operators up in the class, past ``__getattr__``."""
+        """Refuse an operator; Python looks operators up in the class, bypassing ``__getattr__``."""
         raise TypeError(f"a StepOutput is neither a number nor a tensor: {_WAY_OUT}")
 
     __add__ = __sub__ = __mul__ = __truediv__ = __radd__ = __rsub__ = __rmul__ = __rtruediv__ = _no_operator
@@ -76,10 +76,10 @@ class StepOutput:
 
 
 def merge_results(results: Sequence[Any]) -> Any:
-    """Turn one result for each microbatch into one result of the same structure.
+    """Merge the microbatches' results into one of the same structure.
 
     Tensors become :class:`StepOutput`; lists, tuples and mappings (dict subclasses keep their class) are
-    searched; anything else becomes a list with one entry for each microbatch.
+    searched; anything else becomes a list with one entry per microbatch.
 
     Raises:
         ValueError: the microbatches returned different structures.
@@ -121,7 +121,7 @@ def _require_equal(found: list[Any], where: str, what: str) -> None:
 
 
 def rebuild_mapping(like: Any, items: Mapping[Any, Any]) -> Any:
-    """A mapping of the class of ``like`` with other values."""
+    """Return a mapping of the class of ``like`` with other values."""
     if type(like) is dict:
         return dict(items)
     made = copy.copy(like)
@@ -131,7 +131,7 @@ def rebuild_mapping(like: Any, items: Mapping[Any, Any]) -> Any:
 
 
 def rebuild_sequence(like: Any, items: list[Any]) -> Any:
-    """A list, tuple or named tuple of the class of ``like`` with other items."""
+    """Return a list, tuple or named tuple of the class of ``like`` with other items."""
     if type(like) is list:
         return items
     if type(like) is tuple:
@@ -140,7 +140,7 @@ def rebuild_sequence(like: Any, items: list[Any]) -> Any:
 
 
 def detached(result: Any) -> Any:
-    """A microbatch's result without its graphs."""
+    """Return a microbatch's result without its graphs."""
     if isinstance(result, Tensor):
         return result.detach()
     if isinstance(result, Mapping):

@@ -33,11 +33,11 @@ __all__ = ["ModuleManager", "State", "state"]
 
 @dataclass
 class ModuleManager:
-    """What scripts read under ``smp.state.module_manager``.
+    """What scripts read from ``smp.state.module_manager``.
 
     Attributes:
-        translate_functions: pairs of functions from distributed modules' state dicts to Hugging Face's and
-            back, of the architectures that smp.DistributedModel has distributed.
+        translate_functions: for each architecture that smp.DistributedModel has distributed, the functions
+            that translate state dicts of distributed modules to Hugging Face's and back.
     """
 
     translate_functions: list[tuple[Callable[..., Any], Callable[..., Any]]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class ModuleManager:
 
 @dataclass(frozen=True)
 class _Initialised:
-    """What is there from ``smp.init`` on, all of it."""
+    """All that exists from ``smp.init`` on."""
 
     cfg: Config
     grid: RankGrid
@@ -53,7 +53,7 @@ class _Initialised:
 
 
 class State:
-    """Everything about this process that lives from ``smp.init`` to the end of the script.
+    """Everything about this process that lasts from ``smp.init`` to the end of the script.
 
     Attributes:
         rank: the global rank of this process.
@@ -61,14 +61,14 @@ class State:
         engine: what runs steps; set when the model has been partitioned.
         model: the script's DistributedModel.
         optimizers: the script's DistributedOptimizers by identity, the latest last.
-        scalers: the script's GradScalers, in the order in which it made them, and the loss scale.
+        scalers: the script's GradScalers in order of creation, and the loss scale.
         offloading: of checkpointed activations; None without the setting offload_activations.
-        checkpointed_layers: those that the setting ``auto`` wants to be computed again in backward.
+        checkpointed_layers: those that the setting ``auto`` wants recomputed in backward.
         loss_scale: of the settings fp16 and bf16; None without a DistributedOptimizer.
-        elastic: the job whose replicas come and go; None without the setting elastic.
-        sharding_mesh: over which parameters are sharded; None where they are not.
-        undoing: what ``smp.shutdown`` calls, such as to give torch its own functions back.
-        owns_world: ``smp.init`` made torch's default group, so the end of the process destroys it.
+        elastic: the job's changing set of replicas; None without the setting elastic.
+        sharding_mesh: the mesh over which parameters are sharded; None if they are not.
+        undoing: what ``smp.shutdown`` calls, for example to restore torch's own functions.
+        owns_world: whether ``smp.init`` created torch's default group, which is then destroyed at exit.
     """
 
     def __init__(self) -> None:
@@ -102,12 +102,12 @@ class State:
         locality: Locality,
         owns_world: bool,
     ) -> None:
-        """Take what ``smp.init`` has made."""
+        """Store what ``smp.init`` has created."""
         self.refill(cfg=cfg, grid=grid, groups=groups)
         self.rank, self.locality, self.owns_world = rank, locality, owns_world
 
     def refill(self, *, cfg: Config, grid: RankGrid, groups: Groups) -> None:
-        """Take other settings for the same ranks."""
+        """Replace the settings for the same ranks."""
         self._initialised = _Initialised(cfg, grid, groups)
 
     @property
@@ -116,10 +116,11 @@ class State:
         return self._initialised is not None
 
     def require(self, name: str = "this function") -> State:
-        """This object, if initialised.
+        """Return this object if it is initialised.
 
         Raises:
-            SMPNotInitializedError: ``smp.init`` has not been called; the message says by whom it is needed.
+            SMPNotInitializedError: ``smp.init`` has not been called; the message names the caller that needs
+                it.
         """
         self._required(name)
         return self
@@ -131,7 +132,7 @@ class State:
 
     @property
     def grid(self) -> RankGrid:
-        """Where each rank stands."""
+        """The position of each rank."""
         return self._required("the rank grid").grid
 
     @property
@@ -146,39 +147,39 @@ class State:
 
     @property
     def param_index_to_name_tp_group(self) -> list[dict[int, str]]:
-        """For every rank of the tensor-parallel group: parameters' names by optimizer number."""
+        """For every rank of the tensor-parallel group, parameter names by optimizer number."""
         return [dict(enumerate(self._parameter_names())) for _ in range(self.cfg.tensor_parallel_degree)]
 
     @property
     def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
-        """For every rank of the tensor-parallel group: optimizer numbers by parameters' names."""
+        """For every rank of the tensor-parallel group, optimizer numbers by parameter name."""
         return [
             {name: number for number, name in names.items()} for names in self.param_index_to_name_tp_group
         ]
 
     def cut_optimizers(self, model: WrappedModel) -> None:
-        """Let every distributed optimizer keep the parameters of this rank alone."""
+        """Cut every distributed optimizer to the parameters of this rank."""
         for optimizer in self._wrapped_optimizers():
             optimizer._smp_after_partition(model)
 
     def follow_plan(self) -> None:
-        """Let every distributed optimizer keep the parameters that have come to this rank, and no others."""
+        """Give every distributed optimizer the parameters that are now on this rank, and no others."""
         for optimizer in self._wrapped_optimizers():
             optimizer._smp_follow_plan()
 
     def follow_groups(self) -> None:
-        """Tell every distributed optimizer that the process groups are others."""
+        """Tell every distributed optimizer that the process groups have been replaced."""
         for optimizer in self._wrapped_optimizers():
             optimizer._smp_follow_groups()
 
     def follow_model(self) -> None:
-        """Tell every distributed optimizer that the model's parameters have got other values."""
+        """Tell every distributed optimizer that the model's parameters have new values."""
         for optimizer in self._wrapped_optimizers():
             optimizer._smp_follow_model()
 
     def _wrapped_optimizers(self) -> Iterator[WrappedOptimizer]:
         for optimizer in self.optimizers.values():
-            assert isinstance(optimizer, WrappedOptimizer)  # DistributedOptimizer puts no others there
+            assert isinstance(optimizer, WrappedOptimizer)  # all that DistributedOptimizer adds
             yield optimizer
 
     def _required(self, name: str) -> _Initialised:
@@ -190,7 +191,7 @@ class State:
         return self._initialised
 
     def _parameter_names(self) -> list[str]:
-        """The module's names of the latest optimizer's parameters, in its order.
+        """Return the module's names of the latest optimizer's parameters, in its order.
 
         Raises:
             SMPError: there is no distributed optimizer, or no model that its parameters could belong to.

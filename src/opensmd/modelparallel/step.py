@@ -1,4 +1,4 @@
-"""``@smp.step``: run a function once for each microbatch and put the results together."""
+"""``@smp.step``: run a function once per microbatch and combine the results."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def step(
     input_split_axes: Mapping[str, int] | None = None,
     detach_outputs: bool = True,
 ) -> Any:
-    """Mark the forward and backward of one batch; bare, with ``()`` or with keywords.
+    """Mark a function as the forward and backward of one batch; use bare, with ``()`` or with keywords.
 
-    The tensors among the arguments are cut into ``microbatches`` pieces and the function runs for each.
-    Tensors in what it returns become :class:`~opensmd.modelparallel.outputs.StepOutput`, other values lists.
+    Tensors in the arguments are cut into ``microbatches`` pieces, and the function runs for each. Returned
+    tensors become :class:`~opensmd.modelparallel.outputs.StepOutput`, other values lists.
 
-    In a class body, a function whose first parameter is called ``self`` is a method; any other is called with
-    what it is given, also through an instance.
+    In a class body, a function whose first parameter is called ``self`` is a method; any other gets only the
+    arguments it is called with, even through an instance.
 
     Args:
         function: the function.
         non_split_inputs: names of arguments that every microbatch gets whole.
-        input_split_axes: the batch axis of arguments where it is not 0.
+        input_split_axes: the batch axes of arguments, where not 0.
         detach_outputs: detach returned tensors from their graphs.
 
     Raises:
         TypeError: ``function`` is not a function, or an option is neither a list of names nor a dict of axes.
-        ValueError: at the call, for a batch that the microbatches do not divide.
+        ValueError: at the call, if the number of microbatches does not divide the batch.
         SMPError: at the call, without a ``smp.DistributedModel``.
     """
     _check_options(non_split_inputs, input_split_axes)
@@ -100,7 +100,7 @@ def step(
 
 
 def _takes_its_instance(function: Function) -> bool:
-    """Whether a function in a class body is a method; trainers call others through their instance, too."""
+    """Whether a function in a class body is a method; trainers also call others through their instance."""
     try:
         first = next(iter(inspect.signature(function).parameters.values()), None)
     except ValueError:  # builtins without a signature

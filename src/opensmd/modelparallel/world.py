@@ -1,4 +1,4 @@
-"""What scripts ask about their place: ranks, sizes, groups (``smp.rank()`` and its like)."""
+"""What scripts ask about their position: ranks, sizes and groups, such as ``smp.rank()``."""
 
 from __future__ import annotations
 
@@ -44,42 +44,44 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process among all."""
+    """The number of this process among all."""
     return state.require("smp.rank").rank
 
 
 def size() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return state.require("smp.size").grid.size
 
 
 def local_rank() -> int:
-    """This process among those of its host."""
+    """The number of this process among those of its host."""
     return state.require("smp.local_rank").locality.rank
 
 
 def local_size() -> int:
-    """How many processes this host has."""
+    """The number of processes on this host."""
     return state.require("smp.local_size").locality.size
 
 
 def mp_rank() -> int:
-    """This process among those that hold one replica of the model."""
+    """The number of this process among those that hold one replica of the model."""
     return _rank(CommGroup.MP_GROUP, "smp.mp_rank")
 
 
 def mp_size() -> int:
-    """How many processes hold one replica of the model."""
+    """The number of processes that hold one replica of the model."""
     return _size(CommGroup.MP_GROUP, "smp.mp_size")
 
 
 def dp_rank() -> int:
-    """This process among those with the same partition; shard data and save by it."""
+    """The number of this process among those with the same partition; use it to shard data and to decide who
+    saves.
+    """
     return _rank(CommGroup.DP_GROUP, "smp.dp_rank")
 
 
 def dp_size() -> int:
-    """How many processes have the same partition."""
+    """The number of processes with the same partition."""
     return _size(CommGroup.DP_GROUP, "smp.dp_size")
 
 
@@ -89,27 +91,27 @@ def pp_rank() -> int:
 
 
 def pp_size() -> int:
-    """How many partitions there are."""
+    """The number of partitions."""
     return _size(CommGroup.PP_GROUP, "smp.pp_size")
 
 
 def tp_rank() -> int:
-    """This process among those that share each tensor."""
+    """The number of this process among those that share each tensor."""
     return _rank(CommGroup.TP_GROUP, "smp.tp_rank")
 
 
 def tp_size() -> int:
-    """How many processes share each tensor."""
+    """The number of processes that share each tensor."""
     return _size(CommGroup.TP_GROUP, "smp.tp_size")
 
 
 def rdp_rank() -> int:
-    """This process among those that hold exactly the same parameters."""
+    """The number of this process among those that hold exactly the same parameters."""
     return _rank(CommGroup.RDP_GROUP, "smp.rdp_rank")
 
 
 def rdp_size() -> int:
-    """How many processes hold exactly the same parameters."""
+    """The number of processes that hold exactly the same parameters."""
     return _size(CommGroup.RDP_GROUP, "smp.rdp_size")
 
 
@@ -185,5 +187,5 @@ def _process_group(kind: CommGroup, asked: str) -> dist.ProcessGroup:
 
 
 def rank_message(message: object) -> str:
-    """``message`` with this process's global rank in front, for logs (``utils.rmsg``)."""
+    """Prefix ``message`` with this process's global rank, for logs (``utils.rmsg``)."""
     return f"[{state.require('rmsg').rank}] {message}"

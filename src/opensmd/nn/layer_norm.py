@@ -12,13 +12,13 @@ __all__ = ["FusedLayerNorm"]
 
 
 class TorchLayerNorm(nn.LayerNorm):
-    """torch's layer normalisation, which is one fused kernel, under apex's settings.
+    """torch's layer normalisation, which is one fused kernel, with apex's settings.
 
     Args:
-        normalized_shape: the last axes of the input, over which mean and variance go.
+        normalized_shape: the last axes of the input, over which mean and variance are taken.
         eps: added to the variance.
         elementwise_affine: learn a weight and a bias.
-        memory_efficient: accepted; torch's kernel keeps mean and deviation only.
+        memory_efficient: accepted and ignored; torch's kernel keeps only mean and deviation anyway.
     """
 
     def __init__(

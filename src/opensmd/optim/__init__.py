@@ -1,4 +1,4 @@
-"""Fused optimizers: apex's where it and a GPU are present, otherwise the same rules in foreach operations.
+"""Fused optimizers: apex's where it and a GPU are present, otherwise the same rules as foreach operations.
 
 Begin with ``fused``, which all of them build on. Imports nothing else of the package.
 """
@@ -28,7 +28,5 @@ def _apex(name: str) -> Any:
 
 
 FusedAdam: Any = _apex("FusedAdam") or _Adam
-FusedLAMB: Any = (
-    _LAMB  # apex's takes the global gradient norm of its own rank only, which is wrong in partitions
-)
+FusedLAMB: Any = _LAMB  # apex's takes the norm of one rank's gradients alone, which is wrong in partitions
 FusedNovoGrad: Any = _apex("FusedNovoGrad") or _NovoGrad

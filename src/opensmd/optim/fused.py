@@ -1,4 +1,4 @@
-"""What the fused optimizers share: settings like apex's, gradients in float32, one list a kind of tensor."""
+"""What the fused optimizers share: apex's settings, gradients in float32, one list per kind of tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Batch", "FusedOptimizer", "check_betas", "refuse_amsgrad"]
 
 @dataclass
 class Batch:
-    """Parameters of one group with gradients, of one device and dtype, and the step they are at."""
+    """Parameters with gradients that share group, device, dtype and step."""
 
     parameters: list[Tensor]
     grads: list[Tensor]
@@ -27,25 +27,25 @@ class Batch:
     step: int
 
     def working(self) -> list[Tensor]:
-        """The parameters in float32 (themselves, if they are), as half precision would lose updates."""
+        """Return the parameters, or copies in float32 where half precision would lose updates."""
         return [upcast(parameter) for parameter in self.parameters]
 
     def moment(self, name: str) -> list[Tensor]:
-        """A tensor of each parameter's state, begun at zero with the parameter's shape."""
+        """Return each parameter's state tensor ``name``, initially zeros of the parameter's shape."""
         for parameter, grad, entry in zip(self.parameters, self.grads, self.states, strict=True):
             if name not in entry:
                 entry[name] = torch.zeros_like(parameter, dtype=grad.dtype)
         return [entry[name] for entry in self.states]
 
     def store(self, updated: list[Tensor]) -> None:
-        """Write updated working copies back."""
+        """Write updated working copies back to the parameters."""
         for parameter, new in zip(self.parameters, updated, strict=True):
             if parameter is not new:
                 parameter.copy_(new)
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """Base of the optimizers that treat many parameters with one operation.
+    """Base of the optimizers that update many parameters with one operation.
 
     Args:
         params: parameters or groups, as for any torch optimizer.
@@ -58,11 +58,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Forget gradients: None, or zeros with ``set_grad_none=False`` and no argument."""
+        """Set gradients to None, or to zero with ``set_grad_none=False`` and no argument."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state as it was saved: torch would narrow what is in float32 to the parameters' own type."""
+        """Load a state as it was saved; torch would narrow float32 tensors to the parameters' own type."""
         super().load_state_dict(state_dict)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
@@ -86,7 +86,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def prepare(self) -> None:
-        """What a step needs to know of all gradients before it changes anything."""
+        """Compute what a step needs to know about all gradients before it changes anything."""
 
     def update(self, group: dict[str, Any], batch: Batch) -> None:
         """Update one batch of parameters."""
@@ -116,7 +116,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 
 def refuse_amsgrad(name: str, amsgrad: bool) -> None:
-    """Raise RuntimeError if the variant that apex has no rule for is asked for."""
+    """Raise RuntimeError for AMSGrad, which apex does not have."""
     if amsgrad:
         raise RuntimeError(f"{name} has no AMSGrad variant; leave amsgrad out")
 

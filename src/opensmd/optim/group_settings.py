@@ -1,4 +1,4 @@
-"""What an optimizer's group of parameters is trained with, apart from which parameters these are."""
+"""The settings with which an optimizer trains a group of parameters."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _OF_PARAMETERS = ("params", "param_names")
 
 
 def group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a group, or the one of a state dict, says besides its parameters, such as a learning rate."""
+    """Return all of a group (or a state dict's group) except its parameters, such as the learning rate."""
     return {key: value for key, value in group.items() if key not in _OF_PARAMETERS}

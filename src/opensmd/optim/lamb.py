@@ -15,7 +15,7 @@ __all__ = ["FusedLAMB"]
 
 
 class FusedLAMB(FusedOptimizer):
-    """LAMB (You et al., 2020), after clipping all gradients together as NVIDIA's BERT does.
+    """LAMB (You et al., 2020), preceded by clipping all gradients together as NVIDIA's BERT does.
 
     Args:
         params: parameters or groups.
@@ -23,14 +23,14 @@ class FusedLAMB(FusedOptimizer):
         bias_correction: divide the moments by ``1 - beta**step``.
         amsgrad: not available.
         adam_w_mode: weight decay is part of the update; False adds it to the gradient.
-        grad_averaging: the new gradient counts ``1 - beta1`` in the first moment; False: 1.
+        grad_averaging: weight the new gradient with ``1 - beta1`` in the first moment; False: with 1.
         set_grad_none: what ``zero_grad()`` does by default.
-        max_grad_norm: gradients of all groups together are scaled down to this 2-norm; 0 does not.
-        use_nvlamb: adapt the rate of parameters without weight decay too.
+        max_grad_norm: scale the gradients of all groups together down to this 2-norm; 0 disables that.
+        use_nvlamb: also adapt the rate of parameters without weight decay.
 
     Attributes:
-        norm_group: ranks over which the norm of gradients goes; ``smp.DistributedOptimizer`` sets it to those
-            of the model's replica, so that a partitioned model is updated like the whole one.
+        norm_group: the ranks over which the norm of gradients is taken; ``smp.DistributedOptimizer`` sets it
+            to those of the model's replica, so that a partitioned model is updated like a whole one.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FusedLAMB(FusedOptimizer):
         super().__init__(params, defaults, set_grad_none=set_grad_none)
 
     def prepare(self) -> None:
-        """Find the factor that brings the norm of all gradients down to ``max_grad_norm``."""
+        """Compute the factor that brings the norm of all gradients down to ``max_grad_norm``."""
         limit = self.defaults["max_grad_norm"]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -101,7 +101,7 @@ class FusedLAMB(FusedOptimizer):
 
     @staticmethod
     def _trust(parameters: list[torch.Tensor], updates: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The ratio of the norms of each parameter and its update; 1 where either is zero."""
+        """Return the ratio of each parameter's norm to its update's; 1 where either is zero."""
         sizes, steps = torch._foreach_norm(parameters), torch._foreach_norm(updates)
         return [
             torch.where((size > 0) & (step > 0), size / step, 1.0)

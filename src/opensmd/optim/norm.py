@@ -1,4 +1,4 @@
-"""The norm of all gradients together, also where each rank has only some of them."""
+"""The norm of all gradients together, even where each rank has only some of them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def global_norm(
     group: dist.ProcessGroup | None = None,
     groups: Sequence[dist.ProcessGroup] = (),
 ) -> Tensor:
-    """The 2-norm of ``grads`` and of what the other ranks of ``group`` give; 0-dimensional, float64.
+    """Return the 2-norm of ``grads`` on all ranks of ``group``, as a 0-dimensional float64 tensor.
 
-    Half-precision gradients are widened first, and squares are added in float64, so that the result hardly
-    depends on how parameters are spread over ranks.
+    Half-precision gradients are widened first and squares added in float64, so the result hardly depends on
+    how parameters are spread over ranks.
 
     Args:
         grads: of any shapes; may be empty on some ranks.
-        group: called on all of its ranks; None for the given gradients alone.
-        groups: the same for several, each of which adds up what the one before it has.
+        group: all of its ranks must call; None for the given gradients alone.
+        groups: further groups, each of which adds up the results of the one before.
     """
     if group is not None:
         groups = [group, *groups]
@@ -44,8 +44,8 @@ def global_norm(
 
 
 def _meeting_place(group: dist.ProcessGroup) -> str:
-    """The same device on all ranks of a group, whether or not they have gradients, and on whichever device.
+    """Return a device that all ranks of ``group`` agree on, wherever their gradients are, if they have any.
 
-    smddp takes both kinds of tensors, but not from some ranks one and from others the other.
+    smddp takes CPU and CUDA tensors, but from all ranks the same.
     """
     return "cuda" if dist.get_backend(group) == "nccl" else "cpu"

@@ -1,4 +1,4 @@
-"""FusedNovoGrad: one second moment for each tensor, with apex's settings."""
+"""FusedNovoGrad: one second moment per tensor, with apex's settings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class FusedNovoGrad(FusedOptimizer):
 
     Args:
         params: parameters or groups.
-        lr, betas, eps, weight_decay: as the paper's.
+        lr, betas, eps, weight_decay: as in the paper.
         bias_correction: divide the first moment by ``1 - beta1**step`` and the second by the square root of
             ``1 - beta2**step``.
         amsgrad: not available.
         reg_inside_moment: normalise the gradient and add weight decay before the first moment, as the paper
             does; False: after it.
-        grad_averaging: the new gradient counts ``1 - beta1`` in the first moment; False: 1, as the paper.
+        grad_averaging: weight the new gradient with ``1 - beta1`` in the first moment; False: with 1, as in
+            the paper.
         norm_type: 2, or 0 for the largest absolute value.
-        init_zero: the second moment begins at zero; False: with the first gradient's, as the paper.
+        init_zero: start the second moment at zero; False: at that of the first gradient, as in the paper.
         set_grad_none: what ``zero_grad()`` does by default.
     """
 
@@ -86,7 +87,7 @@ class FusedNovoGrad(FusedOptimizer):
 
     @staticmethod
     def _norms(group: dict[str, Any], batch: Batch, beta2: float) -> list[torch.Tensor]:
-        """The running norm of each tensor's gradients, brought up to date."""
+        """Update and return the running norm of each tensor's gradients."""
         order = float("inf") if group["norm_type"] == 0 else 2
         norms = []
         for grad, entry in zip(batch.grads, batch.states, strict=True):

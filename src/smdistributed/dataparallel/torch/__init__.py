@@ -1,6 +1,6 @@
-"""The data-parallel library for PyTorch; importing it hands the launcher's variables to torch.distributed.
+"""The data-parallel library for PyTorch; importing it gives torch.distributed the launcher's variables.
 
-SageMaker's documentation also names the v1 functions without ``.distributed``; they are found here, too.
+SageMaker's documentation also writes the v1 functions without ``.distributed``, so they are found here, too.
 """
 
 import importlib

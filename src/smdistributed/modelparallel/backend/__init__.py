@@ -1,1 +1,1 @@
-"""Launchers look for exception classes under this name."""
+"""The package under which launchers look for exception classes."""

@@ -1,4 +1,4 @@
-"""The errors of model parallelism, under the name that launchers look for."""
+"""The errors of model parallelism, under the name that launchers look up."""
 
 from opensmd.modelparallel.exceptions import SMPError, SMPNotInitializedError
 

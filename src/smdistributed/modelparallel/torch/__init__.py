@@ -2,7 +2,7 @@
 
 from opensmd.environment.variables import fill
 
-fill()  # before anything else, as any script of ours: torch.distributed learns what the launcher told
+fill()  # before anything else: gives torch.distributed what the launcher set
 
 from opensmd.modelparallel.activation_checkpointing import (  # noqa: E402
     checkpoint,

@@ -1,4 +1,4 @@
-"""Names that one script imports for debugging; calling them says that they are missing."""
+"""Names that one script imports for debugging; calling them raises an error that says they are missing."""
 
 from opensmd.modelparallel.compatibility.later_versions import dump_model, verify
 
